@@ -1,0 +1,93 @@
+"""Registers mixorder with torch without importing Inductor.
+
+Takes nothing, returns nothing: each module of torch that mixorder extends is handed to its
+callback, at once if it is loaded already, otherwise right after it has been executed. Must not
+import anything outside the standard library, since `import torch` runs it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def _register_options(module: ModuleType) -> None:
+    from mixorder.options import register as register_options
+
+    register_options(module)
+
+
+def _wrap_compile_fx(module: ModuleType) -> None:
+    from mixorder.install import wrap_compile_fx
+
+    wrap_compile_fx(module)
+
+
+_CALLBACKS: dict[str, Callable[[ModuleType], None]] = {
+    "torch._inductor.config": _register_options,
+    "torch._inductor.compile_fx": _wrap_compile_fx,
+}
+
+
+class _AfterImport:
+    """A meta path finder that finds nothing itself: it adds a callback to what the others find."""
+
+    def __init__(self) -> None:
+        self.pending: set[str] = set()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname not in self.pending:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec = find_spec(fullname, path, target)
+            if spec is not None:
+                self._call_back_after_exec(spec)
+                return spec
+        return None
+
+    def _call_back_after_exec(self, spec: ModuleSpec) -> None:
+        """Shadow `exec_module` on the loader for one call; the module keeps its real loader."""
+        loader = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            if vars(loader).get("exec_module") is exec_module:
+                del loader.exec_module
+            execute(module)
+            self.loaded(spec.name, module)
+
+        loader.exec_module = exec_module
+
+    def loaded(self, name: str, module: ModuleType) -> None:
+        self.pending.discard(name)
+        if not self.pending:
+            # A new list: an import in another thread may be iterating over the present one, and
+            # would skip a finder if this one were removed in place.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        _CALLBACKS[name](module)
+
+
+_after_import = _AfterImport()
+
+
+def register() -> None:
+    """Have every callback run once its module is loaded. Idempotent."""
+    for name in _CALLBACKS:
+        if name in sys.modules:
+            # import_module waits if another thread is executing the module at this moment.
+            _after_import.loaded(name, importlib.import_module(name))
+        else:
+            _after_import.pending.add(name)
+    if _after_import.pending and _after_import not in sys.meta_path:
+        sys.meta_path.insert(0, _after_import)

@@ -1,0 +1,94 @@
+"""Private torch API that differs between versions. Nothing else in mixorder asks for a version.
+
+Each function names the versions its branches serve and detects features, not version numbers.
+Imports torch inside functions only: `mixorder.options` is loaded while Inductor is loading.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from contextvars import ContextVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.fx
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+ConfigEntrySpec = tuple[str, Any, "bool | str | None"]
+"""Name, default (its type is the type of the option), default set by the environment or None."""
+
+
+def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> None:
+    """Add the entries that `config` does not have yet, as if its source had declared them."""
+    from torch.utils._config_module import _Config, _ConfigEntry
+
+    takes_name = "name" in inspect.signature(_ConfigEntry.__init__).parameters  # 2.13, not 2.11
+    new = [spec for spec in specs if spec[0] not in config._config]
+    for name, default, env_default in new:
+        declared = _Config(default=default, value_type=type(default))
+        entry = _ConfigEntry(declared, name) if takes_name else _ConfigEntry(declared)
+        if env_default is not None:
+            entry.env_value_default = env_default
+        config._config[name] = entry
+    if new:
+        _forget_config_caches(config)
+
+
+def _forget_config_caches(config: ModuleType) -> None:
+    """Drop the config's cached hash and dictionaries, which do not know of new entries.
+
+    2.11 keeps one dirty flag. 2.13 keeps caches per context: replacing the variables drops those of
+    every thread, which marking them dirty from here could not. Tested by
+    test_options.py::test_entries_added_late_reach_hash_and_dicts.
+    """
+    if "_is_dirty" in config._bypass_keys:
+        config._is_dirty = True
+    for name in ("_hash_cache_var", "_get_dict_dirty_keys_var", "_get_dict_cache_var"):
+        if name in config._bypass_keys:
+            setattr(config, name, ContextVar(f"{config.__name__}.{name}", default=None))
+
+
+def builtin_mix_order_off() -> dict[str, Any]:
+    """The config patch that switches Inductor's own mix-order reduction off."""
+    import torch._inductor.config as config
+
+    key = "triton.mix_order_reduction"
+    return {key: False} if key in config._config else {}
+
+
+def append_graph_pass(user: Any, ours: CustomGraphPass) -> Any:
+    """A value for `config.post_grad_custom_post_pass` that runs the user's passes, then ours.
+
+    A list where Inductor takes one (2.13 on), else one pass made of both (2.11).
+    """
+    from torch._inductor import custom_graph_pass
+
+    split = getattr(custom_graph_pass, "get_custom_graph_passes", None)
+    if split is not None:
+        return [*split(user), ours]
+    return ours if user is None else _chain(user, ours)
+
+
+def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
+    """One pass made of two. Inductor passes `is_inference` to inference-aware ones by class."""
+    from torch._inductor import custom_graph_pass
+
+    aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    base = custom_graph_pass.CustomGraphPass
+    if aware is not None and isinstance(first, aware):
+        base = aware
+
+    class Chain(base):  # type: ignore[misc, valid-type]
+        def __call__(self, graph: torch.fx.Graph, **is_inference: bool) -> None:
+            first(graph, **is_inference)
+            second(graph)
+
+        def uuid(self) -> Any | None:
+            """None, as for `first` alone, if that one cannot be identified."""
+            get_uuid = getattr(first, "uuid", None)
+            first_id = get_uuid() if get_uuid is not None else None
+            return None if first_id is None else (first_id, second.uuid())
+
+    return Chain()

@@ -1,0 +1,1 @@
+"""Triton text from a loop program and a schedule, and the loading of that text."""

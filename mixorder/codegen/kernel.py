@@ -1,0 +1,279 @@
+"""Write one nest of a merged program as a persistent Triton kernel.
+
+Both kernels come from the same code: a nest's axes are laid out over a two-dimensional tile, (row, column)
+for the main kernel and (split, column) for the finalisation. What a statement becomes follows from the axes
+that it depends on; nothing here knows a norm.
+
+Same inputs, same text: no device access, no timing, no names of graph nodes in the text, so that equal
+regions share one kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import sympy
+import torch
+from torch._inductor.codegen.triton import texpr, triton_compute_type
+from torch._inductor.utils import IndentedBuffer
+
+from ..loops.ir import (
+    AMAX,
+    AMIN,
+    SUM,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    ReductionKind,
+    Statement,
+    Store,
+)
+from ..loops.split import NUM_SPLITS, SPLIT_SYMBOL
+from ..schedule.schedule import Schedule
+from .ops import OpPrinter, printing_triton
+from .source import KernelSource, LaunchConfig
+
+_INT32_LIMIT = 2**31
+
+# The Triton function that reduces one tile dim; each propagates NaN as eager does.
+_TILE_REDUCE = {SUM: "tl.sum", AMAX: "triton_helpers.max2", AMIN: "triton_helpers.min2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDim:
+    """One dim of the tile: the loop symbol it holds, its extent, and the constexpr name of its block size.
+
+    `masked` where some lane of a tile may lie beyond the extent.
+    """
+
+    symbol: sympy.Symbol
+    extent: int
+    block: str
+    masked: bool
+
+    @property
+    def mask(self) -> str:
+        return f"{self.symbol}mask"
+
+
+def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, KernelSource]:
+    """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
+    main, *rest = program.nests
+    if len(rest) != 1:
+        raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+    with printing_triton():
+        return (
+            _main_kernel(program, main, schedule, label),
+            _final_kernel(program, rest[0], schedule, label),
+        )
+
+
+def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
+    rows, cols = (int(program.axis(kind).size) for kind in (AxisClass.ROW, AxisClass.COLUMN))  # type: ignore[union-attr]
+    ragged = any(rows % tile.xblock for tile in schedule.tiles)
+    dims = (
+        TileDim(_symbol(program, AxisClass.ROW), rows, "XBLOCK", ragged),
+        TileDim(_symbol(program, AxisClass.COLUMN), cols, "R0_BLOCK", cols != schedule.r0_block),
+    )
+    writer = _Writer(program, nest, dims, schedule.num_splits)
+    writer.begin(("XBLOCK", "NUM_STAGES"))
+    x, y = dims
+    code = writer.code
+    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+    code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0)")
+    writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
+    for stmt in nest.preamble:
+        writer.statement(stmt)
+    accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
+    for acc in accumulators:
+        identity = writer.identity(acc.kind, writer.dtype(acc))
+        writer.code.writeline(f"{acc.buffer}_acc = tl.full([XBLOCK, R0_BLOCK], {identity})")
+    code.writeline(
+        f"for tile in tl.range({SPLIT_SYMBOL}, tl.cdiv({x.extent}, XBLOCK), {schedule.num_splits}, "
+        "num_stages=NUM_STAGES):"
+    )
+    with code.indent():
+        start = "tile * XBLOCK" if not writer.wide else "tile * tl.full([], XBLOCK, tl.int64)"
+        writer.index(x, f"{start} + tl.arange(0, XBLOCK)[:, None]")
+        for stmt in nest.body:
+            writer.statement(stmt)
+    for acc in accumulators:
+        partial = writer.reduced(acc.kind, f"{acc.buffer}_acc", axis=0)
+        writer.store(acc.buffer, acc.index, partial, frozenset({y.symbol}))
+    configs = tuple(
+        LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
+        for t in schedule.tiles
+    )
+    return writer.finish(f"triton_mixorder_{label}", schedule.num_splits, configs)
+
+
+def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
+    cols = int(program.axis(AxisClass.COLUMN).size)  # type: ignore[union-attr]
+    s_block = 1 << (schedule.num_splits - 1).bit_length()
+    block = schedule.final_block
+    dims = (
+        TileDim(SPLIT_SYMBOL, schedule.num_splits, "SBLOCK", s_block != schedule.num_splits),
+        TileDim(_symbol(program, AxisClass.COLUMN), cols, "YBLOCK", bool(cols % block)),
+    )
+    writer = _Writer(program, nest, dims, schedule.num_splits)
+    writer.begin(())
+    writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
+    writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
+    writer.index(dims[0], "tl.arange(0, SBLOCK)[:, None]")
+    writer.index(dims[1], "tl.program_id(0) * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    for stmt in nest.statements:
+        writer.statement(stmt)
+    config = LaunchConfig((), schedule.final_warps, 1)
+    return writer.finish(f"triton_mixorder_{label}_final", -(-cols // block), (config,))
+
+
+class _Writer:
+    """Writes one kernel; statements are placed by the caller, in the nest's order."""
+
+    def __init__(
+        self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, TileDim], num_splits: int
+    ) -> None:
+        self.program = program
+        self.nest = nest
+        self.dims = dims
+        self.deps = nest.dependence()
+        self.code = IndentedBuffer()
+        self.ops = OpPrinter(self.code)
+        self.buffers = _buffers_of(program, nest)
+        self.wide = any(
+            int(b.max_offset.subs(NUM_SPLITS, num_splits)) >= _INT32_LIMIT for b in self.buffers
+        )
+
+    def begin(self, constants: tuple[str, ...]) -> None:
+        args = [_pointer(b.name) for b in self.buffers] + [f"{c}: tl.constexpr" for c in constants]
+        self.code.writeline("@triton.jit")
+        self.code.writeline(f"def KERNEL({', '.join(args)}):")
+        self.code.do_indent()
+
+    def finish(self, name: str, grid: int, configs: tuple[LaunchConfig, ...]) -> KernelSource:
+        text = self.code.getvalue()
+        name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        written = tuple(b.name for b in self.buffers if b.name in _written(self.nest))
+        return KernelSource(
+            name,
+            text.replace("def KERNEL(", f"def {name}(", 1),
+            tuple(b.name for b in self.buffers),
+            written,
+            grid,
+            configs,
+        )
+
+    def index(self, dim: TileDim, text: str) -> None:
+        self.code.writeline(f"{dim.symbol} = {text}")
+        if dim.masked:
+            self.code.writeline(f"{dim.mask} = {dim.symbol} < {dim.extent}")
+
+    def statement(self, stmt: Statement) -> None:
+        with self.ops.active():
+            if isinstance(stmt, Load):
+                self.load(stmt)
+            elif isinstance(stmt, Compute):
+                self.ops.compute(stmt)
+            elif isinstance(stmt, Reduce):
+                self.reduce(stmt)
+            elif isinstance(stmt, PartialAccumulate):
+                self.accumulate(stmt)
+            else:
+                value = self.ops.variables[stmt.value.name]
+                symbols = self.symbols(stmt.index) | self.deps[stmt.value.name]
+                self.store(stmt.buffer, stmt.index, str(value), symbols)
+
+    def load(self, stmt: Load) -> None:
+        buffer = self.program.buffer(stmt.buffer)
+        mask = self.mask(self.symbols(stmt.index))
+        masked = f", {mask}, other=0" if mask else ""
+        evict = ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
+        text = f"tl.load({_pointer(stmt.buffer)} + ({texpr(stmt.index)}){masked}{evict})"
+        if buffer.dtype != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        self.ops.define(text, stmt.dtype, stmt.name)
+
+    def read_once(self, stmt: Load) -> bool:
+        """Full tiles are streamed: evicting them first keeps the small tensors in cache."""
+        return len(self.symbols(stmt.index)) == 2
+
+    def reduce(self, stmt: Reduce) -> None:
+        dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
+        value = self.masked_value(stmt.value.name, stmt.kind, self.dims[dim])
+        self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
+
+    def accumulate(self, stmt: PartialAccumulate) -> None:
+        dtype = self.dtype(stmt)
+        value = self.masked_value(stmt.value.name, stmt.kind, self.dims[0])
+        acc = f"{stmt.buffer}_acc"
+        self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
+
+    def masked_value(self, name: str, kind: ReductionKind, dim: TileDim) -> str:
+        """The value over the whole tile, with the reduction's identity in lanes beyond `dim`'s extent.
+
+        The identity goes on the value, not on the loads below it: what a prologue makes of a zero fill is
+        not zero.
+        """
+        value = str(self.ops.variables[name])
+        if self.deps[name] != frozenset(d.symbol for d in self.dims):
+            value = f"tl.broadcast_to({value}, [{', '.join(d.block for d in self.dims)}])"
+        if dim.masked:
+            dtype = self.ops.variables[name].dtype
+            value = f"tl.where({dim.mask}, {value}, {self.literal(kind, dtype)})"
+        return value
+
+    def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
+        keep = "[:, None]" if axis == 1 else "[None, :]"
+        return f"{_TILE_REDUCE[kind]}({value}, {axis}){keep}"
+
+    def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
+        """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
+        mask = self.mask(symbols)
+        masked = f", {mask}" if mask else ""
+        pointer = f"{_pointer(buffer)} + ({texpr(index)})"
+        if not symbols or symbols - self.symbols(index):
+            shape = ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
+            pointer = f"tl.broadcast_to({pointer}, [{shape}])"
+        self.code.writeline(f"tl.store({pointer}, {value}{masked})")
+
+    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
+        return self.program.buffer(stmt.buffer).dtype
+
+    def identity(self, kind: ReductionKind, dtype: torch.dtype) -> str:
+        return f"{self.literal(kind, dtype)}, {triton_compute_type(dtype)}"
+
+    def literal(self, kind: ReductionKind, dtype: torch.dtype | None) -> str:
+        return str(kind.identity) if kind.identity == 0 else f"float('{kind.identity}')"
+
+    def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
+        return frozenset(index.free_symbols) & {d.symbol for d in self.dims}
+
+    def mask(self, symbols: frozenset[sympy.Symbol]) -> str:
+        return " & ".join(d.mask for d in self.dims if d.masked and d.symbol in symbols)
+
+
+def _symbol(program: LoopProgram, kind: AxisClass) -> sympy.Symbol:
+    axis = program.axis(kind)
+    assert axis is not None
+    return axis.symbol
+
+
+def _pointer(buffer: str) -> str:
+    return f"{buffer}_ptr"
+
+
+def _written(nest: Nest) -> frozenset[str]:
+    return frozenset(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
+
+
+def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
+    used = {s.buffer for s in nest.statements if isinstance(s, Load | Store | PartialAccumulate)}
+    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE)
+    return [b for role in order for b in program.role(role) if b.name in used]

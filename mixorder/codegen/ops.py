@@ -1,0 +1,81 @@
+"""Print pointwise ops as Triton, through Inductor's own op printer.
+
+Takes `Compute` statements one by one, appends `tmpN = ...` lines to a buffer, and hands out the variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._inductor.codegen.common import CSEVariable
+from torch._inductor.codegen.triton import TritonOverrides
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+from torch._inductor.ops_handler import DefaultHandler
+from torch._inductor.utils import IndentedBuffer
+from torch._inductor.virtualized import OpsValue, V
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from ..loops.ir import Compute, Ref
+
+
+@contextlib.contextmanager
+def printing_triton() -> Iterator[None]:
+    """The little of a graph and a kernel that Inductor's printers look at while they print."""
+    device = torch.device("cuda", 0)
+    graph = types.SimpleNamespace(get_current_device_or_throw=lambda: device)
+    kernel = types.SimpleNamespace(min_elem_per_thread=0)
+    with V.set_graph_handler(graph), V.set_kernel_handler(kernel):
+        yield
+
+
+class OpPrinter(DefaultHandler):
+    """One kernel's variables. `code` is where the next line goes; the kernel writer moves it along."""
+
+    def __init__(self, code: IndentedBuffer) -> None:
+        self.code = code
+        self.variables: dict[str, CSEVariable] = {}
+        self._printer = TritonOverrides()
+        self._dtypes = DtypePropagationOpsHandler()
+        self._count = 0
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """Make this the handler of `ops`: some of Inductor's printers call others through it."""
+        return V.set_ops_handler(self)
+
+    def define(self, text: str, dtype: torch.dtype, name: str | None = None) -> CSEVariable:
+        """Write `tmpN = text` and return the variable, known as the IR value `name` if one is given."""
+        variable = CSEVariable(f"tmp{self._count}", ValueRanges.unknown(), dtype)
+        self._count += 1
+        self.code.writeline(f"{variable} = {text}")
+        if name is not None:
+            self.variables[name] = variable
+        return variable
+
+    def compute(self, stmt: Compute) -> None:
+        args = tuple(self._resolve(a) for a in stmt.args)
+        kwargs = {k: self._resolve(v) for k, v in stmt.kwargs}
+        self.variables[stmt.name] = self._print(stmt.op, args, kwargs, stmt.dtype)
+
+    def combine(self, op: str, left: str, right: str, dtype: torch.dtype) -> str:
+        """The text of a binary op on two expressions of one dtype."""
+        operands = (CSEVariable(text, ValueRanges.unknown(), dtype) for text in (left, right))
+        return str(getattr(self._printer, op)(*operands))
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple(a.value if isinstance(a, OpsValue) else a for a in args)
+        dtype = getattr(self._dtypes, name)(*args, **kwargs)
+        return self._print(name, args, kwargs, dtype)
+
+    def _print(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> CSEVariable:
+        text = getattr(self._printer, op)(*args, **kwargs)
+        text = text.value if isinstance(text, OpsValue) else text
+        return text if isinstance(text, CSEVariable) else self.define(text, dtype)
+
+    def _resolve(self, arg: Any) -> Any:
+        return self.variables[arg.name] if isinstance(arg, Ref) else arg

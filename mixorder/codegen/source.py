@@ -1,0 +1,41 @@
+"""What codegen gives: kernel text, and what a launch of it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+IMPORTS = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchConfig:
+    """One setting of a kernel's constexpr parameters, with Triton's launch options."""
+
+    constants: tuple[tuple[str, int], ...]
+    num_warps: int
+    num_stages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSource:
+    """`text` defines the kernel `name`; it takes `buffers` (IR names) in order, then the config's constants.
+
+    `written` are the buffers that it writes; `grid` is its number of programs.
+    """
+
+    name: str
+    text: str
+    buffers: tuple[str, ...]
+    written: tuple[str, ...]
+    grid: int
+    configs: tuple[LaunchConfig, ...]
+
+    @property
+    def module_text(self) -> str:
+        """The text of a module that defines the kernel."""
+        return f"{IMPORTS}\n\n{self.text}"

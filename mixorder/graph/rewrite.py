@@ -1,0 +1,125 @@
+"""Write the kernels of a region into the FX graph. The only stage that changes it.
+
+All or nothing: nodes are added first, and taken out again if anything fails; only then are the region's
+outputs replaced and its dead nodes erased.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+)
+from torch.fx import Graph, Node
+from torch.fx.immutable_collections import immutable_dict
+
+from ..codegen.load import load_kernel
+from ..codegen.source import KernelSource
+from ..loops.ir import Buffer, BufferRole, LoopProgram
+from ..loops.split import NUM_SPLITS
+from .nodes import fake
+from .region import Region
+
+aten = torch.ops.aten
+_PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")
+
+
+def replace(
+    graph: Graph, region: Region, program: LoopProgram, kernels: tuple[KernelSource, ...], num_splits: int
+) -> None:
+    """Replace the region by its kernels, launched in order. The graph's order is legal afterwards."""
+    writer = _Writer(graph, region)
+    try:
+        nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), region.inputs))
+        for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
+            nodes[buffer.name] = writer.empty(buffer, num_splits)
+        for source in kernels:
+            nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}))
+    except BaseException:
+        writer.undo()
+        raise
+    for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs):
+        new = nodes[buffer.name]
+        new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
+        old.replace_all_uses_with(new)
+    for node in reversed(region.nodes):
+        if not node.users:
+            graph.erase_node(node)
+    _sink_users(graph, writer.created)
+
+
+class _Writer:
+    """Appends nodes at the first place where all of the region's inputs exist."""
+
+    def __init__(self, graph: Graph, region: Region) -> None:
+        self.graph = graph
+        self.created: list[Node] = []
+        self.like = region.inner[0]
+        inputs = set(region.inputs)
+        place = next(n for n in reversed(graph.nodes) if n in inputs)
+        while place.next.op == "placeholder":
+            place = place.next
+        self.place = place
+        self.device = fake(self.like).device  # type: ignore[union-attr]
+        self.fake_mode = fake(self.like).fake_mode  # type: ignore[union-attr]
+
+    def add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
+        after = self.created[-1] if self.created else self.place
+        with self.graph.inserting_after(after):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta.update({k: self.like.meta[k] for k in _PROVENANCE if k in self.like.meta})
+        node.meta["val"] = val
+        self.created.append(node)
+        return node
+
+    def empty(self, buffer: Buffer, num_splits: int) -> Node:
+        size, stride = (
+            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
+        )
+        kwargs = {"dtype": buffer.dtype, "device": self.device}
+        with self.fake_mode:
+            val = torch.empty_strided(size, stride, **kwargs)
+        return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+
+    def launch(self, source: KernelSource, arguments: dict[str, Node]) -> dict[str, Node]:
+        """Launch a kernel; returns the nodes that hold the buffers it has written."""
+        tensors = {f"{name}_ptr": node for name, node in arguments.items()}
+        written = [f"{name}_ptr" for name in source.written]
+        kwargs = {
+            "kernel_idx": kernel_side_table.add_kernel(load_kernel(source)),
+            "constant_args_idx": kernel_side_table.add_constant_args({}),
+            "grid": [(source.grid, 1, 1)] * len(source.configs),
+            "tma_descriptor_metadata": {},
+            "kwargs": tensors,
+            "tensors_to_clone": written,
+        }
+        vals = {key: node.meta["val"] for key, node in tensors.items()}
+        result = {key: vals[key] for key in written}
+        node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
+        # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
+        node.meta["eager_input_vals"] = ((), immutable_dict({**kwargs, "kwargs": immutable_dict(vals)}))
+        return {
+            name: self.add(operator.getitem, (node, key), {}, vals[key])
+            for name, key in zip(source.written, written)
+        }
+
+    def undo(self) -> None:
+        for node in reversed(self.created):
+            self.graph.erase_node(node)
+
+
+def _sink_users(graph: Graph, created: list[Node]) -> None:
+    """Move nodes that use the kernels' results but stand before them behind them, in their order."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    first, last = position[created[0]], created[-1]
+    waiting: set[Node] = set()
+    new = set(created)
+    for node in list(graph.nodes)[:first]:
+        if any(a in new or a in waiting for a in node.all_input_nodes):
+            waiting.add(node)
+            last.append(node)
+            last = node

@@ -1,0 +1,91 @@
+"""Puts our pass beside the user's own passes, for the compiles that ask for it.
+
+In: the module `torch._inductor.compile_fx`, right after it was loaded. Out: the same module with
+two functions wrapped. Must not change anything for a compile whose options leave mixorder off.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch._inductor.config as config
+import torch.fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from mixorder import _compat
+from mixorder.options import Options, source_hash
+
+log = logging.getLogger(__name__)
+
+
+class MixOrderPass(CustomGraphPass):
+    """The post-grad pass: hands the graph to the pipeline."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        import mixorder.pipeline as pipeline
+
+        pipeline.run(graph, Options.current())
+
+    def uuid(self) -> tuple[str, tuple[Any, ...]]:
+        return source_hash(), Options.current().as_tuple()
+
+
+def wrap_compile_fx(module: ModuleType) -> None:
+    """Wrap the two entry points of `torch._inductor.compile_fx`. Idempotent."""
+    _wrap(module, "fx_codegen_and_compile", _with_our_pass)
+    _wrap(module, "compile_fx", _keep_options_for_backward)
+
+
+def _wrap(module: ModuleType, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
+    original = getattr(module, name, None)
+    if original is None:
+        log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, name)
+    elif not getattr(original, "_mixorder_wrapper", False):
+        wrapper = functools.wraps(original)(wrap(original))
+        wrapper._mixorder_wrapper = True  # type: ignore[attr-defined]
+        setattr(module, name, wrapper)
+
+
+def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile one graph with our pass after the user's, and Inductor's own mix-order off."""
+
+    def fx_codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
+        if not Options.current().enabled:
+            return original(*args, **kwargs)
+        passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, MixOrderPass())
+        patches = {"post_grad_custom_post_pass": passes, **_compat.builtin_mix_order_off()}
+        with config.patch(patches):
+            return original(*args, **kwargs)
+
+    return fx_codegen_and_compile
+
+
+def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile the backward under the options that were in force for its forward.
+
+    The backward is compiled at its first call, when a `config.patch` around the forward may be
+    over. Torch carries the values given by `torch.compile(options=...)` over by decorating the
+    inner compiler with them; this does the same for ours. Without it, AOTAutograd would also store
+    that backward, compiled with mixorder off, under a key that says on.
+    """
+    default_inner = inspect.signature(original).parameters["inner_compile"].default
+
+    def compile_fx(
+        model_: Any,
+        example_inputs_: Any,
+        inner_compile: Callable[..., Any] = default_inner,
+        config_patches: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # With config_patches, torch applies them and calls this function again without.
+        if not config_patches:
+            options = Options.current()
+            if options.enabled:
+                inner_compile = config.patch(options.as_config())(inner_compile)
+        return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
+
+    return compile_fx

@@ -1,0 +1,93 @@
+"""Run a graph that mixorder has rewritten without a GPU: its kernels in the Triton interpreter.
+
+`TRITON_INTERPRET=1` must be set before `triton` is first imported. The interpreter has no `libdevice`; this
+maps the functions that Inductor's op printer calls onto NumPy-backed equivalents.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .options import Options
+
+
+def compile_for_interpreter(options: Options) -> Callable[..., Any]:
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes), then our
+    pass, then the graph node by node on CPU tensors, kernels interpreted.
+
+    Raises RuntimeError if `TRITON_INTERPRET` is not set.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_fx(gm, example_inputs, inner_compile=_inner_compile(options))
+
+    return backend
+
+
+def _inner_compile(options: Options) -> Callable[..., Any]:
+    def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        from torch._guards import detect_fake_mode
+        from torch._inductor.fx_passes.post_grad import post_grad_passes
+        from torch._inductor.virtualized import V
+
+        from . import pipeline
+
+        _map_libdevice()
+        with V.set_fake_mode(detect_fake_mode(example_inputs)):
+            post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
+            if options.enabled:
+                pipeline.run(gm.graph, options)
+        gm.graph.lint()
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return inner_compile
+
+
+class _NumpyLibdevice:
+    """`libdevice` for the interpreter: each function is NumPy's of the same meaning, on the tensor's data."""
+
+    _NUMPY_NAMES = {"nearbyint": "rint", "rint": "rint", "llrint": "rint", "pow": "power", "fabs": "abs"}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        import numpy
+
+        if name == "rsqrt":
+            return self._lifted(lambda x: 1 / numpy.sqrt(x))
+        if name == "erf":
+            import math
+
+            return self._lifted(numpy.vectorize(math.erf, otypes=[float]))
+        return self._lifted(getattr(numpy, self._NUMPY_NAMES.get(name, name)))
+
+    @staticmethod
+    def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        def call(*args: Any) -> Any:
+            first = args[0]
+            data = function(*(a.handle.data for a in args)).astype(first.handle.data.dtype)
+            return tl.core.tensor(TensorHandle(data, first.handle.dtype), first.type)
+
+        return call
+
+
+def _map_libdevice() -> None:
+    """Generated kernels import `libdevice` from Inductor's helpers: give them one that can be interpreted."""
+    from torch._inductor.runtime import triton_helpers
+
+    triton_helpers.libdevice = _NumpyLibdevice()

@@ -1,0 +1,1 @@
+"""The loop IR and its transforms: lower, split the outer reduction, reorder, merge."""

@@ -1,0 +1,309 @@
+"""The loop IR: what one region computes, as loop nests over named axes.
+
+A `LoopProgram` is an immutable value. Statements are in static single assignment form and keep the name of
+the FX node that they come from, so that a line of the IR, a dump and the graph can be matched by eye. Index
+expressions are flat element offsets, as sympy expressions over the axes' symbols.
+
+This module holds data and its printed form only: no transforms, no torch graph, no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import sympy
+import torch
+
+
+class AxisClass(enum.Enum):
+    """Who reduces an axis of the shared iteration space (`SPLIT` exists only after the outer split)."""
+
+    ROW = "row"  # the outer reduction only
+    COLUMN = "column"  # the inner reduction only
+    KEPT = "kept"  # neither
+    COMMON = "common"  # both
+    SPLIT = "split"  # numbers the programs that share the rows out
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One loop: `symbol` runs over `range(size)`."""
+
+    symbol: sympy.Symbol
+    size: sympy.Expr
+    kind: AxisClass
+
+    def __str__(self) -> str:
+        return f"{self.symbol} in {self.kind.value}({self.size})"
+
+
+class BufferRole(enum.Enum):
+    INPUT = "in"
+    OUTPUT = "out"
+    WORKSPACE = "ws"
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A tensor in device memory: `shape` and `stride` in elements, as the graph states them."""
+
+    name: str
+    role: BufferRole
+    dtype: torch.dtype
+    shape: tuple[sympy.Expr, ...]
+    stride: tuple[sympy.Expr, ...]
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.prod(self.shape)
+
+    @property
+    def max_offset(self) -> sympy.Expr:
+        """The largest element offset that an index into the buffer can have."""
+        return sum(((n - 1) * s for n, s in zip(self.shape, self.stride)), sympy.S.Zero)
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReductionKind:
+    """An associative operation with an identity; `combine` is the name of the Inductor op that joins two."""
+
+    name: str
+    combine: str
+    identity: float
+    torch_name: str
+
+
+SUM = ReductionKind("sum", "add", 0.0, "sum")
+AMAX = ReductionKind("amax", "maximum", float("-inf"), "amax")
+AMIN = ReductionKind("amin", "minimum", float("inf"), "amin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`."""
+
+    name: str
+    buffer: str
+    index: sympy.Expr
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {short_dtype(self.dtype)} = load {self.buffer}[{self.index}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref` arguments name values."""
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
+        return f"%{self.name}: {short_dtype(self.dtype)} = {self.op}({', '.join(args)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduce:
+    """`name = kind over axes of value`; the axes named close, the value no longer depends on them."""
+
+    name: str
+    kind: ReductionKind
+    value: Ref
+    axes: tuple[sympy.Symbol, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        axes = ", ".join(map(str, self.axes))
+        return f"%{self.name}: {short_dtype(self.dtype)} = {self.kind.name}[{axes}]({self.value})"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialAccumulate:
+    """`buffer[index] = kind(buffer[index], value)`: pointwise, one accumulator per split and column."""
+
+    buffer: str
+    index: sympy.Expr
+    kind: ReductionKind
+    value: Ref
+
+    def __str__(self) -> str:
+        return f"partial_accumulate {self.buffer}[{self.index}] {self.kind.combine}= {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """`buffer[index] = value`, cast to the buffer's dtype."""
+
+    buffer: str
+    index: sympy.Expr
+    value: Ref
+
+    def __str__(self) -> str:
+        return f"store {self.buffer}[{self.index}] = {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A use of a value by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+Statement = Load | Compute | Reduce | PartialAccumulate | Store
+Value = Load | Compute | Reduce
+
+
+def operands(stmt: Statement) -> Iterator[str]:
+    """Names of the values that a statement uses."""
+    if isinstance(stmt, Compute):
+        for arg in (*stmt.args, *(v for _, v in stmt.kwargs)):
+            if isinstance(arg, Ref):
+                yield arg.name
+    elif isinstance(stmt, Reduce | PartialAccumulate | Store):
+        yield stmt.value.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Nest:
+    """Statements under a list of loops, outermost first. A `Reduce` closes loops; later uses reopen them.
+
+    `preamble` holds what runs once per program, before the loops over rows (column loads and what follows
+    from them alone).
+    """
+
+    loops: tuple[Axis, ...]
+    body: tuple[Statement, ...]
+    preamble: tuple[Statement, ...] = ()
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.preamble, *self.body)
+
+    def dependence(self) -> dict[str, frozenset[sympy.Symbol]]:
+        """The loop symbols that each value depends on."""
+        symbols = {axis.symbol for axis in self.loops}
+        deps: dict[str, frozenset[sympy.Symbol]] = {}
+        for stmt in self.statements:
+            if isinstance(stmt, Load):
+                deps[stmt.name] = frozenset(stmt.index.free_symbols & symbols)
+            elif isinstance(stmt, Compute | Reduce):
+                own: frozenset[sympy.Symbol] = frozenset().union(
+                    *(deps[n] for n in operands(stmt)), _index_symbols(stmt) & symbols
+                )
+                deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
+        return deps
+
+    def stages(self) -> dict[str, int]:
+        """How many dependent reductions precede each value (a `Reduce` counts for its users)."""
+        stage: dict[str, int] = {}
+        reduced: set[str] = set()
+        for stmt in self.statements:
+            if isinstance(stmt, Load | Compute | Reduce):
+                stage[stmt.name] = max(
+                    (stage[n] + (n in reduced) for n in operands(stmt)), default=0
+                )
+            if isinstance(stmt, Reduce):
+                reduced.add(stmt.name)
+        return stage
+
+    def __str__(self) -> str:
+        return "\n".join(_nest_lines(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopProgram:
+    """One region: its buffers, and its nests in execution order."""
+
+    buffers: tuple[Buffer, ...]
+    nests: tuple[Nest, ...]
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def role(self, role: BufferRole) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role is role)
+
+    def axis(self, kind: AxisClass) -> Axis | None:
+        """The one axis of a class, or None; ValueError where the nests hold several."""
+        found = {axis for nest in self.nests for axis in nest.loops if axis.kind is kind}
+        if len(found) > 1:
+            raise ValueError(f"{len(found)} {kind.value} axes, at most one expected")
+        return next(iter(found), None)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` as `bf16`, in the spelling of FX's readable graphs."""
+    return torch.fx.graph.dtype_abbrs[dtype]
+
+
+def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements of `body`, in order, that `roots` need, followed by the roots."""
+    roots = tuple(roots)
+    body = tuple(body)
+    needed = {name for root in roots for name in operands(root)}
+    kept: list[Statement] = []
+    for stmt in reversed(body):
+        if isinstance(stmt, Load | Compute | Reduce) and stmt.name in needed:
+            needed.update(operands(stmt))
+            kept.append(stmt)
+    return (*reversed(kept), *roots)
+
+
+def _index_symbols(stmt: Compute | Reduce) -> set[sympy.Symbol]:
+    if isinstance(stmt, Reduce):
+        return set()
+    return {s for arg in stmt.args if isinstance(arg, sympy.Expr) for s in arg.free_symbols}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return short_dtype(value)
+    return str(value)
+
+
+def depth_of(
+    stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]
+) -> int:
+    """How many of `loops`, from the outermost, enclose a statement."""
+    if isinstance(stmt, Load | Compute | Reduce):
+        symbols = deps[stmt.name]
+    else:
+        symbols = frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
+    return max((i + 1 for i, axis in enumerate(loops) if axis.symbol in symbols), default=0)
+
+
+def _nest_lines(nest: Nest) -> list[str]:
+    """Print each statement under the loops that enclose it.
+
+    A reduction closes its loops and the next statement that needs them opens them again; a value that could
+    stand further out is printed where the loops are as they stand.
+    """
+    deps = nest.dependence()
+    lines = [f"once: {stmt}" for stmt in nest.preamble]
+    opened = 0
+    for stmt in nest.body:
+        depth = depth_of(stmt, nest.loops, deps)
+        if isinstance(stmt, Load | Compute):
+            depth = max(depth, opened)
+        for level in range(min(opened, depth), depth):
+            lines.append("  " * level + f"for {nest.loops[level]}:")
+        opened = depth
+        lines.append("  " * depth + str(stmt))
+    return lines

@@ -1,0 +1,305 @@
+"""Lower a `Region` to a `LoopProgram`: one nest in the inner reductions' order, one in the outer ones'.
+
+Pointwise ops and views go through Inductor's own lowerings: each FX node becomes a `TensorBox` whose loader
+is traced with symbolic indices, so that dtype promotion, decomposition of an ATen op into scalar ops and the
+index arithmetic of views are Inductor's. A value is traced once per node and index.
+
+The graph is read here, never written. Raises `Decline` for an op whose lowering is not a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import ir as inductor_ir
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import lowerings
+from torch._inductor.ops_handler import DefaultHandler
+from torch._inductor.utils import upcast_compute_type
+from torch._inductor.virtualized import OpsValue, V, ops
+from torch.fx import Node
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ..errors import Decline, DeclineReason
+from ..graph.nodes import fake, inner_space, keeps_dims, reduced_dims, reduction_kind, split_point
+from ..graph.region import Region
+from .ir import (
+    Axis,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+    Value,
+    closure,
+)
+
+Index = tuple[sympy.Expr, ...]
+
+
+def lower(region: Region) -> LoopProgram:
+    """Give the region's two nests: loops (row, column) and (column, row), each computing its own outputs."""
+    row = Axis(sympy.Symbol("x", integer=True, nonnegative=True), sympy.Integer(region.space.rows), AxisClass.ROW)
+    col = Axis(
+        sympy.Symbol("y", integer=True, nonnegative=True), sympy.Integer(region.space.cols), AxisClass.COLUMN
+    )
+    with _lowering_context(region):
+        tracer = _Tracer(region, row, col)
+        column_side = region.column_side()
+        stores: dict[bool, list[Store]] = {False: [], True: []}
+        for i, node in enumerate(region.outputs):
+            stores[node in column_side].append(tracer.store(f"out{i}", node))
+    nests = []
+    for loops, roots in (((row, col), stores[False]), ((col, row), stores[True])):
+        if roots:
+            nests.append(Nest(loops, closure(tracer.body, roots)))
+    return LoopProgram(tracer.buffers(), tuple(nests))
+
+
+@contextlib.contextmanager
+def _lowering_context(region: Region) -> Iterator[None]:
+    """Inductor's lowerings ask `V.graph` for size variables and the device."""
+    fake_mode = fake(region.nodes[0]).fake_mode  # type: ignore[union-attr]
+    nothing = torch.fx.Graph()
+    nothing.output(())
+    empty = torch.fx.GraphModule({}, nothing)
+    with V.set_fake_mode(fake_mode):
+        graph = GraphLowering(empty, shape_env=fake_mode.shape_env)
+    with (
+        V.set_graph_handler(graph),
+        V.set_fake_mode(fake_mode),
+        graph.set_current_device(_gpu(fake(region.nodes[0]).device)),  # type: ignore[union-attr]
+    ):
+        yield
+
+
+def _gpu(device: torch.device) -> torch.device:
+    """Lowerings branch on the device type; what is generated is Triton, so they must see a GPU."""
+    return device if device.type != "cpu" else torch.device("cuda", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A value of the IR as an op argument: what Inductor's dtype rules ask of one."""
+
+    name: str
+    dtype: torch.dtype
+    shape: None = None
+    is_scalar: bool = False
+
+
+class _Recorder(DefaultHandler):
+    """An ops handler that appends one `Compute` per op."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        self.tracer = tracer
+        self.dtypes = DtypePropagationOpsHandler()
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = getattr(self.dtypes, name)(*args, **kwargs)
+        if not isinstance(dtype, torch.dtype):
+            raise Decline(DeclineReason.UNSUPPORTED_OP, f"ops.{name} gives no single value", self.tracer.current)
+        return self.tracer.compute(name, tuple(map(_operand, args)), kwargs, dtype)
+
+    def to_dtype(self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
+        if use_compute_types and _unwrap(x).dtype == upcast_compute_type(dtype):
+            return x  # half precision computes in fp32: a cast between the two changes nothing
+        kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
+        return self._default("to_dtype", (x, dtype), kwargs)
+
+    def load(self, name: str, index: sympy.Expr) -> Any:
+        raise Decline(DeclineReason.UNSUPPORTED_OP, f"load of {name}", self.tracer.current)
+
+    store = store_reduction = reduction = scan = sort = indirect_indexing = masked = load  # type: ignore[assignment]
+    bucketize = partial_accumulate = check_bounds = load_seed = load  # type: ignore[assignment]
+
+
+def _operand(arg: Any) -> Any:
+    if isinstance(arg, OpsValue):
+        arg = arg.value
+    return Ref(arg.name) if isinstance(arg, _Traced) else arg
+
+
+class _Tracer:
+    """Evaluates region nodes at symbolic indices, on demand, and collects the statements."""
+
+    def __init__(self, region: Region, row: Axis, col: Axis) -> None:
+        self.region = region
+        self.row, self.col = row, col
+        self.body: list[Statement] = []
+        self.current: str | None = None
+        self._members = frozenset(region.nodes)
+        self._inputs = {node: f"in{i}" for i, node in enumerate(region.inputs)}
+        self._values: dict[tuple[Node, Index], _Traced] = {}
+        self._boxes: dict[Node, inductor_ir.TensorBox] = {}
+        self._names: set[str] = set()
+        self._computed: dict[tuple[Any, ...], _Traced] = {}
+        self._recorder = _Recorder(self)
+        self._ranges = {row.symbol: row.size, col.symbol: col.size}
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        def make(name: str, role: BufferRole, node: Node) -> Buffer:
+            val = fake(node)
+            assert val is not None
+            return Buffer(
+                name,
+                role,
+                val.dtype,
+                tuple(map(sympy.sympify, val.shape)),
+                tuple(map(sympy.sympify, val.stride())),
+            )
+
+        inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
+        outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]
+        return (*inputs, *outputs)
+
+    def store(self, buffer: str, node: Node) -> Store:
+        val = fake(node)
+        assert val is not None
+        shape = tuple(val.shape)
+        if node in self.region.column_side():
+            index = _delinearize(self.col.symbol, shape)
+        elif (k := split_point(shape, self.region.space)) is not None:
+            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(self.col.symbol, shape[k:])
+        else:
+            index = _delinearize(self.row.symbol, shape)
+        value = self.value(node, index)
+        return Store(buffer, self.offset(index, val.stride()), Ref(value.name))
+
+    def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
+        """The value of a node at an index over the two axes' symbols."""
+        index = tuple(self.simplify(sympy.sympify(i)) for i in index)
+        key = (node, index)
+        if key not in self._values:
+            outer, self.current = self.current, node.name
+            if node in self._inputs:
+                traced = self.load(node, index)
+            elif reduction_kind(node) is not None:
+                traced = self.reduce(node, index)
+            else:
+                with V.set_ops_handler(self._recorder):
+                    traced = _unwrap(self.box(node).make_loader()(index))
+            self._values[key] = traced
+            self.current = outer
+        return self._values[key]
+
+    def load(self, node: Node, index: Index) -> _Traced:
+        val = fake(node)
+        assert val is not None
+        name = self.fresh(node.name)
+        dtype = upcast_compute_type(val.dtype)
+        self.body.append(Load(name, self._inputs[node], self.offset(index, val.stride()), dtype))
+        return _Traced(name, dtype)
+
+    def reduce(self, node: Node, index: Index) -> _Traced:
+        """A reduction runs over the axis of its side; the index keeps the other dims."""
+        kind = reduction_kind(node)
+        source: Node = node.args[0]  # type: ignore[assignment]
+        shape = tuple(fake(source).shape)  # type: ignore[union-attr]
+        dims = reduced_dims(node)
+        is_inner = inner_space(node) == self.region.space and node not in self.region.outer
+        axis = self.col if is_inner else self.row
+        over = iter(_delinearize(axis.symbol, tuple(shape[d] for d in dims)))
+        kept = iter(i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims))
+        full = tuple(next(over) if d in dims else next(kept) for d in range(len(shape)))
+        value = self.value(source, full)
+        assert kind is not None
+        name = self.fresh(node.name)
+        self.body.append(Reduce(name, kind, Ref(value.name), (axis.symbol,), value.dtype))
+        return _Traced(name, value.dtype)
+
+    def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
+        kwargs_key = tuple(sorted(kwargs.items()))
+        key = (op, tuple((type(a), a) for a in args), kwargs_key)
+        if key not in self._computed:
+            name = self.fresh(self.current or op)
+            self.body.append(Compute(name, op, args, kwargs_key, dtype))
+            self._computed[key] = _Traced(name, dtype)
+        return self._computed[key]
+
+    def box(self, node: Node) -> inductor_ir.TensorBox:
+        """The node as Inductor sees it; its loader calls back into `value` for its operands."""
+        if node not in self._boxes:
+
+            def operand(arg: Node) -> inductor_ir.TensorBox:
+                return self.leaf(arg)
+
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
+            result = lowerings[node.target](*args, **kwargs)  # type: ignore[index]
+            if not isinstance(result, inductor_ir.TensorBox) or not _is_loop(result):
+                raise Decline(DeclineReason.UNSUPPORTED_OP, f"{node.target} is not a pointwise loop", node.name)
+            self._boxes[node] = result
+        return self._boxes[node]
+
+    def leaf(self, node: Node) -> inductor_ir.TensorBox:
+        val = fake(node)
+        assert val is not None
+
+        def inner_fn(index: Sequence[sympy.Expr]) -> Any:
+            if V.get_ops_handler() is not self._recorder:
+                return ops.load(node.name, sympy.S.Zero)  # Inductor counts ops and reads while lowering
+            return OpsValue(self.value(node, tuple(index)))
+
+        return inductor_ir.Pointwise.create(
+            device=_gpu(val.device), dtype=val.dtype, inner_fn=inner_fn, ranges=list(map(sympy.sympify, val.shape))
+        )
+
+    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int]) -> sympy.Expr:
+        return self.simplify(sum((i * s for i, s in zip(index, stride)), sympy.S.Zero))
+
+    def simplify(self, expr: sympy.Expr) -> sympy.Expr:
+        if expr.is_Symbol or expr.is_number:
+            return expr
+        return V.graph.sizevars.simplify_with_ranges(expr, self._ranges)
+
+    def fresh(self, name: str) -> str:
+        candidate, i = name, 0
+        while candidate in self._names:
+            i += 1
+            candidate = f"{name}.{i}"
+        self._names.add(candidate)
+        return candidate
+
+
+def _unwrap(value: Any) -> _Traced:
+    return value.value if isinstance(value, OpsValue) else value
+
+
+def _is_loop(box: inductor_ir.TensorBox) -> bool:
+    data: Any = box
+    while isinstance(data, inductor_ir.TensorBox | inductor_ir.StorageBox | inductor_ir.BaseView):
+        data = data.data
+    return isinstance(data, inductor_ir.Pointwise)
+
+
+def _delinearize(symbol: sympy.Symbol, shape: Sequence[int]) -> Index:
+    """Split a flat index over `shape` (row major) into one index per dim."""
+    index: list[sympy.Expr] = []
+    stride = 1
+    sizes = [int(n) for n in shape]
+    total = 1
+    for n in sizes:
+        total *= n
+    for n in reversed(sizes):
+        if n == 1:
+            index.append(sympy.S.Zero)
+        elif stride * n == total:
+            index.append(FloorDiv(symbol, stride) if stride > 1 else symbol)
+        else:
+            index.append(ModularIndexing(symbol, stride, n))
+        stride *= n
+    return tuple(reversed(index))
+
+

@@ -1,0 +1,97 @@
+"""Rewrite every outer reduction into a pointwise `partial_accumulate` and a reduction over the splits.
+
+Takes the lowered program; gives one in which no reduction over rows is left: each nest that held some is
+replaced by two, one that accumulates partials of `split` rows into a workspace, and one that reduces the
+workspace and runs what followed the reduction (the epilogue: casts, scales, adds).
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from .ir import (
+    Axis,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+    closure,
+)
+
+NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
+SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
+
+
+def split_outer(program: LoopProgram) -> LoopProgram:
+    """Split each reduction over the row axis; nests without one stay as they are."""
+    row = program.axis(AxisClass.ROW)
+    assert row is not None
+    split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
+    buffers = list(program.buffers)
+    nests: list[Nest] = []
+    for nest in program.nests:
+        outers = [s for s in nest.body if isinstance(s, Reduce) and row.symbol in s.axes]
+        if not outers:
+            nests.append(nest)
+            continue
+        col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
+        workspaces = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
+        buffers.extend(workspaces.values())
+        nests.append(_partial_nest(nest, outers, workspaces, split))
+        nests.append(_final_nest(nest, outers, workspaces, split, col_loops))
+    return LoopProgram(tuple(buffers), tuple(nests))
+
+
+def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
+    shape = (NUM_SPLITS, *(axis.size for axis in loops))
+    stride = [sympy.S.One]
+    for size in reversed(shape[1:]):
+        stride.insert(0, stride[0] * size)
+    return Buffer(f"ws{i}", BufferRole.WORKSPACE, reduce.dtype, shape, tuple(stride))
+
+
+def _index(buffer: Buffer, loops: tuple[Axis, ...]) -> sympy.Expr:
+    return sum(
+        (s * stride for s, stride in zip((SPLIT_SYMBOL, *(a.symbol for a in loops)), buffer.stride)),
+        sympy.S.Zero,
+    )
+
+
+def _partial_nest(
+    nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis
+) -> Nest:
+    loops: list[Axis] = []
+    for axis in nest.loops:
+        loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
+    col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
+    roots = [
+        PartialAccumulate(workspaces[r.name].name, _index(workspaces[r.name], col_loops), r.kind, r.value)
+        for r in outers
+    ]
+    return Nest(tuple(loops), closure(nest.body, roots))
+
+
+def _final_nest(
+    nest: Nest,
+    outers: list[Reduce],
+    workspaces: dict[str, Buffer],
+    split: Axis,
+    col_loops: tuple[Axis, ...],
+) -> Nest:
+    body: list[Statement] = []
+    for r in outers:
+        ws = workspaces[r.name]
+        partial = Load(f"{r.name}.partial", ws.name, _index(ws, col_loops), r.dtype)
+        body.extend((partial, Reduce(r.name, r.kind, Ref(partial.name), (split.symbol,), r.dtype)))
+    replaced = {r.name for r in outers}
+    body.extend(s for s in nest.body if not (isinstance(s, Reduce) and s.name in replaced))
+    stores = [s for s in nest.body if isinstance(s, Store)]
+    body = [s for s in body if not isinstance(s, Store)]
+    return Nest((*col_loops, split), closure(body, stores))

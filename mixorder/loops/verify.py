@@ -1,0 +1,95 @@
+"""What a loop program may look like after each stage. Raises `ValueError` on the first broken rule.
+
+The pipeline calls this in strict mode, at every stage border.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from .ir import (
+    AxisClass,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    depth_of,
+    operands,
+)
+from .split import NUM_SPLITS
+
+
+class Stage(enum.Enum):
+    LOWERED = "lowered"
+    SPLIT = "split"
+    REORDERED = "reordered"
+    MERGED = "merged"
+
+
+def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
+    """Return the program, unchanged, if it is legal after `stage`."""
+    for nest in program.nests:
+        _verify_values(program, nest)
+    stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
+    outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
+    _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
+    if stage is Stage.LOWERED:
+        _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
+        return program
+    _verify_split(program)
+    if stage is not Stage.SPLIT:
+        for nest in program.nests:
+            _verify_order(nest)
+    if stage is Stage.MERGED:
+        over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
+        _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
+    return program
+
+
+def _verify_values(program: LoopProgram, nest: Nest) -> None:
+    """Static single assignment, and indices over the nest's own loops."""
+    symbols = {axis.symbol for axis in nest.loops} | {NUM_SPLITS}
+    defined: set[str] = set()
+    for stmt in nest.statements:
+        for name in operands(stmt):
+            _require(name in defined, f"{stmt} uses %{name} before its definition")
+        if isinstance(stmt, Load | Store | PartialAccumulate):
+            program.buffer(stmt.buffer)
+            _require(stmt.index.free_symbols <= symbols, f"{stmt} leaves the nest's loops")
+        if isinstance(stmt, Load | Compute | Reduce):
+            _require(stmt.name not in defined, f"%{stmt.name} is defined twice")
+            defined.add(stmt.name)
+        if isinstance(stmt, Reduce):
+            _require(set(stmt.axes) <= symbols, f"{stmt} reduces a loop that is not there")
+
+
+def _verify_split(program: LoopProgram) -> None:
+    row = program.axis(AxisClass.ROW)
+    for nest in program.nests:
+        for stmt in nest.statements:
+            if isinstance(stmt, Reduce):
+                _require(row is None or row.symbol not in stmt.axes, f"{stmt} is an outer reduction")
+
+
+def _verify_order(nest: Nest) -> None:
+    """Rows enclose columns, and what precedes a loop does not depend on it."""
+    kinds = [axis.kind for axis in nest.loops]
+    if AxisClass.ROW in kinds and AxisClass.COLUMN in kinds:
+        _require(kinds.index(AxisClass.ROW) < kinds.index(AxisClass.COLUMN), "columns enclose rows")
+    deps = nest.dependence()
+    for stmt in nest.preamble:
+        rows = [a for a in nest.loops if a.kind in (AxisClass.ROW, AxisClass.SPLIT)]
+        _require(depth_of(stmt, tuple(rows), deps) == 0, f"{stmt} is hoisted but depends on rows")
+
+
+def _runs_over(nest: Nest, kind: AxisClass) -> bool:
+    return any(axis.kind is kind for axis in nest.loops)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

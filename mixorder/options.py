@@ -1,0 +1,106 @@
+"""The options: one frozen dataclass, registered as entries of `torch._inductor.config`.
+
+In: Inductor's config module. Out: `Options`, validated. Each field below is the only declaration of
+its option: name, type, default, environment variable and lower bound. Inductor's cache keys cover
+every registered entry, so the hash of our own source is registered as an entry, too.
+Tunables of a kernel are not options: they belong to its schedule.
+"""
+
+import functools
+import hashlib
+import os
+from dataclasses import Field, astuple, dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mixorder import _compat
+
+SOURCE_HASH_KEY = "mixorder_source_hash"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of this compile."""
+
+    enabled: bool = field(
+        default=False, metadata={"env": "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "key": "mixorder"}
+    )
+    """Fuse mix-order reductions with mixorder, and switch Inductor's own implementation off."""
+
+    split_size: int = field(default=0, metadata={"minimum": 0})
+    """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
+
+    autotune: bool = False
+    """Time the candidate schedules of each region and keep the fastest."""
+
+    strict: bool = field(default=False, metadata={"env": "MIXORDER_STRICT"})
+    """Raise on an internal error instead of warning and leaving the graph to Inductor."""
+
+    min_numel: int = field(default=65536, metadata={"minimum": 0})
+    """Regions with fewer than this many elements (rows * columns) are left alone."""
+
+    dump_dir: str = field(default="", metadata={"env": "MIXORDER_DUMP"})
+    """A directory that gets one numbered text file per stage and region; empty for none."""
+
+    interpret: bool = False
+    """Accept CPU tensors and run the kernels in the Triton interpreter. For tests: slow."""
+
+    @classmethod
+    def current(cls) -> "Options":
+        """The options in force here and now; ValueError on a value that is not allowed."""
+        import torch._inductor.config as config
+
+        register(config)
+        return cls(**{f.name: _checked(f, getattr(config, config_key(f))) for f in fields(cls)})
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        """All values in order of declaration, for cache identities."""
+        return astuple(self)
+
+    def as_config(self) -> dict[str, Any]:
+        """The same values as a patch for `torch._inductor.config`."""
+        return {config_key(f): getattr(self, f.name) for f in fields(self)}
+
+
+def config_key(option: Field[Any]) -> str:
+    """Name of an option's entry in `torch._inductor.config`."""
+    return option.metadata.get("key", f"mixorder_{option.name}")
+
+
+def register(config: ModuleType) -> None:
+    """Add one entry per option, and the source hash, to Inductor's config module. Idempotent."""
+    entries = [(config_key(f), f.default, _from_env(f)) for f in fields(Options)]
+    entries.append((SOURCE_HASH_KEY, source_hash(), None))
+    _compat.add_config_entries(config, entries)
+
+
+@functools.cache
+def source_hash() -> str:
+    """sha256 over every Python file of this package, in order of relative path."""
+    root = Path(__file__).parent
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _from_env(option: Field[Any]) -> bool | str | None:
+    """The default that the environment sets, None if it is silent. Switches are on for "1" only."""
+    value = os.environ.get(option.metadata.get("env", ""))
+    if value is None or isinstance(option.default, str):
+        return value
+    return value == "1"
+
+
+def _checked(option: Field[Any], value: Any) -> Any:
+    """The value itself. Types are checked here, too: torch does so for torch.compile only."""
+    expected = type(option.default)
+    minimum = option.metadata.get("minimum")
+    if type(value) is not expected or (minimum is not None and value < minimum):
+        allowed = expected.__name__ if minimum is None else f"{expected.__name__} >= {minimum}"
+        raise ValueError(f"option {config_key(option)!r} is {value!r}; allowed: {allowed}")
+    return value

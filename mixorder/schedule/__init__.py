@@ -1,0 +1,1 @@
+"""How a loop program runs on a device: properties, cost, and the choice of tile, split and warps."""
