@@ -60,7 +60,13 @@ def _inner_compile(options: Options) -> Callable[..., Any]:
 class _NumpyLibdevice:
     """`libdevice` for the interpreter: each function is NumPy's of the same meaning, on the tensor's data."""
 
-    _NUMPY_NAMES = {"nearbyint": "rint", "rint": "rint", "llrint": "rint", "pow": "power", "fabs": "abs"}
+    _NUMPY_NAMES = {
+        "nearbyint": "rint",
+        "rint": "rint",
+        "llrint": "rint",
+        "pow": "power",
+        "fabs": "abs",
+    }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         import numpy

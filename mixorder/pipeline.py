@@ -134,7 +134,9 @@ def _has_usable_device(graph: Graph, options: Options) -> bool:
     if "cpu" in types and options.interpret:
         return True
     if types:
-        _say_once(f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU")
+        _say_once(
+            f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU"
+        )
     return False
 
 

@@ -35,8 +35,8 @@ class RegionRecord:
     kernels: tuple[KernelSource, ...]
 
 
-_collectors: contextvars.ContextVar[tuple[list[RegionRecord | Decline], ...]] = contextvars.ContextVar(
-    "mixorder_collectors", default=()
+_collectors: contextvars.ContextVar[tuple[list[RegionRecord | Decline], ...]] = (
+    contextvars.ContextVar("mixorder_collectors", default=())
 )
 
 

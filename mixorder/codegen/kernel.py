@@ -63,11 +63,15 @@ class TileDim:
         return f"{self.symbol}mask"
 
 
-def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, KernelSource]:
+def generate(
+    program: LoopProgram, schedule: Schedule, label: str
+) -> tuple[KernelSource, KernelSource]:
     """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
     main, *rest = program.nests
     if len(rest) != 1:
-        raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+        raise ValueError(
+            f"one nest over rows and one finalisation expected, got {len(program.nests)} nests"
+        )
     with printing_triton():
         return (
             _main_kernel(program, main, schedule, label),
@@ -108,7 +112,9 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         partial = writer.reduced(acc.kind, f"{acc.buffer}_acc", axis=0)
         writer.store(acc.buffer, acc.index, partial, frozenset({y.symbol}))
     configs = tuple(
-        LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
+        LaunchConfig(
+            (("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages
+        )
         for t in schedule.tiles
     )
     return writer.finish(f"triton_mixorder_{label}", schedule.num_splits, configs)
@@ -192,13 +198,23 @@ class _Writer:
 
     def load(self, stmt: Load) -> None:
         buffer = self.program.buffer(stmt.buffer)
-        mask = self.mask(self.symbols(stmt.index))
+        symbols = self.symbols(stmt.index)
+        mask = self.mask(symbols)
         masked = f", {mask}, other=0" if mask else ""
         evict = ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
-        text = f"tl.load({_pointer(stmt.buffer)} + ({texpr(stmt.index)}){masked}{evict})"
+        pointer = f"{_pointer(stmt.buffer)} + ({texpr(stmt.index)})"
+        if stmt in self.nest.preamble and symbols:
+            # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
+            # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
+            pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
+        text = f"tl.load({pointer}{masked}{evict})"
         if buffer.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.ops.define(text, stmt.dtype, stmt.name)
+
+    @property
+    def tile_shape(self) -> str:
+        return ", ".join(d.block for d in self.dims)
 
     def read_once(self, stmt: Load) -> bool:
         """Full tiles are streamed: evicting them first keeps the small tensors in cache."""
@@ -223,7 +239,7 @@ class _Writer:
         """
         value = str(self.ops.variables[name])
         if self.deps[name] != frozenset(d.symbol for d in self.dims):
-            value = f"tl.broadcast_to({value}, [{', '.join(d.block for d in self.dims)}])"
+            value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
         if dim.masked:
             dtype = self.ops.variables[name].dtype
             value = f"tl.where({dim.mask}, {value}, {self.literal(kind, dtype)})"
@@ -233,7 +249,9 @@ class _Writer:
         keep = "[:, None]" if axis == 1 else "[None, :]"
         return f"{_TILE_REDUCE[kind]}({value}, {axis}){keep}"
 
-    def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
+    def store(
+        self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]
+    ) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""

@@ -58,5 +58,7 @@ def _mutated_args(node: Node) -> list[Node]:
     return [
         given[s.name]
         for s in schema
-        if s.alias_info is not None and s.alias_info.is_write and isinstance(given.get(s.name), Node)
+        if s.alias_info is not None
+        and s.alias_info.is_write
+        and isinstance(given.get(s.name), Node)
     ]

@@ -199,7 +199,9 @@ class _Finder:
             if user in seen or not self.fusible(user):
                 continue
             seen.add(user)
-            if any(is_full(a, self.space) and not self.is_broadcast(a) for a in user.all_input_nodes):
+            if any(
+                is_full(a, self.space) and not self.is_broadcast(a) for a in user.all_input_nodes
+            ):
                 return True
             todo.extend(user.users)
         return False
@@ -291,7 +293,9 @@ class _Sweep:
         self.members: dict[Node, bool] = {}
         self.column: set[Node] = set()  # outer reductions and their epilogues
         self.tainted: set[Node] = set()  # outside nodes that depend on the region
-        self.pending: set[Node] = set()  # as tainted, but would be taken if a node that joins needs them
+        self.pending: set[Node] = (
+            set()
+        )  # as tainted, but would be taken if a node that joins needs them
         self.elsewhere = frozenset().union(
             *(finder.above(n) for n in finder.inner if n not in inner)
         )
@@ -323,9 +327,11 @@ class _Sweep:
             return
         is_reduction = node in self.inner or node in self.finder.outer or node in self.finder.inner
         self.members[node] = is_reduction or any(self.members.get(a, False) for a in args)
-        if node in self.finder.outer and node not in self.finder.inner:
-            self.column.add(node)
-        elif any(a in self.column for a in args):
+        if (
+            node in self.finder.outer
+            and node not in self.finder.inner
+            or any(a in self.column for a in args)
+        ):
             self.column.add(node)
 
     def joins(self, node: Node, args: list[Node]) -> bool:

@@ -15,7 +15,6 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_functional,
 )
 from torch.fx import Graph, Node
-from torch.fx.immutable_collections import immutable_dict
 
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
@@ -29,7 +28,11 @@ _PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "fro
 
 
 def replace(
-    graph: Graph, region: Region, program: LoopProgram, kernels: tuple[KernelSource, ...], num_splits: int
+    graph: Graph,
+    region: Region,
+    program: LoopProgram,
+    kernels: tuple[KernelSource, ...],
+    num_splits: int,
 ) -> None:
     """Replace the region by its kernels, launched in order. The graph's order is legal afterwards."""
     writer = _Writer(graph, region)
@@ -78,7 +81,8 @@ class _Writer:
 
     def empty(self, buffer: Buffer, num_splits: int) -> Node:
         size, stride = (
-            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
+            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs]
+            for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
         with self.fake_mode:
@@ -101,7 +105,7 @@ class _Writer:
         result = {key: vals[key] for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
-        node.meta["eager_input_vals"] = ((), immutable_dict({**kwargs, "kwargs": immutable_dict(vals)}))
+        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), fake)
         return {
             name: self.add(operator.getitem, (node, key), {}, vals[key])
             for name, key in zip(source.written, written)

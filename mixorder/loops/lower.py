@@ -42,7 +42,6 @@ from .ir import (
     Ref,
     Statement,
     Store,
-    Value,
     closure,
 )
 
@@ -51,9 +50,15 @@ Index = tuple[sympy.Expr, ...]
 
 def lower(region: Region) -> LoopProgram:
     """Give the region's two nests: loops (row, column) and (column, row), each computing its own outputs."""
-    row = Axis(sympy.Symbol("x", integer=True, nonnegative=True), sympy.Integer(region.space.rows), AxisClass.ROW)
+    row = Axis(
+        sympy.Symbol("x", integer=True, nonnegative=True),
+        sympy.Integer(region.space.rows),
+        AxisClass.ROW,
+    )
     col = Axis(
-        sympy.Symbol("y", integer=True, nonnegative=True), sympy.Integer(region.space.cols), AxisClass.COLUMN
+        sympy.Symbol("y", integer=True, nonnegative=True),
+        sympy.Integer(region.space.cols),
+        AxisClass.COLUMN,
     )
     with _lowering_context(region):
         tracer = _Tracer(region, row, col)
@@ -110,10 +115,16 @@ class _Recorder(DefaultHandler):
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = getattr(self.dtypes, name)(*args, **kwargs)
         if not isinstance(dtype, torch.dtype):
-            raise Decline(DeclineReason.UNSUPPORTED_OP, f"ops.{name} gives no single value", self.tracer.current)
+            raise Decline(
+                DeclineReason.UNSUPPORTED_OP,
+                f"ops.{name} gives no single value",
+                self.tracer.current,
+            )
         return self.tracer.compute(name, tuple(map(_operand, args)), kwargs, dtype)
 
-    def to_dtype(self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
+    def to_dtype(
+        self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True
+    ) -> Any:
         if use_compute_types and _unwrap(x).dtype == upcast_compute_type(dtype):
             return x  # half precision computes in fp32: a cast between the two changes nothing
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
@@ -172,7 +183,9 @@ class _Tracer:
         if node in self.region.column_side():
             index = _delinearize(self.col.symbol, shape)
         elif (k := split_point(shape, self.region.space)) is not None:
-            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(self.col.symbol, shape[k:])
+            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(
+                self.col.symbol, shape[k:]
+            )
         else:
             index = _delinearize(self.row.symbol, shape)
         value = self.value(node, index)
@@ -220,7 +233,9 @@ class _Tracer:
         self.body.append(Reduce(name, kind, Ref(value.name), (axis.symbol,), value.dtype))
         return _Traced(name, value.dtype)
 
-    def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
+    def compute(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))
         key = (op, tuple((type(a), a) for a in args), kwargs_key)
         if key not in self._computed:
@@ -239,7 +254,11 @@ class _Tracer:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             result = lowerings[node.target](*args, **kwargs)  # type: ignore[index]
             if not isinstance(result, inductor_ir.TensorBox) or not _is_loop(result):
-                raise Decline(DeclineReason.UNSUPPORTED_OP, f"{node.target} is not a pointwise loop", node.name)
+                raise Decline(
+                    DeclineReason.UNSUPPORTED_OP,
+                    f"{node.target} is not a pointwise loop",
+                    node.name,
+                )
             self._boxes[node] = result
         return self._boxes[node]
 
@@ -249,11 +268,16 @@ class _Tracer:
 
         def inner_fn(index: Sequence[sympy.Expr]) -> Any:
             if V.get_ops_handler() is not self._recorder:
-                return ops.load(node.name, sympy.S.Zero)  # Inductor counts ops and reads while lowering
+                return ops.load(
+                    node.name, sympy.S.Zero
+                )  # Inductor counts ops and reads while lowering
             return OpsValue(self.value(node, tuple(index)))
 
         return inductor_ir.Pointwise.create(
-            device=_gpu(val.device), dtype=val.dtype, inner_fn=inner_fn, ranges=list(map(sympy.sympify, val.shape))
+            device=_gpu(val.device),
+            dtype=val.dtype,
+            inner_fn=inner_fn,
+            ranges=list(map(sympy.sympify, val.shape)),
         )
 
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int]) -> sympy.Expr:
@@ -301,5 +325,3 @@ def _delinearize(symbol: sympy.Symbol, shape: Sequence[int]) -> Index:
             index.append(ModularIndexing(symbol, stride, n))
         stride *= n
     return tuple(reversed(index))
-
-

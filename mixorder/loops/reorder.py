@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 from .ir import (
-    Axis,
     AxisClass,
     Compute,
     Load,

@@ -51,7 +51,9 @@ def workload(program: LoopProgram) -> Workload:
     )
 
 
-def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False) -> Schedule:
+def choose(
+    work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False
+) -> Schedule:
     """The row-resident schedule for a workload; `split_size` rows per program if that is not 0."""
     if work.cols > MAX_RESIDENT_COLS:
         raise Decline(
@@ -62,7 +64,7 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
     tiles = -(-work.rows // tile.xblock)
     per_sm = 2 if tile.num_warps <= 8 else 1
     num_splits = -(-work.rows // split_size) if split_size else min(tiles, per_sm * device.num_sm)
-    final_block = min(32, r0_block)
+    final_block = min(16, r0_block)
     return Schedule(
         tile,
         r0_block,
@@ -92,7 +94,9 @@ def _neighbours(tile: Tile) -> tuple[Tile, ...]:
         dataclasses.replace(tile, num_warps=w) for w in (tile.num_warps // 2, tile.num_warps * 2)
     ]
     near += [dataclasses.replace(tile, xblock=x) for x in (tile.xblock // 2, tile.xblock * 2)]
-    near += [dataclasses.replace(tile, num_stages=s) for s in (tile.num_stages - 1, tile.num_stages + 1)]
+    near += [
+        dataclasses.replace(tile, num_stages=s) for s in (tile.num_stages - 1, tile.num_stages + 1)
+    ]
     return tuple(t for t in near if 1 <= t.num_warps <= 32 and t.xblock >= 1 and t.num_stages >= 1)
 
 

@@ -1,0 +1,27 @@
+"""Session set-up: private caches, and `gpu` tests only where there is a GPU."""
+
+import os
+import tempfile
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled code of earlier runs, and of the user, out of the tests."""
+    cache = tempfile.TemporaryDirectory(prefix="mixorder-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(cache.cleanup)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
+    # Options that the developer's shell sets would change what the tests test.
+    for name in ("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
+        os.environ.pop(name, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

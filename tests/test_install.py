@@ -1,0 +1,381 @@
+"""Loading and installing, with the real Inductor CPU backend and a recorder for the pipeline."""
+
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as config
+from test_options import python
+from torch._dynamo.utils import counters
+from torch._inductor import compile_fx, custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache
+
+import mixorder
+from mixorder import _compat, install
+from mixorder.options import SOURCE_HASH_KEY, Options
+
+Recorder = list[tuple[torch.fx.Graph, Options, bool]]
+"""Per call of the pipeline: the graph, the options, and the built-in mix-order switch."""
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """Calls of the pipeline, which is replaced by a recorder; caches are empty at the start."""
+    seen: Recorder = []
+    pipeline = types.ModuleType("mixorder.pipeline")
+    pipeline.run = lambda graph, options: seen.append(  # type: ignore[attr-defined]
+        (graph, options, config.triton.mix_order_reduction)
+    )
+    monkeypatch.setitem(sys.modules, "mixorder.pipeline", pipeline)
+    monkeypatch.setattr(mixorder, "pipeline", pipeline, raising=False)
+    torch._dynamo.reset()
+    with fresh_cache():
+        yield seen
+    torch._dynamo.reset()
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * 2).sum()
+
+
+def compiled(**options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(loss, options=options)
+
+
+def train_step(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(8, requires_grad=True)
+    fn(x).backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos())
+
+
+def test_option_holds_for_forward_and_backward(runs: Recorder) -> None:
+    train_step(compiled(mixorder=True, mixorder_split_size=4))
+    assert [options for _, options, _ in runs] == [Options(enabled=True, split_size=4)] * 2
+    assert [builtin for _, _, builtin in runs] == [False, False]
+    assert config.triton.mix_order_reduction and config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.parametrize("options", [{}, {"mixorder": False}])
+def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -> None:
+    seen: list[Any] = []
+
+    def spy(graph: torch.fx.Graph) -> None:
+        seen.append((config.triton.mix_order_reduction, config.post_grad_custom_post_pass))
+
+    # Where there is an option, the config says the opposite: the option must win.
+    with config.patch({"mixorder": bool(options), "post_grad_custom_post_pass": spy}):
+        train_step(compiled(**options))
+    assert runs == [] and seen[0] == (True, spy)
+
+
+def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> None:
+    """Torch compiles the backward at its first call and, for values that come from `config.patch`
+    and not from `torch.compile(options=...)`, under the config of that moment: the backward
+    would be compiled without. mixorder keeps the values of the forward."""
+    fn = torch.compile(loss)
+    x = torch.randn(8, requires_grad=True)
+    with config.patch({"mixorder": True, "mixorder_split_size": 4}):
+        out = fn(x)
+    assert len(runs) == 1 and not config.mixorder
+    out.backward()
+    assert [options.split_size for _, options, _ in runs] == [4, 4]
+
+
+def test_torch_drops_a_config_patch_before_the_backward(runs: Recorder) -> None:
+    """The premise of the test above, on an option of torch's own. If this fails, torch has learnt
+    to keep the config, and `_keep_options_for_backward` can go."""
+    seen: list[bool] = []
+    fn = torch.compile(loss)
+    x = torch.randn(8, requires_grad=True)
+    with config.patch("post_grad_custom_post_pass", lambda graph: seen.append(True)):
+        out = fn(x)
+    out.backward()
+    assert len(seen) == 1
+
+
+def test_config_patch_around_backward_only(runs: Recorder) -> None:
+    """The config at the time of the backward's compile counts where the forward had it off."""
+    out = torch.compile(loss)(torch.randn(8, requires_grad=True))
+    with config.patch("mixorder", True):
+        out.backward()
+    assert len(runs) == 1
+
+
+def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
+    x = torch.randn(8, requires_grad=True)
+    with config.patch({"mixorder": True, "mixorder_split_size": 4}):
+        train_step(compiled(mixorder=False))
+        assert runs == []
+        out = compiled(mixorder_split_size=8)(x)
+    out.backward()
+    assert [options.split_size for _, options, _ in runs] == [8, 8]
+
+
+def test_bad_value_is_told(runs: Recorder) -> None:
+    with pytest.raises(Exception, match="'mixorder_split_size' is -1; allowed: int >= 0"):
+        train_step(compiled(mixorder=True, mixorder_split_size=-1))
+
+
+class Tagging(CustomGraphPass):
+    def __init__(self, calls: list[str], name: str) -> None:
+        self.calls, self.name = calls, name
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.calls.append(self.name)
+
+    def uuid(self) -> str:
+        return self.name
+
+
+def order_recorder(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    monkeypatch.setattr(
+        sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder")
+    )
+    return calls
+
+
+def test_user_pass_object_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", Tagging(calls, "user")):
+        train_step(compiled(mixorder=True))
+    assert calls == ["user", "mixorder"] * 2
+
+
+def test_user_callable_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", lambda graph: calls.append("user")):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == ["user", "mixorder"]
+
+
+needs_lists = pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "get_custom_graph_passes"),
+    reason="this torch takes a single pass",
+)
+needs_aware = pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"),
+    reason="this torch has no inference-aware passes",
+)
+
+
+@needs_lists
+def test_user_list_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    users = [Tagging(calls, "a"), Tagging(calls, "b")]
+    with config.patch("post_grad_custom_post_pass", users):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == ["a", "b", "mixorder"] and len(users) == 2
+
+
+def aware_pass(calls: list[Any]) -> CustomGraphPass:
+    class Aware(custom_graph_pass.CustomInferenceAwareGraphPass):
+        def __call__(self, graph: torch.fx.Graph, is_inference: bool) -> None:
+            calls.append(is_inference)
+
+        def uuid(self) -> str:
+            return "aware"
+
+    return Aware()
+
+
+@needs_aware
+def test_inference_aware_user_pass(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", aware_pass(calls)):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == [True, "mixorder"]
+
+
+class TestSinglePass:
+    """Composition for a torch whose option takes one pass, exercised on any torch."""
+
+    @pytest.fixture(autouse=True)
+    def single(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(custom_graph_pass, "get_custom_graph_passes", raising=False)
+
+    def test_order_and_uuid(self) -> None:
+        calls: list[str] = []
+        a, b = Tagging(calls, "a"), Tagging(calls, "b")
+        both = _compat.append_graph_pass(a, b)
+        both(torch.fx.Graph())
+        assert calls == ["a", "b"]
+        assert isinstance(both, CustomGraphPass) and both.uuid() == ("a", "b")
+        assert _compat.append_graph_pass(None, b) is b
+
+    def test_plain_callable_has_no_identity(self) -> None:
+        calls: list[str] = []
+        both = _compat.append_graph_pass(lambda graph: calls.append("a"), Tagging(calls, "b"))
+        both(torch.fx.Graph())
+        assert calls == ["a", "b"] and both.uuid() is None
+
+    @needs_aware
+    def test_inference_aware(self) -> None:
+        calls: list[Any] = []
+        both = _compat.append_graph_pass(aware_pass(calls), Tagging(calls, "b"))
+        assert isinstance(both, custom_graph_pass.CustomInferenceAwareGraphPass)
+        both(torch.fx.Graph(), is_inference=True)
+        assert calls == [True, "b"]
+
+    def test_inductor_runs_it(self, runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        calls: list[str] = []
+        chain = _compat._chain(Tagging(calls, "a"), Tagging(calls, "b"))
+        with config.patch("post_grad_custom_post_pass", chain):
+            torch.compile(loss)(torch.randn(8))
+        assert calls == ["a", "b"]
+
+
+def compile_again(**options: Any) -> None:
+    torch._dynamo.reset()
+    train_step(compiled(mixorder=True, **options))
+
+
+@pytest.mark.parametrize("aot_cache", [False, True])
+def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
+    group, counter = (
+        ("aot_autograd", "autograd_cache_hit") if aot_cache else ("inductor", "fxgraph_cache_hit")
+    )
+    with functorch_config.patch(enable_autograd_cache=aot_cache):
+        compile_again()
+        assert len(runs) == 2
+        counters.clear()
+        compile_again()
+        assert len(runs) == 2, "a hit does not compile again"
+        assert counters[group][counter] > 0
+        compile_again(mixorder_split_size=4)
+        assert len(runs) == 4, "another option, another key"
+        with config.patch(SOURCE_HASH_KEY, "another source"):
+            compile_again()
+        assert len(runs) == 6, "another source, another key"
+
+
+def test_uuid_covers_source_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = install.MixOrderPass()
+    first = ours.uuid()
+    assert ours.uuid() == first and pickle.loads(pickle.dumps(first)) == first
+    with config.patch("mixorder_min_numel", 1):
+        other_options = ours.uuid()
+    monkeypatch.setattr(install, "source_hash", lambda: "another source")
+    assert len({first, other_options, ours.uuid()}) == 3
+
+
+def test_wrapping_is_idempotent_and_transparent() -> None:
+    for name in ("fx_codegen_and_compile", "compile_fx"):
+        wrapper = getattr(compile_fx, name)
+        install.wrap_compile_fx(compile_fx)
+        assert getattr(compile_fx, name) is wrapper
+        assert not hasattr(wrapper.__wrapped__, "__wrapped__")
+        assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+
+
+def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    module = types.ModuleType("strange")
+    install.wrap_compile_fx(module)
+    assert "this torch has no strange.fx_codegen_and_compile" in caplog.text
+    assert not hasattr(module, "fx_codegen_and_compile")
+
+
+USE = """
+from torch._inductor import config
+torch.compile(lambda x: x, options={"mixorder": True})
+import torch._inductor.compile_fx as m
+assert m.fx_codegen_and_compile.__wrapped__ and config.mixorder_source_hash
+assert not any("mixorder._autoload" in type(f).__module__ for f in sys.meta_path)
+print("ok")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "autoload"),
+    [
+        ("import torch", "1"),
+        ("import torch, mixorder", "0"),
+        ("import mixorder, torch", "0"),
+        ("import mixorder, torch", "1"),
+        ("import torch, torch._inductor.compile_fx, mixorder", "0"),
+        ("import torch._inductor.config, mixorder, torch", "0"),
+    ],
+)
+def test_ways_to_load(imports: str, autoload: str) -> None:
+    assert python(f"import sys\n{imports}{USE}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == "ok"
+
+
+def test_import_torch_without_autoload_knows_no_option() -> None:
+    code = "import torch, torch._inductor.config as c; print(hasattr(c, 'mixorder'))"
+    assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False"
+
+
+LOAD = """
+import sys, time, torch
+from importlib.metadata import entry_points
+before = set(sys.modules)
+(entry,) = entry_points(group="torch.backends", name="mixorder")
+start = time.perf_counter()
+entry.load()()
+took = time.perf_counter() - start
+new = set(sys.modules) - before
+"""
+
+
+def test_autoload_takes_less_than_2_ms() -> None:
+    """The best of three: other processes only ever add to it."""
+    code = LOAD + "print(took)"
+    took = [float(python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)]
+    assert min(took) < 2e-3, took
+
+
+def test_autoload_imports_nothing_of_torch_or_triton() -> None:
+    code = LOAD + "print(sorted(new))"
+    assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "['mixorder', 'mixorder._autoload']"
+
+
+def test_module_keeps_its_real_loader_and_reloads() -> None:
+    """Torch's config modules cannot be reloaded, with or without mixorder; compile_fx can."""
+    code = """
+import importlib, inspect, json, sys, torch, mixorder._autoload as a
+assert sys.meta_path[0] is a._after_import
+importlib.reload(json)
+import torch._inductor.config as c, torch._inductor.compile_fx as m
+for module in (c, m):
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(module.__loader__)
+assert "mix_order_reduction" in inspect.getsource(c)
+importlib.reload(m)
+a.register()
+print(hasattr(m.fx_codegen_and_compile, "__wrapped__"))
+"""
+    assert python(code) == "True"
+
+
+def test_failed_import_is_tried_again() -> None:
+    code = """
+import sys, importlib, torch
+sys.modules["torch.utils._config_module"] = None
+try:
+    import torch._inductor.config
+except ImportError:
+    del sys.modules["torch.utils._config_module"]
+import torch._inductor.config as c
+print(c.mixorder)
+"""
+    assert python(code) == "False"
+
+
+def test_two_threads_import_at_once() -> None:
+    code = """
+import threading, importlib, torch
+names = ["torch._inductor.config", "torch._inductor.compile_fx"] * 4
+threads = [threading.Thread(target=importlib.import_module, args=(n,)) for n in names]
+for t in threads: t.start()
+for t in threads: t.join()
+import torch._inductor.compile_fx as m
+print(m.config.mixorder, hasattr(m.fx_codegen_and_compile, "__wrapped__"))
+"""
+    assert python(code) == "False True"

@@ -1,0 +1,300 @@
+"""Time schedules of the fused kernels on this GPU, without Inductor around them.
+
+For each shape and norm: lower the real backward graph once, generate a kernel pair per candidate schedule,
+compile them in parallel processes, and time CUDA-graph replays with a flushed L2. Writes every row to a JSON
+file and prints the best few beside the limit (`torch.add(x, dy, out=dx)` on the same shape).
+
+Times are medians in microseconds; a candidate's time includes its finalisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import json
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixorder.codegen.kernel import generate
+from mixorder.codegen.source import KernelSource, LaunchConfig
+from mixorder.graph.region import Region, find_regions
+from mixorder.loops.ir import BufferRole, LoopProgram
+from mixorder.loops.lower import lower
+from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.split import NUM_SPLITS, split_outer
+from mixorder.schedule.device import DeviceInfo, device_info
+from mixorder.schedule.heuristics import Workload, choose, workload
+from mixorder.schedule.schedule import Schedule, Tile
+
+SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def capture_program(norm: str, rows: int, cols: int, dtype: torch.dtype) -> LoopProgram:
+    """The merged program of a norm's backward on a (rows, cols) tensor."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    found: list[LoopProgram] = []
+
+    def inner_compile(gm: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            post_grad_passes(gm, is_inference=False)
+            for region in find_regions(gm.graph):
+                assert isinstance(region, Region), region
+                found.append(merge(reorder(split_outer(lower(region)))))
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    make = torch.nn.LayerNorm if norm == "layer" else torch.nn.RMSNorm
+    module = make(cols).to("cuda", dtype)
+    x = torch.randn(rows, cols, device="cuda", dtype=dtype, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        module,
+        backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile),
+        dynamic=False,
+    )
+    compiled(x).backward(torch.ones_like(x))
+    return found[0]
+
+
+def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
+    """The heuristic's pick first, then a grid around what a program can hold."""
+    base = choose(work, device)
+    yield base
+    seen = {base}
+    for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
+        final = dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
+        if final not in seen:
+            seen.add(final)
+            yield final
+    r0 = base.r0_block
+    for elements in (1024, 2048, 4096, 8192, 16384):
+        xblock = elements // r0
+        if not 1 <= xblock <= work.rows:
+            continue
+        for warps in (1, 2, 4, 8, 16, 32):
+            per_thread = elements // (warps * 32)
+            if not 8 <= per_thread <= 32:
+                continue
+            for stages in (2, 3, 4):
+                if elements * work.load_bytes * stages > 200_000:
+                    continue
+                for per_sm in (1, 2, 3, 4, 8):
+                    if not 4 <= per_sm * warps <= 32:
+                        continue
+                    if elements * work.load_bytes * stages * per_sm > 220_000:
+                        continue
+                    splits = min(per_sm * device.num_sm, -(-work.rows // xblock))
+                    schedule = dataclasses.replace(
+                        base, tile=Tile(xblock, warps, stages), num_splits=splits
+                    )
+                    if schedule not in seen:
+                        seen.add(schedule)
+                        yield schedule
+
+
+def load(source: KernelSource) -> Any:
+    from torch._inductor.codecache import PyCodeCache
+
+    return getattr(PyCodeCache.load(source.module_text), source.name)
+
+
+def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
+    """Compile one kernel into Triton's disk cache; runs in a worker process."""
+    source, dtypes = job
+    (config,) = source.configs
+    try:
+        kernel = load(source).warmup(
+            *dtypes,
+            **dict(config.constants),
+            grid=(1,),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        kernel._init_handles()
+    except Exception as error:  # a candidate that does not compile is a result
+        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {
+        "registers": kernel.n_regs,
+        "spills": kernel.n_spills,
+        "shared": kernel.metadata.shared,
+    }
+
+
+def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
+    """Random inputs, poisoned outputs and workspaces."""
+    tensors = {}
+    for buffer in program.buffers:
+        size, stride = (
+            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs]
+            for exprs in (buffer.shape, buffer.stride)
+        )
+        tensor = torch.empty_strided(size, stride, dtype=buffer.dtype, device="cuda")
+        if buffer.role is BufferRole.INPUT:
+            tensor.copy_(
+                torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor)
+            )
+        else:
+            tensor.fill_(float("nan"))
+        tensors[buffer.name] = tensor
+    return tensors
+
+
+def launcher(
+    source: KernelSource, config: LaunchConfig, tensors: dict[str, torch.Tensor]
+) -> Callable[[], None]:
+    kernel = load(source)
+    args = [tensors[name] for name in source.buffers]
+    options = {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **dict(config.constants),
+    }
+
+    def launch() -> None:
+        kernel[(source.grid,)](*args, **options)
+
+    return launch
+
+
+def in_order(launches: list[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()
+
+
+def time_graph(run: Callable[[], None], flush: torch.Tensor, reps: int) -> float:
+    """Median microseconds of a CUDA-graph replay of `run`, L2 flushed before each."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        graph.replay()
+        pairs = []
+        for _ in range(reps):
+            flush.zero_()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            pairs.append((start, end))
+        stream.synchronize()
+    return statistics.median(s.elapsed_time(e) for s, e in pairs) * 1e3
+
+
+def time_limit(rows: int, cols: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -> float:
+    x, dy = (torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(x)
+    return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
+
+
+def tune_shape(
+    norm: str, rows: int, cols: int, dtype: torch.dtype, reps: int, pool: Any, flush: torch.Tensor
+) -> list[dict[str, Any]]:
+    program = capture_program(norm, rows, cols, dtype)
+    torch.cuda.empty_cache()
+    pairs = [
+        (s, generate(program, s, "tune"))
+        for s in candidates(workload(program), device_info(torch.device("cuda")))
+    ]
+    jobs = [
+        (source, tuple(program.buffer(b).dtype for b in source.buffers))
+        for _, sources in pairs
+        for source in sources
+    ]
+    unique = list(dict.fromkeys(jobs))
+    compiled = dict(zip(unique, pool.map(_warm, unique, chunksize=1), strict=True))
+    limit = time_limit(rows, cols, dtype, flush, reps)
+    results = []
+    for schedule, sources in pairs:
+        reports = [
+            compiled[(s, tuple(program.buffer(b).dtype for b in s.buffers))] for s in sources
+        ]
+        row: dict[str, Any] = {
+            "norm": norm, "rows": rows, "cols": cols, "dtype": str(dtype), "limit_us": limit,
+            **dataclasses.asdict(schedule.tile), "num_splits": schedule.num_splits,
+            "final_block": schedule.final_block, "final_warps": schedule.final_warps, **reports[0],
+        }  # fmt: skip
+        failed = [r["error"] for r in reports if "error" in r]
+        if not failed:
+            tensors = allocate(program, schedule.num_splits)
+            launches = [launcher(s, s.configs[0], tensors) for s in sources]
+            try:
+                row["us"] = time_graph(functools.partial(in_order, launches), flush, reps)
+                row["main_us"] = time_graph(launches[0], flush, max(5, reps // 3))
+                row["percent"] = 100 * limit / row["us"]
+            except RuntimeError as error:
+                row["error"] = str(error)[:200]
+        results.append(row)
+    return results
+
+
+def report(rows: list[dict[str, Any]], best: int) -> None:
+    first = rows[0]
+    ran = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
+    print(
+        f"\n{first['norm']} {first['rows']}x{first['cols']} {first['dtype']}: "
+        f"limit {first['limit_us']:.1f} us, {len(ran)}/{len(rows)} candidates ran"
+    )
+    for r in [*ran[:best], *([first] if first not in ran[:best] else [])]:
+        print(
+            f"  {r.get('percent', 0):5.1f}%  {r.get('us', 0):8.1f} us (main {r.get('main_us', 0):8.1f})"
+            f"  xblock {r['xblock']:3d} warps {r['num_warps']:2d} stages {r['num_stages']}"
+            f" splits {r['num_splits']:4d} final {r['final_block']:2d}/{r['final_warps']}"
+            f"  regs {r.get('registers')} spills {r.get('spills')} smem {r.get('shared')}"
+            f" {r.get('error', '')}{' <- heuristic' if r is first else ''}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--shapes",
+        default=SHAPES,
+    )
+    parser.add_argument("--norms", default="rms,layer")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
+    parser.add_argument("--reps", type=int, default=25)
+    parser.add_argument("--best", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--out", type=Path, default=Path("tune.json"))
+    args = parser.parse_args()
+    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    results: list[dict[str, Any]] = []
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
+        for shape in args.shapes.split(","):
+            rows, cols = map(int, shape.split("x"))
+            for norm in args.norms.split(","):
+                print(f"[{norm} {shape}]", file=sys.stderr, flush=True)
+                results += (
+                    found := tune_shape(
+                        norm, rows, cols, DTYPES[args.dtype], args.reps, pool, flush
+                    )
+                )
+                report(found, args.best)
+                args.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
