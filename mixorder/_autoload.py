@@ -7,6 +7,7 @@ import anything outside the standard library, since `import torch` runs it.
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -75,7 +76,11 @@ class _AfterImport:
             # A new list: an import in another thread may be iterating over the present one, and
             # would skip a finder if this one were removed in place.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        _CALLBACKS[name](module)
+        try:
+            _CALLBACKS[name](module)
+        except Exception as error:
+            # A torch whose internals we do not know must still compile what it would without us.
+            warnings.warn(f"mixorder stays off: {name} is not as expected ({error!r})", stacklevel=2)
 
 
 _after_import = _AfterImport()

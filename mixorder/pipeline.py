@@ -19,7 +19,8 @@ from torch.fx import Graph
 from .codegen.kernel import generate
 from .errors import Decline, MixorderError
 from .graph import legality
-from .graph.region import Region, find_regions
+from .graph.find import find_regions
+from .graph.region import Region
 from .graph.rewrite import replace
 from .loops.lower import lower
 from .loops.reorder import merge, reorder

@@ -26,7 +26,8 @@ import torch
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource, LaunchConfig
-from mixorder.graph.region import Region, find_regions
+from mixorder.graph.find import find_regions
+from mixorder.graph.region import Region
 from mixorder.loops.ir import BufferRole, LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder

@@ -1,0 +1,308 @@
+"""Grow a region around a pair of reductions.
+
+The core of a region is its reductions and all that can be recomputed above them. One sweep in graph order
+then adds the pointwise consumers of what depends on an inner reduction (dx), outer reductions of those (a
+neighbouring Linear's bias gradient), and the epilogues of the outer reductions (dw's cast). A node joins
+only if nothing outside that it uses depends on the region, so no cycle through outside nodes can close.
+
+Reads the graph around the pair, never writes it. Raises `Decline` where the pair cannot be one kernel.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from .nodes import (
+    DTYPES,
+    Space,
+    fake,
+    is_full,
+    is_pointwise,
+    is_small,
+    is_static,
+    is_view,
+    reduction_kind,
+)
+from .region import Region
+
+
+def position(node: Node) -> tuple[int, ...]:
+    """A key that orders nodes as their graph does, also after insertions."""
+    return node._sort_key
+
+
+def by_position(nodes: Iterable[Node]) -> list[Node]:
+    return sorted(nodes, key=position)
+
+
+class Scope:
+    """One iteration space of a graph: its reductions that no region has taken yet, and what can be fused."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.inner: set[Node] = set()
+        self.outer: set[Node] = set()
+        self._full: dict[Node, bool] = {}
+        self._fusible: dict[Node, bool] = {}
+
+    def is_full(self, node: Node) -> bool:
+        if node not in self._full:
+            self._full[node] = is_full(node, self.space)
+        return self._full[node]
+
+    def fusible(self, node: Node) -> bool:
+        """Pointwise or a view, and a tile, a row vector, a column vector or a scalar of the space."""
+        if node not in self._fusible:
+            shaped = self.is_full(node) or is_small(node, self.space)
+            self._fusible[node] = shaped and (is_pointwise(node) or is_view(node))
+        return self._fusible[node]
+
+    def is_broadcast(self, node: Node) -> bool:
+        """Full size, but made from small tensors alone: nothing of full size is read for it."""
+        return self.fusible(node) and not any(map(self.is_full, node.all_input_nodes))
+
+    def above(self, reduction: Node) -> set[Node]:
+        """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
+        seen: set[Node] = set()
+        todo = list(reduction.all_input_nodes)
+        while todo:
+            node = todo.pop()
+            if node not in seen and (self.fusible(node) or node in self.inner):
+                seen.add(node)
+                todo.extend(node.all_input_nodes)
+        return seen
+
+    def full_reads(self, reduction: Node) -> frozenset[Node]:
+        """The full-size tensors that computing a reduction reads or passes through."""
+        nodes = {reduction, *self.above(reduction)}
+        reads = {arg for n in nodes for arg in n.all_input_nodes if self.is_full(arg)}
+        return frozenset(n for n in reads if not self.is_broadcast(n))
+
+    def depends_on_inner(self, node: Node, ignoring: Iterable[Node] = ()) -> bool:
+        """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
+        seen, todo = set(ignoring), list(node.all_input_nodes)
+        while todo:
+            arg = todo.pop()
+            if arg in seen:
+                continue
+            if arg in self.inner:
+                return True
+            seen.add(arg)
+            if self.fusible(arg):
+                todo.extend(arg.all_input_nodes)
+        return False
+
+    def recomputed(self, node: Node) -> bool:
+        """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than to read."""
+        if is_view(node) or not self.is_full(node):
+            return True
+        reads = [a for a in node.all_input_nodes if self.is_full(a)]
+        return sum(fake(a).nbytes for a in reads) <= fake(node).nbytes  # type: ignore[union-attr]
+
+    def check(self, node: Node) -> None:
+        """Raise `Decline` unless the node gives one static tensor of a dtype that the kernels take."""
+        val = fake(node)
+        if val is None:
+            detail = f"{node.target} does not give one tensor"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
+        if not is_static(node):
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
+        if val.dtype.is_complex or (val.dtype.is_floating_point and val.dtype not in DTYPES):
+            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
+
+
+class Growth:
+    """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
+
+    def __init__(self, scope: Scope, inner: list[Node], outer: list[Node]) -> None:
+        self.scope = scope
+        self.inner = frozenset(inner)
+        self.outer = frozenset(outer)
+        reductions = (*inner, *outer)
+        self.core = frozenset({*reductions}.union(*(scope.above(n) for n in reductions)))
+        self.members: dict[Node, bool] = {}
+        self.column: set[Node] = set()  # outer reductions and their epilogues
+        # Nodes outside that depend on the region but would be taken if a node that joins needs them.
+        self.pending: set[Node] = set()
+        self._tainted: dict[Node, bool] = {}
+        # Only from here on can a node depend on the region.
+        self.start = min(
+            position(n) for n in self.core if n in reductions or not scope.recomputed(n)
+        )
+
+    def grow(self, name: str) -> Region:
+        for node in self.core:
+            self.scope.check(node)
+        self.sweep()
+        self.pull_operands()
+        self.members = {n: self.members[n] for n in by_position(self.members)}
+        outputs = self.outputs()
+        nodes = self.needed(outputs)
+        inner = tuple(n for n in nodes if n in self.inner)
+        outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
+        if not inner or not outer:
+            lost = by_position((self.inner | self.outer) - set(nodes))
+            raise Decline(
+                DeclineReason.CYCLE,
+                f"the reductions of {self.scope.space} depend on each other through a node outside",
+                lost[0].name,
+            )
+        region = Region(name, self.scope.space, nodes, tuple(outputs), inner, outer)
+        for node in region.inputs:
+            self.scope.check(node)
+        return region
+
+    def sweep(self) -> None:
+        """Visit the core and whatever uses a member, in graph order."""
+        heap = [(position(n), n) for n in self.core]
+        queued = set(self.core)
+        heapq.heapify(heap)
+        while heap:
+            _, node = heapq.heappop(heap)
+            if not (self.joins(node) or self.waits(node)):
+                continue
+            for user in node.users:
+                if user not in queued and user.op == "call_function":
+                    queued.add(user)
+                    heapq.heappush(heap, (position(user), user))
+
+    def joins(self, node: Node) -> bool:
+        """Take the node if it may be taken; whether it was."""
+        args = node.all_input_nodes
+        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
+            return False
+        if node in self.core:
+            # A result of the outer reduction exists only after the loop over rows.
+            if node not in self.outer and any(a in self.column for a in args):
+                return False
+        elif not self.follows(node, args):
+            return False
+        self.take(node)
+        return True
+
+    def take(self, node: Node) -> None:
+        args = node.all_input_nodes
+        for arg in args:
+            if arg in self.pending:
+                self.pending.remove(arg)
+                self.take(arg)
+        self.members[node] = reduction_kind(node) is not None or any(
+            self.members.get(a, False) for a in args
+        )
+        is_outer = node in self.scope.outer and node not in self.inner
+        if is_outer or any(a in self.column for a in args):
+            self.column.add(node)
+
+    def follows(self, node: Node, args: list[Node]) -> bool:
+        """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
+        live = [a for a in args if self.members.get(a, False)]
+        if not live or not all(a in self.members or is_static(a) for a in args):
+            return False
+        if node in self.scope.outer:
+            return live[0] not in self.column
+        if not self.scope.fusible(node):
+            return False
+        column = [a for a in args if a in self.column]
+        if column:
+            return len(column) == len(live) and not self.scope.is_full(node)
+        if self.is_prologue(node):
+            # Another norm reads it: cut here, unless following it does not add a tensor to write.
+            return all(len(a.users) == 1 for a in live)
+        return True
+
+    def is_prologue(self, node: Node) -> bool:
+        """Whether the node feeds an inner reduction of another region, with nothing but pointwise between."""
+        todo, seen = [node], {node}
+        while todo:
+            for user in todo.pop().users:
+                if user in self.scope.inner and user not in self.inner:
+                    return True
+                if user in seen or not self.scope.fusible(user):
+                    continue
+                seen.add(user)
+                if not self.scope.depends_on_inner(user, ignoring=(*self.members, *seen)):
+                    todo.append(user)
+        return False
+
+    def waits(self, node: Node) -> bool:
+        """Set aside a fusible node that uses a member which its users outside cannot recompute."""
+        args = node.all_input_nodes
+        uses = any(a in self.pending or (a in self.members and not self.copied(a)) for a in args)
+        if not uses or node in self.core or not self.scope.fusible(node):
+            return False
+        if any(self.members.get(a, False) for a in args):
+            return False
+        self.pending.add(node)
+        return True
+
+    def copied(self, node: Node) -> bool:
+        """Whether users outside keep the original node of a member."""
+        return not self.members[node] and self.scope.recomputed(node)
+
+    def is_tainted(self, node: Node) -> bool:
+        """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            if current in self._tainted:
+                todo.pop()
+                continue
+            args = [a for a in current.all_input_nodes if position(a) >= self.start]
+            if current in self.pending or any(
+                not self.copied(a) if a in self.members else self._tainted.get(a, False) for a in args
+            ):
+                self._tainted[current] = True
+                continue
+            unknown = [a for a in args if a not in self.members and a not in self._tainted]
+            if unknown:
+                todo.extend(unknown)
+            else:
+                self._tainted[current] = False
+        return self._tainted[node]
+
+    def pull_operands(self) -> None:
+        """Add what only the sweep's finds need: producers that nobody else uses, or that can be recomputed.
+
+        No user outside waits for such a node, so it cannot close a cycle.
+        """
+        candidates: set[Node] = set()
+
+        def add_operands(node: Node) -> None:
+            candidates.update(a for a in node.all_input_nodes if a not in self.members)
+
+        for node in self.members:
+            add_operands(node)
+        while candidates:
+            # Last first: by then all its users have been decided.
+            node = max(candidates, key=position)
+            candidates.remove(node)
+            if self.scope.fusible(node) and (
+                self.scope.recomputed(node) or all(u in self.members for u in node.users)
+            ):
+                self.members[node] = False
+                add_operands(node)
+
+    def outputs(self) -> list[Node]:
+        """The members whose value is needed outside and that are not recomputed there, in graph order."""
+        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        outputs: list[Node] = []
+        for node in reversed(self.members):
+            if all(u in self.members and u not in staying for u in node.users):
+                continue
+            if is_view(node) or self.copied(node):
+                staying.add(node)
+            else:
+                outputs.append(node)
+        return outputs[::-1]
+
+    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
+        """The members that the outputs need, in graph order."""
+        needed = set(outputs)
+        for node in reversed(self.members):
+            if node in needed:
+                needed.update(a for a in node.all_input_nodes if a in self.members)
+        return tuple(n for n in self.members if n in needed)
