@@ -206,7 +206,7 @@ def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) ->
     from mixorder.report import collect
 
     options = {"mixorder": True, "mixorder_strict": True} if enabled else {"mixorder": False}
-    _warm_up_compiler()
+    _warm_up_compiler(options)
     torch._dynamo.reset()
     # Autograd runs a GPU's backward, and with it the backward's compilation, on a thread of its
     # own, where this context's collector is not seen.
@@ -230,13 +230,15 @@ def _fresh_cache() -> contextlib.AbstractContextManager[None]:
     return (getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache)()
 
 
-def _warm_up_compiler() -> None:
+def _warm_up_compiler(options: dict[str, bool]) -> None:
     """Pay for imports and compile workers before a compile is timed."""
     import torch
 
+    from mixorder.demo_model import Problem
+
+    small = Problem.create(1, (2, 64, 64), "layer", "float32", "cuda")
     with _fresh_cache():
-        x = torch.randn(64, 64, device="cuda", requires_grad=True)
-        torch.compile(torch.nn.GELU(), options={"mixorder": False})(x).sum().backward()
+        small.gradients(torch.compile(small.module, options={**options, "mixorder_min_numel": 0}))
         torch.cuda.synchronize()
 
 

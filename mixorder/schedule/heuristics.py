@@ -1,13 +1,13 @@
 """Choose a schedule from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
 The row-resident kernel is memory-bound as long as enough bytes are on their way. On the H200, over RMSNorm
-and LayerNorm in bf16 from 2048x2048 to 4194304x64 (`tools/tune.py`, up to 124 schedules each), the best
+and LayerNorm in bf16 and fp32 from 2048x2048 to 4194304x64 (`tools/tune.py`, up to 124 schedules each), the best
 schedules had these in common, whatever the shape:
 
-- 64 KB of *useful* bytes in flight per multiprocessor: (stages - 1) x resident elements x bytes loaded per
-  element, where lanes beyond a row's end do not count;
-- 8192 resident elements per multiprocessor, 32 per thread where the registers allow it, so that a row
-  stays within one warp or few and its reduction needs few barriers;
+- 32 KB of tiles resident per multiprocessor, and twice that in flight, counting *useful* bytes only (lanes
+  beyond a row's end load nothing): three stages, or four where rows fill their power of two badly;
+- 32 elements per thread where the registers allow it, so that a row stays within one warp or few and its
+  reduction needs few barriers;
 - the fewer programs per multiprocessor the fewer partials to finalise, but several even out the tail:
   4 where each gets many tiles, 1 where few.
 
@@ -17,6 +17,7 @@ Raises `Decline` where no strategy fits.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import AxisClass, Load, LoopProgram, PartialAccumulate
@@ -24,8 +25,7 @@ from .device import DeviceInfo
 from .schedule import Schedule, Tile
 
 MAX_RESIDENT_COLS = 8192  # wider rows do not stay in one program's registers
-RESIDENT_ELEMENTS = 8192  # per multiprocessor
-BYTES_IN_FLIGHT = 64 * 1024  # per multiprocessor
+RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
 PROGRAMS_PER_SM = 4
 MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
 MAX_REGISTERS = 224  # of 255: the estimate leaves out addresses and what the compiler keeps twice
@@ -92,9 +92,10 @@ def choose(
 
 def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    few_tiles = work.rows * r0_block < MIN_TILES_PER_PROGRAM * RESIDENT_ELEMENTS * device.num_sm
-    per_sm = 1 if few_tiles else max(1, min(PROGRAMS_PER_SM, RESIDENT_ELEMENTS // r0_block))
-    elements = RESIDENT_ELEMENTS // per_sm
+    resident = 1 << round(math.log2(RESIDENT_BYTES / max(1, work.load_bytes)))
+    few_tiles = work.rows * r0_block < MIN_TILES_PER_PROGRAM * resident * device.num_sm
+    per_sm = 1 if few_tiles else max(1, min(PROGRAMS_PER_SM, resident // r0_block))
+    elements = resident // per_sm
     xblock = max(1, elements // r0_block)
     while xblock > 1 and -(-work.rows // xblock) < device.num_sm:
         xblock //= 2  # too few rows: rather more programs than larger tiles
@@ -102,7 +103,7 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]
     threads = elements // _elements_per_thread(work, elements)
     num_warps = max(1, min(MAX_WARPS, threads // device.warp_size))
     # H200, 2048x2048 bf16: with few tiles a fourth stage gives RMSNorm 72% -> 78%, LayerNorm 70% -> 72%.
-    stages = _stages(work, elements, r0_block, per_sm, device, at_least=4 if few_tiles else 2)
+    stages = _stages(work, elements, r0_block, per_sm, device, at_least=4 if few_tiles else 3)
     return Tile(xblock, num_warps, stages), per_sm
 
 
@@ -117,9 +118,9 @@ def _elements_per_thread(work: Workload, elements: int) -> int:
 def _stages(
     work: Workload, elements: int, r0_block: int, per_sm: int, device: DeviceInfo, at_least: int
 ) -> int:
-    """Row tiles in flight or in use, to 4: enough for `BYTES_IN_FLIGHT`, and no more than fit."""
+    """Row tiles in use or in flight, to 4: enough for twice `RESIDENT_BYTES`, and no more than fit."""
     useful = per_sm * elements * work.load_bytes * work.cols // r0_block
-    stages = max(at_least, 1 + min(3, -(-BYTES_IN_FLIGHT // max(1, useful))))
+    stages = max(at_least, 1 + min(3, -(-2 * RESIDENT_BYTES // max(1, useful))))
     # Triton keeps stages - 1 tiles of each pipelined load in shared memory.
     while stages > 1 and elements * work.load_bytes * (stages - 1) > device.shared_memory:
         stages -= 1
