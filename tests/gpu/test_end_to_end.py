@@ -1,4 +1,4 @@
-"""On a GPU, the whole way: `torch.compile(options={"mixorder": True})`, Inductor's own launch, real kernels."""
+"""On a GPU, the whole way: `torch.compile(options={"mixorder": True})`, launched by Inductor."""
 
 import copy
 
@@ -84,7 +84,7 @@ def reference(module, x, dy):
 
 @pytest.fixture
 def mode(request):
-    """The options of a mode. torch forgets cpp_wrapper given as an option when it compiles the backward."""
+    """The options of a mode. torch forgets `cpp_wrapper`, given as an option, in the backward."""
     with config.patch(cpp_wrapper=request.param == "cpp_wrapper"):
         yield MODES[request.param]
 
@@ -179,3 +179,18 @@ def test_generated_code_launches_two_kernels_and_no_clone():
 def gradients_of(compiled, module, x, dy):
     x = x.detach().requires_grad_()
     return torch.autograd.grad(compiled(x), [x, *module.parameters()], dy)
+
+
+def test_offsets_beyond_two_to_the_31():
+    rows, cols = 2**22 + 5, 513
+    module = randomised(nn.RMSNorm(cols), torch.bfloat16)
+    x, dy = (torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    dx, dw = compile_and_grad(module, x, dy, STRICT)
+    assert counters["mixorder"]["fused_regions"] == 1
+    exact_dw = torch.zeros(cols, device="cuda", dtype=torch.float64)
+    for part in range(0, rows, 2**19):
+        chunk = slice(part, part + 2**19)
+        exact_dx, partial = reference(module, x[chunk], dy[chunk])
+        exact_dw += partial
+        assert errors([dx[chunk]], [exact_dx])[0] < 0.01
+    assert errors([dw], [exact_dw])[0] < 0.01
