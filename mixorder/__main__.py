@@ -194,10 +194,7 @@ def _count_replaced(dump: Path) -> int:
         return set(re.findall(r"^\s*%(\w+) .*= call_function\[", path.read_text(), re.MULTILINE))
 
     regions = [path.parent for path in dump.glob("*/*/*_fx_after.txt")]
-    return sum(
-        len(nodes(next(r.glob("*_fx.txt"))) - nodes(next(r.glob("*_fx_after.txt"))))
-        for r in regions
-    )
+    return sum(len(nodes(next(r.glob("*_fx.txt"))) - nodes(next(r.glob("*_fx_after.txt")))) for r in regions)
 
 
 def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
@@ -309,10 +306,7 @@ def _comparison_text(stock: Outcome, ours: Outcome) -> str:
     text = "\nOne training step\n" + _table(rows)
     if ours.kernels is None:
         text += "\n  Launches are counted, and times taken, on a GPU only."
-    return (
-        text
-        + "\n  Error: ||g - ref|| / ||ref||, ref from eager in float64; input and every parameter."
-    )
+    return text + "\n  Error: ||g - ref|| / ||ref||, ref from eager in float64; input and every parameter."
 
 
 def _kernels_text(records: Sequence[RegionRecord | Decline]) -> str:

@@ -102,9 +102,7 @@ class Problem:
     dy: Tensor
 
     @classmethod
-    def create(
-        cls, layers: int, shape: tuple[int, int, int], norm: str, dtype: str, device: str
-    ) -> Problem:
+    def create(cls, layers: int, shape: tuple[int, int, int], norm: str, dtype: str, device: str) -> Problem:
         place = {"device": device, "dtype": getattr(torch, dtype)}
         module = Transformer(layers, shape[-1], norm).to(**place)
         x, dy = (torch.randn(shape).to(**place) for _ in range(2))

@@ -121,11 +121,7 @@ def label(region: Region) -> str:
 
 def _has_usable_device(graph: Graph, options: Options) -> bool:
     """Whether the graph has tensors that our kernels can take; says once if not."""
-    types = {
-        val.device.type
-        for node in graph.nodes
-        if isinstance(val := node.meta.get("val"), torch.Tensor)
-    }
+    types = {val.device.type for node in graph.nodes if isinstance(val := node.meta.get("val"), torch.Tensor)}
     if "cuda" in types:
         from torch.utils._triton import has_triton
 
@@ -135,9 +131,7 @@ def _has_usable_device(graph: Graph, options: Options) -> bool:
     if "cpu" in types and options.interpret:
         return True
     if types:
-        _say_once(
-            f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU"
-        )
+        _say_once(f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU")
     return False
 
 

@@ -1,4 +1,4 @@
-"""What mixorder says about a compile: counters, log lines, dump files, and records for `python -m mixorder`."""
+"""What mixorder says about a compile: counters, log lines, dump files, and records for the demo."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class RegionRecord:
     kernels: tuple[KernelSource, ...]
 
 
-_collectors: contextvars.ContextVar[tuple[list[RegionRecord | Decline], ...]] = (
-    contextvars.ContextVar("mixorder_collectors", default=())
+_collectors: contextvars.ContextVar[tuple[list[RegionRecord | Decline], ...]] = contextvars.ContextVar(
+    "mixorder_collectors", default=()
 )
 
 

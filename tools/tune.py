@@ -104,9 +104,7 @@ def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
                     if elements * work.load_bytes * stages * per_sm > 220_000:
                         continue
                     splits = min(per_sm * device.num_sm, -(-work.rows // xblock))
-                    schedule = dataclasses.replace(
-                        base, tile=Tile(xblock, warps, stages), num_splits=splits
-                    )
+                    schedule = dataclasses.replace(base, tile=Tile(xblock, warps, stages), num_splits=splits)
                     if schedule not in seen:
                         seen.add(schedule)
                         yield schedule
@@ -145,14 +143,11 @@ def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
     tensors = {}
     for buffer in program.buffers:
         size, stride = (
-            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs]
-            for exprs in (buffer.shape, buffer.stride)
+            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
         )
         tensor = torch.empty_strided(size, stride, dtype=buffer.dtype, device="cuda")
         if buffer.role is BufferRole.INPUT:
-            tensor.copy_(
-                torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor)
-            )
+            tensor.copy_(torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor))
         else:
             tensor.fill_(float("nan"))
         tensors[buffer.name] = tensor
@@ -228,9 +223,7 @@ def tune_shape(
     limit = time_limit(rows, cols, dtype, flush, reps)
     results = []
     for schedule, sources in pairs:
-        reports = [
-            compiled[(s, tuple(program.buffer(b).dtype for b in s.buffers))] for s in sources
-        ]
+        reports = [compiled[(s, tuple(program.buffer(b).dtype for b in s.buffers))] for s in sources]
         row: dict[str, Any] = {
             "norm": norm, "rows": rows, "cols": cols, "dtype": str(dtype), "limit_us": limit,
             **dataclasses.asdict(schedule.tile), "num_splits": schedule.num_splits,
@@ -288,11 +281,7 @@ def main() -> None:
             rows, cols = map(int, shape.split("x"))
             for norm in args.norms.split(","):
                 print(f"[{norm} {shape}]", file=sys.stderr, flush=True)
-                results += (
-                    found := tune_shape(
-                        norm, rows, cols, DTYPES[args.dtype], args.reps, pool, flush
-                    )
-                )
+                results += (found := tune_shape(norm, rows, cols, DTYPES[args.dtype], args.reps, pool, flush))
                 report(found, args.best)
                 args.out.write_text(json.dumps(results, indent=1))
 

@@ -63,15 +63,11 @@ class TileDim:
         return f"{self.symbol}mask"
 
 
-def generate(
-    program: LoopProgram, schedule: Schedule, label: str
-) -> tuple[KernelSource, KernelSource]:
+def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, KernelSource]:
     """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
     main, *rest = program.nests
     if len(rest) != 1:
-        raise ValueError(
-            f"one nest over rows and one finalisation expected, got {len(program.nests)} nests"
-        )
+        raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
     with printing_triton():
         return (
             _main_kernel(program, main, schedule, label),
@@ -112,9 +108,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         partial = writer.reduced(acc.kind, f"{acc.buffer}_acc", axis=0)
         writer.store(acc.buffer, acc.index, partial, frozenset({y.symbol}))
     configs = tuple(
-        LaunchConfig(
-            (("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages
-        )
+        LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
         for t in schedule.tiles
     )
     return writer.finish(f"triton_mixorder_{label}", schedule.num_splits, configs)
@@ -153,9 +147,7 @@ class _Writer:
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code)
         self.buffers = _buffers_of(program, nest)
-        self.wide = any(
-            int(b.max_offset.subs(NUM_SPLITS, num_splits)) >= _INT32_LIMIT for b in self.buffers
-        )
+        self.wide = any(int(b.max_offset.subs(NUM_SPLITS, num_splits)) >= _INT32_LIMIT for b in self.buffers)
 
     def begin(self, constants: tuple[str, ...]) -> None:
         args = [_pointer(b.name) for b in self.buffers] + [f"{c}: tl.constexpr" for c in constants]
@@ -249,9 +241,7 @@ class _Writer:
         keep = "[:, None]" if axis == 1 else "[None, :]"
         return f"{_TILE_REDUCE[kind]}({value}, {axis}){keep}"
 
-    def store(
-        self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]
-    ) -> None:
+    def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""

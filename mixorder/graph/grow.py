@@ -97,7 +97,7 @@ class Scope:
         return False
 
     def recomputed(self, node: Node) -> bool:
-        """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than to read."""
+        """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
         if is_view(node) or not self.is_full(node):
             return True
         reads = [a for a in node.all_input_nodes if self.is_full(a)]
@@ -130,9 +130,7 @@ class Growth:
         self.pending: set[Node] = set()
         self._tainted: dict[Node, bool] = {}
         # Only from here on can a node depend on the region.
-        self.start = min(
-            position(n) for n in self.core if n in reductions or not scope.recomputed(n)
-        )
+        self.start = min(position(n) for n in self.core if n in reductions or not scope.recomputed(n))
 
     def grow(self, name: str) -> Region:
         for node in self.core:
@@ -190,9 +188,7 @@ class Growth:
             if arg in self.pending:
                 self.pending.remove(arg)
                 self.take(arg)
-        self.members[node] = reduction_kind(node) is not None or any(
-            self.members.get(a, False) for a in args
-        )
+        self.members[node] = reduction_kind(node) is not None or any(self.members.get(a, False) for a in args)
         is_outer = node in self.scope.outer and node not in self.inner
         if is_outer or any(a in self.column for a in args):
             self.column.add(node)

@@ -24,9 +24,7 @@ def _check_devices(region: Region) -> None:
         val = fake(node)
         assert val is not None
         if val.device != device_of(region):
-            raise Decline(
-                DeclineReason.MIXED_DEVICE, f"{val.device} beside {device_of(region)}", node.name
-            )
+            raise Decline(DeclineReason.MIXED_DEVICE, f"{val.device} beside {device_of(region)}", node.name)
 
 
 def device_of(region: Region) -> torch.device:
@@ -54,11 +52,9 @@ def _mutated_args(node: Node) -> list[Node]:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
     schema = node.target._schema.arguments
-    given = {s.name: arg for s, arg in zip(schema, node.args)} | dict(node.kwargs)
+    given = {s.name: arg for s, arg in zip(schema, node.args, strict=False)} | dict(node.kwargs)
     return [
         given[s.name]
         for s in schema
-        if s.alias_info is not None
-        and s.alias_info.is_write
-        and isinstance(given.get(s.name), Node)
+        if s.alias_info is not None and s.alias_info.is_write and isinstance(given.get(s.name), Node)
     ]

@@ -94,7 +94,7 @@ def reduction_kind(node: Node) -> ReductionKind | None:
 
 
 def reduced_dims(node: Node) -> tuple[int, ...]:
-    """The dims of its input, non-negative and sorted, that a reduction node reduces; all if none are given."""
+    """The dims that a reduction node reduces, non-negative and sorted; all of them if none are given."""
     ndim = fake(node.args[0]).dim()  # type: ignore[arg-type,union-attr]
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if dims is None or dims == []:

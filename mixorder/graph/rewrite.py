@@ -37,7 +37,7 @@ def replace(
     """Replace the region by its kernels, launched in order. The graph's order is legal afterwards."""
     writer = _Writer(graph, region)
     try:
-        nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), region.inputs))
+        nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), region.inputs, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
             nodes[buffer.name] = writer.empty(buffer, num_splits)
         for source in kernels:
@@ -45,7 +45,7 @@ def replace(
     except BaseException:
         writer.undo()
         raise
-    for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs):
+    for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
         new = nodes[buffer.name]
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
@@ -81,8 +81,7 @@ class _Writer:
 
     def empty(self, buffer: Buffer, num_splits: int) -> Node:
         size, stride = (
-            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs]
-            for exprs in (buffer.shape, buffer.stride)
+            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
         with self.fake_mode:
@@ -108,7 +107,7 @@ class _Writer:
         node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), fake)
         return {
             name: self.add(operator.getitem, (node, key), {}, vals[key])
-            for name, key in zip(source.written, written)
+            for name, key in zip(source.written, written, strict=True)
         }
 
     def undo(self) -> None:

@@ -63,7 +63,7 @@ class Buffer:
     @property
     def max_offset(self) -> sympy.Expr:
         """The largest element offset that an index into the buffer can have."""
-        return sum(((n - 1) * s for n, s in zip(self.shape, self.stride)), sympy.S.Zero)
+        return sum(((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True)), sympy.S.Zero)
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -213,9 +213,7 @@ class Nest:
         reduced: set[str] = set()
         for stmt in self.statements:
             if isinstance(stmt, Load | Compute | Reduce):
-                stage[stmt.name] = max(
-                    (stage[n] + (n in reduced) for n in operands(stmt)), default=0
-                )
+                stage[stmt.name] = max((stage[n] + (n in reduced) for n in operands(stmt)), default=0)
             if isinstance(stmt, Reduce):
                 reduced.add(stmt.name)
         return stage
@@ -278,9 +276,7 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def depth_of(
-    stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]
-) -> int:
+def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]) -> int:
     """How many of `loops`, from the outermost, enclose a statement."""
     if isinstance(stmt, Load | Compute | Reduce):
         symbols = deps[stmt.name]

@@ -183,9 +183,7 @@ class _Tracer:
         if node in self.region.column_side():
             index = _delinearize(self.col.symbol, shape)
         elif (k := split_point(shape, self.region.space)) is not None:
-            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(
-                self.col.symbol, shape[k:]
-            )
+            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(self.col.symbol, shape[k:])
         else:
             index = _delinearize(self.row.symbol, shape)
         value = self.value(node, index)
@@ -233,9 +231,7 @@ class _Tracer:
         self.body.append(Reduce(name, kind, Ref(value.name), (axis.symbol,), value.dtype))
         return _Traced(name, value.dtype)
 
-    def compute(
-        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
-    ) -> _Traced:
+    def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))
         key = (op, tuple((type(a), a) for a in args), kwargs_key)
         if key not in self._computed:
@@ -268,9 +264,7 @@ class _Tracer:
 
         def inner_fn(index: Sequence[sympy.Expr]) -> Any:
             if V.get_ops_handler() is not self._recorder:
-                return ops.load(
-                    node.name, sympy.S.Zero
-                )  # Inductor counts ops and reads while lowering
+                return ops.load(node.name, sympy.S.Zero)  # Inductor counts ops and reads while lowering
             return OpsValue(self.value(node, tuple(index)))
 
         return inductor_ir.Pointwise.create(
@@ -281,7 +275,7 @@ class _Tracer:
         )
 
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int]) -> sympy.Expr:
-        return self.simplify(sum((i * s for i, s in zip(index, stride)), sympy.S.Zero))
+        return self.simplify(sum((i * s for i, s in zip(index, stride, strict=True)), sympy.S.Zero))
 
     def simplify(self, expr: sympy.Expr) -> sympy.Expr:
         if expr.is_Symbol or expr.is_number:

@@ -58,26 +58,17 @@ def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
 
 
 def _index(buffer: Buffer, loops: tuple[Axis, ...]) -> sympy.Expr:
-    return sum(
-        (
-            s * stride
-            for s, stride in zip((SPLIT_SYMBOL, *(a.symbol for a in loops)), buffer.stride)
-        ),
-        sympy.S.Zero,
-    )
+    symbols = (SPLIT_SYMBOL, *(axis.symbol for axis in loops))
+    return sum((s * stride for s, stride in zip(symbols, buffer.stride, strict=True)), sympy.S.Zero)
 
 
-def _partial_nest(
-    nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis
-) -> Nest:
+def _partial_nest(nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis) -> Nest:
     loops: list[Axis] = []
     for axis in nest.loops:
         loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
     col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
     roots = [
-        PartialAccumulate(
-            workspaces[r.name].name, _index(workspaces[r.name], col_loops), r.kind, r.value
-        )
+        PartialAccumulate(workspaces[r.name].name, _index(workspaces[r.name], col_loops), r.kind, r.value)
         for r in outers
     ]
     return Nest(tuple(loops), closure(nest.body, roots))

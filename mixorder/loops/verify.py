@@ -72,9 +72,7 @@ def _verify_split(program: LoopProgram) -> None:
     for nest in program.nests:
         for stmt in nest.statements:
             if isinstance(stmt, Reduce):
-                _require(
-                    row is None or row.symbol not in stmt.axes, f"{stmt} is an outer reduction"
-                )
+                _require(row is None or row.symbol not in stmt.axes, f"{stmt} is an outer reduction")
 
 
 def _verify_order(nest: Nest) -> None:

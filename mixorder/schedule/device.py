@@ -20,9 +20,7 @@ class DeviceInfo:
 
 
 # What a machine without a GPU plans for: the figures of CUDA's device properties on the H200.
-H200 = DeviceInfo(
-    "NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048
-)
+H200 = DeviceInfo("NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048)
 
 
 def device_info(device: torch.device) -> DeviceInfo:

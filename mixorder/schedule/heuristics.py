@@ -63,14 +63,10 @@ def workload(program: LoopProgram) -> Workload:
     )
 
 
-def choose(
-    work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False
-) -> Schedule:
+def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False) -> Schedule:
     """The row-resident schedule for a workload; `split_size` rows per program if that is not 0."""
     if work.cols > MAX_RESIDENT_COLS:
-        raise Decline(
-            DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_RESIDENT_COLS} fit"
-        )
+        raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_RESIDENT_COLS} fit")
     r0_block = _next_power_of_2(work.cols)
     if (work.live_tiles + 1) * r0_block > 5 * device.registers // 4:
         raise Decline(
