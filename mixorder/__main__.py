@@ -12,12 +12,9 @@ import contextlib
 import dataclasses
 import os
 import platform
-import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ class Outcome:
 
     records: list[RegionRecord | Decline]
     errors: dict[str, float]
-    nodes_replaced: int | None = None
+    nodes_fused: int | None = None
     kernels: tuple[str, ...] | None = None
     backward_ms: float | None = None
     step_ms: float | None = None
@@ -144,25 +141,6 @@ def _interpret_triton() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
         if "triton" in sys.modules:
             os.execv(sys.executable, [sys.executable, "-m", "mixorder", *sys.argv[1:]])
-    _round_bfloat16()
-
-
-def _round_bfloat16() -> None:
-    """The interpreter cuts float32 off to bfloat16, twice the error of a GPU, which rounds."""
-    import numpy
-    import torch
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast = InterpreterBuilder.cast_impl
-
-    def cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
-        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
-            return cast(self, src, dst_type)
-        rounded = torch.from_numpy(numpy.array(src.data)).bfloat16().view(torch.uint16)
-        return TensorHandle(rounded.numpy(), tl.bfloat16)
-
-    InterpreterBuilder.cast_impl = cast_impl
 
 
 # Measurements.
@@ -173,28 +151,15 @@ def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: boo
 
     from mixorder.interpret import compile_for_interpreter
     from mixorder.options import Options
-    from mixorder.report import collect
+    from mixorder.report import RegionRecord, collect
 
     torch._dynamo.reset()
-    with tempfile.TemporaryDirectory(prefix="mixorder-demo-") as folder, _fresh_cache():
-        options = Options(enabled=False)
-        if enabled:
-            options = Options(True, strict=True, interpret=True, min_numel=0, dump_dir=folder)
+    options = Options(enabled, strict=True, interpret=True, min_numel=0)
+    with _fresh_cache(), collect() as records:
         compiled = torch.compile(problem.module, backend=compile_for_interpreter(options))
-        with collect() as records:
-            grads = problem.gradients(compiled)
-        replaced = _count_replaced(Path(folder))
-    return Outcome(records, problem.errors(grads, exact), nodes_replaced=replaced)
-
-
-def _count_replaced(dump: Path) -> int:
-    """How many nodes the dumped graphs have before each region is rewritten and no longer after."""
-
-    def nodes(path: Path) -> set[str]:
-        return set(re.findall(r"^\s*%(\w+) .*= call_function\[", path.read_text(), re.MULTILINE))
-
-    regions = [path.parent for path in dump.glob("*/*/*_fx_after.txt")]
-    return sum(len(nodes(next(r.glob("*_fx.txt"))) - nodes(next(r.glob("*_fx_after.txt")))) for r in regions)
+        grads = problem.gradients(compiled)
+    fused = sum(record.num_nodes for record in records if isinstance(record, RegionRecord))
+    return Outcome(records, problem.errors(grads, exact), nodes_fused=fused)
 
 
 def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
@@ -205,10 +170,8 @@ def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) ->
     options = {"mixorder": True, "mixorder_strict": True} if enabled else {"mixorder": False}
     _warm_up_compiler(options)
     torch._dynamo.reset()
-    # Autograd runs a GPU's backward, and with it the backward's compilation, on a thread of its
-    # own, where this context's collector is not seen.
     with _fresh_cache():
-        with collect() as records, torch.autograd.set_multithreading_enabled(False):
+        with collect() as records:
             start = time.perf_counter()
             compiled = torch.compile(problem.module, options=options)
             grads = problem.gradients(compiled)
@@ -291,7 +254,7 @@ def _comparison_text(stock: Outcome, ours: Outcome) -> str:
 
     rows = [("", "without mixorder", "with mixorder")]
     if ours.kernels is None:
-        rows.append(row("FX nodes replaced by kernels", lambda o: str(o.nodes_replaced)))
+        rows.append(row("FX nodes computed in our kernels", lambda o: str(o.nodes_fused)))
     else:
         rows += [
             row("kernels launched by one backward", lambda o: count(o, "")),

@@ -18,13 +18,15 @@ class DeclineReason(Enum):
     UNSUPPORTED_OP = "unsupported-op", "The region needs an operator that cannot be lowered."
     UNSUPPORTED_DTYPE = "unsupported-dtype", "The region has a dtype the kernels do not take."
     DYNAMIC_SHAPE = "dynamic-shape", "A size that must be known at compile time is symbolic."
-    LAYOUT = "layout", "The strides of a tensor would make the innermost loop uncoalesced."
     TOO_MANY_LIVE_TILES = (
         "too-many-live-tiles",
         "The region keeps more tiles alive at once than the registers hold.",
     )
     MIXED_DEVICE = "mixed-device", "The tensors of the region are not all on one device."
-    AXIS_CLASS = "axis-class", "The axes reduced by the two sides do not form a supported nest."
+    AXIS_CLASS = (
+        "axis-class",
+        "The two sides share a tensor, but their axes are not rows and columns of one space.",
+    )
 
     def __new__(cls, value: str, explanation: str) -> "DeclineReason":
         member = object.__new__(cls)

@@ -6,6 +6,7 @@ maps the functions that Inductor's op printer calls onto NumPy-backed equivalent
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ def _inner_compile(options: Options) -> Callable[..., Any]:
         from . import pipeline
 
         _map_libdevice()
+        _round_bfloat16()
         with V.set_fake_mode(detect_fake_mode(example_inputs)):
             post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
             if options.enabled:
@@ -97,3 +99,21 @@ def _map_libdevice() -> None:
     from torch._inductor.runtime import triton_helpers
 
     triton_helpers.libdevice = _NumpyLibdevice()
+
+
+@functools.cache
+def _round_bfloat16() -> None:
+    """The interpreter cuts float32 off to bfloat16, twice the error of a GPU, which rounds (triton 3.7)."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.cast_impl
+
+    def cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
+        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
+            return cast(self, src, dst_type)
+        rounded = torch.from_numpy(numpy.array(src.data)).bfloat16().view(torch.uint16)
+        return TensorHandle(rounded.numpy(), tl.bfloat16)
+
+    InterpreterBuilder.cast_impl = cast_impl

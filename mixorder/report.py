@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import itertools
 import logging
@@ -18,12 +17,12 @@ from .graph.region import Region
 from .schedule.schedule import Schedule
 
 log = logging.getLogger("mixorder")
-_graph_ids = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
-    """One fused region, as plain data: extents, numbers of reductions, the schedule and the kernels' text."""
+    """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
+    that the kernels compute, the schedule and the kernels' text."""
 
     name: str
     rows: int
@@ -31,24 +30,24 @@ class RegionRecord:
     dtype: str
     inner: tuple[str, ...]
     outer: tuple[str, ...]
+    num_nodes: int
     schedule: Schedule
     kernels: tuple[KernelSource, ...]
 
 
-_collectors: contextvars.ContextVar[tuple[list[RegionRecord | Decline], ...]] = contextvars.ContextVar(
-    "mixorder_collectors", default=()
-)
+# Not a context variable: autograd compiles a GPU's backward on a thread of its own.
+_collectors: list[list[RegionRecord | Decline]] = []
 
 
 @contextlib.contextmanager
 def collect() -> Iterator[list[RegionRecord | Decline]]:
-    """Collect a record of every region fused, and every decline, while the context is open."""
+    """Collect a record of every region fused, and every decline, while the context is open, on any thread."""
     records: list[RegionRecord | Decline] = []
-    token = _collectors.set((*_collectors.get(), records))
+    _collectors.append(records)
     try:
         yield records
     finally:
-        _collectors.reset(token)
+        _collectors[:] = [other for other in _collectors if other is not records]
 
 
 def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...]) -> RegionRecord:
@@ -61,6 +60,7 @@ def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ..
         str(val.dtype),
         tuple(n.name for n in region.inner),
         tuple(n.name for n in region.outer),
+        len(region.nodes),
         schedule,
         kernels,
     )
@@ -77,14 +77,14 @@ def fused(record: RegionRecord) -> None:
         ", ".join(record.outer),
         ", ".join(k.name for k in record.kernels),
     )
-    for records in _collectors.get():
+    for records in list(_collectors):
         records.append(record)
 
 
 def declined(decline: Decline) -> None:
     counters["mixorder"][f"declined:{decline.reason.value}"] += 1
     log.info("not fused: %s. %s", decline, decline.reason.explanation)
-    for records in _collectors.get():
+    for records in list(_collectors):
         records.append(decline)
 
 
@@ -92,7 +92,10 @@ class Dump:
     """Writes one numbered text file per stage under `directory`; writes nothing if that is empty."""
 
     def __init__(self, directory: str) -> None:
-        self.root = Path(directory) / f"graph{next(_graph_ids)}" if directory else None
+        self.root = None
+        if directory:
+            taken = (Path(directory) / f"graph{i}" for i in itertools.count())
+            self.root = next(path for path in taken if not path.exists())
 
     def write(self, region: str, name: str, content: object) -> None:
         if self.root is None:

@@ -7,13 +7,21 @@ changes the graph, reads device properties, or weighs cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch.fx import Graph, Node
 
-from ..errors import Decline
+from ..errors import Decline, DeclineReason
 from .grow import Growth, Scope, by_position
-from .nodes import Space, inner_space, outer_space
+from .nodes import (
+    Space,
+    fake,
+    inner_space,
+    is_static,
+    outer_space,
+    reduced_dims,
+    reduction_kind,
+)
 from .region import Region
 
 
@@ -47,6 +55,38 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
         for other in scopes.values():
             other.inner -= spoken_for
             other.outer -= spoken_for
+    yield from _dynamic_pairs(graph)
+    for node, scope in outers:
+        if node in scope.outer and (other := _other_axes(scope, node)) is not None:
+            detail = f"beside {other.name}, which reduces dims {reduced_dims(other)} of the same tensor"
+            yield Decline(DeclineReason.AXIS_CLASS, detail, node.name)
+
+
+def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
+    """One decline for each symbolic shape that is reduced over leading and over trailing dims."""
+    sides: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        source = fake(node.args[0]) if reduction_kind(node) is not None else None
+        if source is None or is_static(node.args[0]):
+            continue
+        dims, ndim = reduced_dims(node), source.dim()
+        shape = str(tuple(source.shape))
+        seen = sides.setdefault(shape, set())
+        if dims == tuple(range(len(dims))):
+            seen.add("leading")
+        if dims == tuple(range(ndim - len(dims), ndim)):
+            seen.add("trailing")
+        if len(seen) == 2:
+            yield Decline(DeclineReason.DYNAMIC_SHAPE, shape, node.name)
+            sides[shape] = {"reported", *seen}
+
+
+def _other_axes(scope: Scope, outer: Node) -> Node | None:
+    """A reduction that shares a full-size read with `outer`, over axes that make no pair with it."""
+    for node in _walk_down(scope, scope.full_reads(outer)):
+        if reduction_kind(node) is not None and node is not outer and node not in scope.outer:
+            return node
+    return None
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
@@ -73,20 +113,23 @@ def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
 
 def _reductions_below(scope: Scope, reads: frozenset[Node]) -> set[Node]:
     """Reductions that can be reached from `reads` without passing an inner reduction."""
-    found: set[Node] = set()
+    reached = _walk_down(scope, reads)
+    return {n for n in reached if n in scope.inner or n in scope.outer}
+
+
+def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
+    """Users of `reads`, through pointwise ops and views, that no inner reduction precedes."""
     seen: set[Node] = set()
     todo = list(reads)
     while todo:
         for user in todo.pop().users:
-            if user in seen:
+            if user in seen or user.op != "call_function":
                 continue
             seen.add(user)
-            if user in scope.inner or user in scope.outer:
-                if not scope.depends_on_inner(user):
-                    found.add(user)
-            elif scope.fusible(user) and not scope.depends_on_inner(user):
-                todo.append(user)
-    return found
+            if not scope.depends_on_inner(user):
+                yield user
+                if scope.fusible(user):
+                    todo.append(user)
 
 
 def _is_degenerate_inner(scope: Scope, outer: Node) -> bool:

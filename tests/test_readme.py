@@ -1,0 +1,54 @@
+"""What README.md states and the code can confirm."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+from mixorder.errors import DeclineReason
+from mixorder.options import Options, config_key
+from mixorder.schedule.heuristics import MAX_RESIDENT_COLS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def table(first_header: str) -> list[list[str]]:
+    """The rows of the table whose first column has this header; code marks taken off."""
+    lines = README.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_header} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_options_table() -> None:
+    documented = [(name, ast.literal_eval(d), env) for name, d, env, _ in table("option")]
+    declared = [
+        (config_key(f), f.default, f.metadata.get("env", "")) for f in dataclasses.fields(Options)
+    ]
+    assert documented == declared
+
+
+def test_the_reasons_given_by_the_code_are_listed() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "mixorder").rglob("*.py"))
+    given = {DeclineReason[name].value for name in re.findall(r"DeclineReason\.([A-Z_]+)", sources)}
+    assert given == {row[0] for row in table("reason")}
+
+
+def test_the_widest_row() -> None:
+    assert f"rows of up to {MAX_RESIDENT_COLS} columns" in README
+
+
+def test_the_files_that_it_names_exist() -> None:
+    names = re.findall(r"\b(?:mixorder|tools|tests)/[\w/]+(?:\.\w+)?", README)
+    assert len(names) > 5
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_place_for_measured_figures() -> None:
+    assert README.count("<!-- bench -->") == README.count("<!-- /bench -->") == 1
