@@ -25,7 +25,7 @@ class DeclineReason(Enum):
     MIXED_DEVICE = "mixed-device", "The tensors of the region are not all on one device."
     AXIS_CLASS = (
         "axis-class",
-        "The two sides share a tensor, but their axes are not rows and columns of one space.",
+        "The two sides share a tensor, but not its rows and columns.",
     )
 
     def __new__(cls, value: str, explanation: str) -> "DeclineReason":

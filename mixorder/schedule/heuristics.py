@@ -1,8 +1,8 @@
 """Choose a schedule from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
 The row-resident kernel is memory-bound as long as enough bytes are on their way. On the H200, over RMSNorm
-and LayerNorm in bf16 and fp32 from 2048x2048 to 4194304x64 (`tools/tune.py`, up to 124 schedules each), the best
-schedules had these in common, whatever the shape:
+and LayerNorm in bf16 and fp32 from 2048x2048 to 4194304x64 (`tools/tune.py`, up to 124 schedules each), the
+best schedules had these in common, whatever the shape:
 
 - 32 KB of tiles resident per multiprocessor, and twice that in flight, counting *useful* bytes only (lanes
   beyond a row's end load nothing): three stages, or four where rows fill their power of two badly;
