@@ -94,7 +94,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         identity = writer.identity(acc.kind, writer.dtype(acc))
-        writer.code.writeline(f"{acc.buffer}_acc = tl.full([XBLOCK, R0_BLOCK], {identity})")
+        for name in writer.accumulators(acc):
+            writer.code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
     code.writeline(
         f"for tile in tl.range({SPLIT_SYMBOL}, tl.cdiv({x.extent}, XBLOCK), {schedule.num_splits}, "
         "num_stages=NUM_STAGES):"
@@ -105,7 +106,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         for stmt in nest.body:
             writer.statement(stmt)
     for acc in accumulators:
-        partial = writer.reduced(acc.kind, f"{acc.buffer}_acc", axis=0)
+        partial = writer.reduced(acc.kind, " - ".join(writer.accumulators(acc)), axis=0)
         writer.store(acc.buffer, acc.index, partial, frozenset({y.symbol}))
     configs = tuple(
         LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
@@ -220,8 +221,20 @@ class _Writer:
     def accumulate(self, stmt: PartialAccumulate) -> None:
         dtype = self.dtype(stmt)
         value = self.masked_value(stmt.value.name, stmt.kind, self.dims[0])
-        acc = f"{stmt.buffer}_acc"
-        self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
+        acc, *error = self.accumulators(stmt)
+        if not error:
+            self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
+            return
+        term = self.ops.define(f"{value} - {error[0]}", dtype)
+        total = self.ops.define(f"{acc} + {term}", dtype)
+        # Once the sum is infinite or NaN there is no error to carry: inf - inf would turn inf into NaN.
+        finite = f"tl.abs({total}) < float('inf')"
+        self.code.writeline(f"{error[0]} = tl.where({finite}, ({total} - {acc}) - {term}, 0.0)")
+        self.code.writeline(f"{acc} = {total}")
+
+    def accumulators(self, stmt: PartialAccumulate) -> list[str]:
+        """The tiles that hold a partial: the sum, and what was added to it too much by rounding."""
+        return [f"{stmt.buffer}_acc"] + [f"{stmt.buffer}_error"] * stmt.compensated
 
     def masked_value(self, name: str, kind: ReductionKind, dim: TileDim) -> str:
         """The value over the whole tile, with the reduction's identity in lanes beyond `dim`'s extent.

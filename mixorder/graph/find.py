@@ -137,13 +137,14 @@ def _is_degenerate_inner(scope: Scope, outer: Node) -> bool:
     node is the inner one."""
     if 1 not in (scope.space.rows, scope.space.cols):
         return False
-    todo, seen = list(outer.users), set()
+    derived, todo = {outer}, list(outer.users)
     while todo:
         user = todo.pop()
-        if user in seen or not scope.fusible(user):
+        if user in derived or not scope.fusible(user):
             continue
-        seen.add(user)
-        if any(scope.is_full(a) and not scope.is_broadcast(a) for a in user.all_input_nodes):
+        others = (a for a in user.all_input_nodes if a not in derived)
+        if any(scope.is_full(a) and not scope.is_broadcast(a) for a in others):
             return True
+        derived.add(user)
         todo.extend(user.users)
     return False

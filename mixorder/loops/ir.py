@@ -130,15 +130,20 @@ class Reduce:
 
 @dataclasses.dataclass(frozen=True)
 class PartialAccumulate:
-    """`buffer[index] = kind(buffer[index], value)`: pointwise, one accumulator per split and column."""
+    """`buffer[index] = kind(buffer[index], value)`: pointwise, one accumulator per split and column.
+
+    `compensated`: a sum that carries the rounding error of each addition into the next (Kahan 1965).
+    """
 
     buffer: str
     index: sympy.Expr
     kind: ReductionKind
     value: Ref
+    compensated: bool = False
 
     def __str__(self) -> str:
-        return f"partial_accumulate {self.buffer}[{self.index}] {self.kind.combine}= {self.value}"
+        how = " compensated" if self.compensated else ""
+        return f"partial_accumulate{how} {self.buffer}[{self.index}] {self.kind.combine}= {self.value}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,13 +3,19 @@
 Takes the lowered program; gives one in which no reduction over rows is left: each nest that held some is
 replaced by two, one that accumulates partials of `split` rows into a workspace, and one that reduces the
 workspace and runs what followed the reduction (the epilogue: casts, scales, adds).
+
+A program adds up to hundreds of rows one after the other. Where the result is stored in fp32, the rounding
+errors of that show (H200, RMSNorm 32768x2048 fp32: error of dw 2.2e-7, Inductor's 1.3e-7), so such sums are
+compensated; a result that is cast to half precision has larger errors to hide.
 """
 
 from __future__ import annotations
 
 import sympy
+import torch
 
 from .ir import (
+    SUM,
     Axis,
     AxisClass,
     Buffer,
@@ -44,7 +50,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
         col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
         workspaces = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
         buffers.extend(workspaces.values())
-        nests.append(_partial_nest(nest, outers, workspaces, split))
+        nests.append(_partial_nest(program, nest, outers, workspaces, split))
         nests.append(_final_nest(nest, outers, workspaces, split, col_loops))
     return LoopProgram(tuple(buffers), tuple(nests))
 
@@ -62,16 +68,27 @@ def _index(buffer: Buffer, loops: tuple[Axis, ...]) -> sympy.Expr:
     return sum((s * stride for s, stride in zip(symbols, buffer.stride, strict=True)), sympy.S.Zero)
 
 
-def _partial_nest(nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis) -> Nest:
+def _partial_nest(
+    program: LoopProgram, nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis
+) -> Nest:
     loops: list[Axis] = []
     for axis in nest.loops:
         loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
     col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
-    roots = [
-        PartialAccumulate(workspaces[r.name].name, _index(workspaces[r.name], col_loops), r.kind, r.value)
-        for r in outers
-    ]
+    roots = []
+    for r in outers:
+        ws = workspaces[r.name]
+        compensated = r.kind is SUM and _is_stored_in_fp32(program, nest, r)
+        roots.append(PartialAccumulate(ws.name, _index(ws, col_loops), r.kind, r.value, compensated))
     return Nest(tuple(loops), closure(nest.body, roots))
+
+
+def _is_stored_in_fp32(program: LoopProgram, nest: Nest, reduce: Reduce) -> bool:
+    stores = (s for s in nest.body if isinstance(s, Store))
+    return reduce.dtype == torch.float32 and any(
+        program.buffer(store.buffer).dtype == torch.float32 and reduce in closure(nest.body, [store])
+        for store in stores
+    )
 
 
 def _final_nest(

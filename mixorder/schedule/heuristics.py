@@ -59,7 +59,7 @@ def workload(program: LoopProgram) -> Workload:
         int(row.size),
         int(col.size),
         load_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
-        live_tiles=len(tiles) + len(columns) + len(partials),
+        live_tiles=len(tiles) + len(columns) + sum(1 + p.compensated for p in partials),
     )
 
 
