@@ -84,7 +84,7 @@ def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
 def _other_axes(scope: Scope, outer: Node) -> Node | None:
     """A reduction that shares a full-size read with `outer`, over axes that make no pair with it."""
     for node in _walk_down(scope, scope.full_reads(outer)):
-        if reduction_kind(node) is not None and node is not outer and node not in scope.outer:
+        if reduction_kind(node) is not None and scope.space not in (inner_space(node), outer_space(node)):
             return node
     return None
 

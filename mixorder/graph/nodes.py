@@ -131,7 +131,7 @@ def _space(node: Node, inner: bool) -> Space | None:
     if any(d > first_trailing for d in long if d in leading):
         return None
     rows = math.prod(shape[d] for d in leading)
-    return Space(rows, math.prod(shape) // rows) if rows else None
+    return Space(rows, math.prod(shape) // rows) if math.prod(shape) else None
 
 
 def split_point(shape: tuple[int, ...], space: Space) -> int | None:
