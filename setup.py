@@ -12,7 +12,7 @@ setup(
     package_data={"mixorder": ["py.typed"]},
     install_requires=["torch>=2.11", "triton; platform_system == 'Linux'", "sympy"],
     extras_require={
-        "test": ["pytest", "expecttest", "ruff"],
+        "test": ["pytest", "expecttest", "numpy", "ruff"],
         "plot": ["matplotlib"],
         "peers": ["liger-kernel", "quack-kernels"],
     },

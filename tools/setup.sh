@@ -44,7 +44,8 @@ install() {
 
 has_torch || install "torch==$TORCH_VERSION"
 has triton || install "triton==$TRITON_VERSION"
-for package in setuptools wheel sympy pytest expecttest ruff; do
+# Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
+for package in setuptools wheel sympy numpy pytest expecttest ruff; do
   has "$package" || install "$package"
 done
 install --no-deps --no-build-isolation -e .
