@@ -7,33 +7,29 @@ changes the graph, reads device properties, or weighs cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
+from .axes import Reduced, Space, classify, is_inner_like, is_outer_like
 from .grow import Growth, Scope, by_position
-from .nodes import (
-    Space,
-    fake,
-    inner_space,
-    is_static,
-    outer_space,
-    reduced_dims,
-    reduction_kind,
-)
+from .nodes import fake, is_static, reduced, reduced_dims, reduction_kind
 from .region import Region
 
 
 def find_regions(graph: Graph) -> Iterator[Region | Decline]:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction."""
-    scopes: dict[Space, Scope] = {}
+    scopes: dict[int, Scope] = {}
     outers: list[tuple[Node, Scope]] = []
     for node in graph.nodes:
-        if (space := inner_space(node)) is not None:
-            scopes.setdefault(space, Scope(space)).inner.add(node)
-        if (space := outer_space(node)) is not None:
-            scope = scopes.setdefault(space, Scope(space))
+        if (what := reduced(node)) is None or not (numel := math.prod(what.shape)):
+            continue
+        if is_inner_like(what):
+            scopes.setdefault(numel, Scope(numel)).inner.add(node)
+        elif is_outer_like(what):
+            scope = scopes.setdefault(numel, Scope(numel))
             scope.outer.add(node)
             outers.append((node, scope))
     count = 0
@@ -44,7 +40,8 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
         if not inner:
             continue
         try:
-            region = Growth(scope, inner, outer).grow(f"region{count}")
+            space, inner, outer = agree(node, inner, outer)
+            region = Growth(scope, space, inner, outer).grow(f"region{count}")
         except Decline as decline:
             spoken_for = {*inner, *outer}
             yield decline
@@ -56,10 +53,60 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
             other.inner -= spoken_for
             other.outer -= spoken_for
     yield from _dynamic_pairs(graph)
-    for node, scope in outers:
-        if node in scope.outer and (other := _other_axes(scope, node)) is not None:
-            detail = f"beside {other.name}, which reduces dims {reduced_dims(other)} of the same tensor"
-            yield Decline(DeclineReason.AXIS_CLASS, detail, node.name)
+
+
+def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
+    """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
+
+    Of inner reductions that depend on each other only the first are taken, so that norms in a chain give
+    one region each.
+    """
+    inner: set[Node] = set()
+    outers = {outer}
+    reads = scope.full_reads(outer)
+    while True:
+        found = _reductions_below(scope, reads)
+        inner_now = inner | (found & scope.inner)
+        outers_now = outers | (found & scope.outer)
+        if inner_now == inner and outers_now == outers:
+            break
+        inner, outers = inner_now, outers_now
+        reads = frozenset().union(*(scope.full_reads(n) for n in inner))
+    return by_position(inner), by_position(outers)
+
+
+def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:
+    """The space of `outer` and the first inner reduction that fits it, and all reductions of that space.
+
+    Raises `Decline` if no inner reduction fits.
+    """
+    refusal: Decline | None = None
+    for candidate in inner:
+        try:
+            space = classify(_reduced(candidate), _reduced(outer))
+        except Decline as decline:
+            refusal = refusal or Decline(decline.reason, decline.detail, candidate.name)
+            continue
+        return (
+            space,
+            [n for n in inner if fits(space, n, outer)],
+            [n for n in outers if fits(space, candidate, n)],
+        )
+    assert refusal is not None
+    raise refusal
+
+
+def fits(space: Space, inner: Node, outer: Node) -> bool:
+    try:
+        return classify(_reduced(inner), _reduced(outer)) == space
+    except Decline:
+        return False
+
+
+def _reduced(node: Node) -> Reduced:
+    what = reduced(node)
+    assert what is not None
+    return what
 
 
 def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
@@ -81,36 +128,6 @@ def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
             sides[shape] = {"reported", *seen}
 
 
-def _other_axes(scope: Scope, outer: Node) -> Node | None:
-    """A reduction that shares a full-size read with `outer`, over axes that make no pair with it."""
-    for node in _walk_down(scope, scope.full_reads(outer)):
-        if reduction_kind(node) is not None and node is not outer and node not in scope.outer:
-            return node
-    return None
-
-
-def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
-    """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
-
-    Of inner reductions that depend on each other only the first are taken, so that norms in a chain give
-    one region each.
-    """
-    if _is_degenerate_inner(scope, outer):
-        return [], []
-    inner, outers = {outer} & scope.inner, {outer}
-    reads = scope.full_reads(outer)
-    while True:
-        found = _reductions_below(scope, reads)
-        inner_now = inner | {n for n in found if n in scope.inner and n is not outer}
-        outers_now = outers | {n for n in found if n in scope.outer and n not in inner_now}
-        if inner_now == inner and outers_now == outers:
-            break
-        inner, outers = inner_now, outers_now
-        reads = frozenset().union(*(scope.full_reads(n) for n in inner))
-    inner.discard(outer)
-    return by_position(inner), by_position(outers)
-
-
 def _reductions_below(scope: Scope, reads: frozenset[Node]) -> set[Node]:
     """Reductions that can be reached from `reads` without passing an inner reduction."""
     reached = _walk_down(scope, reads)
@@ -130,21 +147,3 @@ def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
                 yield user
                 if scope.fusible(user):
                     todo.append(user)
-
-
-def _is_degenerate_inner(scope: Scope, outer: Node) -> bool:
-    """With one row or one column, a reduction fits both sides; one whose result goes back into a full-size
-    node is the inner one."""
-    if 1 not in (scope.space.rows, scope.space.cols):
-        return False
-    derived, todo = {outer}, list(outer.users)
-    while todo:
-        user = todo.pop()
-        if user in derived or not scope.fusible(user):
-            continue
-        others = (a for a in user.all_input_nodes if a not in derived)
-        if any(scope.is_full(a) and not scope.is_broadcast(a) for a in others):
-            return True
-        derived.add(user)
-        todo.extend(user.users)
-    return False

@@ -16,17 +16,8 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from .nodes import (
-    DTYPES,
-    Space,
-    fake,
-    is_full,
-    is_pointwise,
-    is_small,
-    is_static,
-    is_view,
-    reduction_kind,
-)
+from .axes import Space, classify
+from .nodes import DTYPES, fake, is_pointwise, is_static, is_view, reduced, reduction_kind
 from .region import Region
 
 
@@ -40,10 +31,10 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
 
 
 class Scope:
-    """One iteration space of a graph: its reductions that no region has taken yet, and what can be fused."""
+    """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
         self.inner: set[Node] = set()
         self.outer: set[Node] = set()
         self._full: dict[Node, bool] = {}
@@ -51,14 +42,20 @@ class Scope:
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
-            self._full[node] = is_full(node, self.space)
+            self._full[node] = self.share(node) == 1
         return self._full[node]
 
+    def share(self, node: Node) -> int:
+        """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
+        val = fake(node)
+        if val is None or not is_static(node) or val.numel() == 0 or self.numel % val.numel():
+            return 0
+        return self.numel // val.numel()
+
     def fusible(self, node: Node) -> bool:
-        """Pointwise or a view, and a tile, a row vector, a column vector or a scalar of the space."""
+        """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
         if node not in self._fusible:
-            shaped = self.is_full(node) or is_small(node, self.space)
-            self._fusible[node] = shaped and (is_pointwise(node) or is_view(node))
+            self._fusible[node] = self.share(node) > 0 and (is_pointwise(node) or is_view(node))
         return self._fusible[node]
 
     def is_broadcast(self, node: Node) -> bool:
@@ -118,8 +115,9 @@ class Scope:
 class Growth:
     """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
 
-    def __init__(self, scope: Scope, inner: list[Node], outer: list[Node]) -> None:
+    def __init__(self, scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> None:
         self.scope = scope
+        self.space = space
         self.inner = frozenset(inner)
         self.outer = frozenset(outer)
         reductions = (*inner, *outer)
@@ -129,6 +127,7 @@ class Growth:
         # Nodes outside that depend on the region but would be taken if a node that joins needs them.
         self.pending: set[Node] = set()
         self._tainted: dict[Node, bool] = {}
+        self._feeds_another: dict[Node, bool] = {}
         # Only from here on can a node depend on the region.
         self.start = min(position(n) for n in self.core if n in reductions or not scope.recomputed(n))
 
@@ -146,10 +145,10 @@ class Growth:
             lost = by_position((self.inner | self.outer) - set(nodes))
             raise Decline(
                 DeclineReason.CYCLE,
-                f"the reductions of {self.scope.space} depend on each other through a node outside",
+                f"the reductions of {self.space} depend on each other through a node outside",
                 lost[0].name,
             )
-        region = Region(name, self.scope.space, nodes, tuple(outputs), inner, outer)
+        region = Region(name, self.space, nodes, tuple(outputs), inner, outer)
         for node in region.inputs:
             self.scope.check(node)
         return region
@@ -198,20 +197,31 @@ class Growth:
         live = [a for a in args if self.members.get(a, False)]
         if not live or not all(a in self.members or is_static(a) for a in args):
             return False
+        if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
+            # Another norm reads it: cut here, where one tensor is written, and leave what uses it to that norm.
+            return False
         if node in self.scope.outer:
-            return live[0] not in self.column
+            return live[0] not in self.column and self.is_in_space(node)
         if not self.scope.fusible(node):
             return False
         column = [a for a in args if a in self.column]
-        if column:
-            return len(column) == len(live) and not self.scope.is_full(node)
-        if self.is_prologue(node):
-            # Another norm reads it: cut here, unless following it does not add a tensor to write.
-            return all(len(a.users) == 1 for a in live)
-        return True
+        return not column or (len(column) == len(live) and not self.scope.is_full(node))
 
-    def is_prologue(self, node: Node) -> bool:
-        """Whether the node feeds an inner reduction of another region, with nothing but pointwise between."""
+    def is_in_space(self, outer: Node) -> bool:
+        """Whether an outer reduction found on the way runs over the region's axes."""
+        what, inner = reduced(outer), reduced(next(iter(self.inner)))
+        try:
+            return what is not None and inner is not None and classify(inner, what) == self.space
+        except Decline:
+            return False
+
+    def feeds_another(self, node: Node) -> bool:
+        """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
+        if node not in self._feeds_another:
+            self._feeds_another[node] = self._reaches_foreign_inner(node)
+        return self._feeds_another[node]
+
+    def _reaches_foreign_inner(self, node: Node) -> bool:
         todo, seen = [node], {node}
         while todo:
             for user in todo.pop().users:

@@ -6,7 +6,7 @@ import dataclasses
 
 from torch.fx import Node
 
-from .nodes import Space
+from .axes import Space
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,6 +83,8 @@ class ReductionKind:
 SUM = ReductionKind("sum", "add", 0.0, "sum")
 AMAX = ReductionKind("amax", "maximum", float("-inf"), "amax")
 AMIN = ReductionKind("amin", "minimum", float("inf"), "amin")
+PROD = ReductionKind("prod", "mul", 1.0, "prod")
+ANY = ReductionKind("any", "logical_or", False, "any")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ..errors import Decline, DeclineReason
-from ..graph.nodes import fake, inner_space, keeps_dims, reduced_dims, reduction_kind, split_point
+from ..graph.axes import Space
+from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind
 from ..graph.region import Region
 from .ir import (
     Axis,
@@ -49,28 +51,39 @@ Index = tuple[sympy.Expr, ...]
 
 
 def lower(region: Region) -> LoopProgram:
-    """Give the region's two nests: loops (row, column) and (column, row), each computing its own outputs."""
-    row = Axis(
-        sympy.Symbol("x", integer=True, nonnegative=True),
-        sympy.Integer(region.space.rows),
-        AxisClass.ROW,
-    )
-    col = Axis(
-        sympy.Symbol("y", integer=True, nonnegative=True),
-        sympy.Integer(region.space.cols),
-        AxisClass.COLUMN,
-    )
+    """Give the region's two nests: rows outside for the inner reductions, rows inside for the outer ones."""
+    loops = {axis.kind: axis for axis in _axes(region.space)}
+    kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
+    row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     with _lowering_context(region):
-        tracer = _Tracer(region, row, col)
+        tracer = _Tracer(region, loops)
         column_side = region.column_side()
         stores: dict[bool, list[Store]] = {False: [], True: []}
         for i, node in enumerate(region.outputs):
             stores[node in column_side].append(tracer.store(f"out{i}", node))
+    # A common axis is reduced with the rows, so it stays inside them.
+    outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
     nests = []
-    for loops, roots in (((row, col), stores[False]), ((col, row), stores[True])):
+    for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
-            nests.append(Nest(loops, closure(tracer.body, roots)))
+            nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
     return LoopProgram(tracer.buffers(), tuple(nests))
+
+
+_SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
+
+
+def _axes(space: Space) -> list[Axis]:
+    """One loop per class: axes of a class are one loop, even if others lie between them in memory."""
+    kinds = dict.fromkeys(kind for _, kind in space.axes)
+    return [
+        Axis(
+            sympy.Symbol(_SYMBOLS[kind], integer=True, nonnegative=True),
+            sympy.Integer(space.size(kind)),
+            kind,
+        )
+        for kind in kinds
+    ]
 
 
 @contextlib.contextmanager
@@ -146,9 +159,10 @@ def _operand(arg: Any) -> Any:
 class _Tracer:
     """Evaluates region nodes at symbolic indices, on demand, and collects the statements."""
 
-    def __init__(self, region: Region, row: Axis, col: Axis) -> None:
+    def __init__(self, region: Region, loops: dict[AxisClass, Axis]) -> None:
         self.region = region
-        self.row, self.col = row, col
+        self.loops = loops
+        self.place = _place(region.space, loops)
         self.body: list[Statement] = []
         self.current: str | None = None
         self._members = frozenset(region.nodes)
@@ -158,7 +172,7 @@ class _Tracer:
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], _Traced] = {}
         self._recorder = _Recorder(self)
-        self._ranges = {row.symbol: row.size, col.symbol: col.size}
+        self._ranges = {axis.symbol: axis.size for axis in loops.values()}
 
     def buffers(self) -> tuple[Buffer, ...]:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
@@ -177,17 +191,28 @@ class _Tracer:
         return (*inputs, *outputs)
 
     def store(self, buffer: str, node: Node) -> Store:
+        """The node's value at the point that the loops are at, and where it goes."""
         val = fake(node)
         assert val is not None
-        shape = tuple(val.shape)
+        reduced_by: tuple[AxisClass, ...] = ()
         if node in self.region.column_side():
-            index = _delinearize(self.col.symbol, shape)
-        elif (k := split_point(shape, self.region.space)) is not None:
-            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(self.col.symbol, shape[k:])
-        else:
-            index = _delinearize(self.row.symbol, shape)
+            reduced_by = (AxisClass.ROW, AxisClass.COMMON)
+        elif val.numel() != self.region.space.numel:
+            reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
+        index = self.point(tuple(val.shape), without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, val.stride()), Ref(value.name))
+
+    def point(self, shape: Sequence[int], without: tuple[AxisClass, ...] = ()) -> Index:
+        """The index, into a tensor of `shape` over the axes that are left, of where the loops are."""
+        axes = [
+            (size, at)
+            for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
+            if kind not in without
+        ]
+        if math.prod(shape) != math.prod(size for size, _ in axes):
+            raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
+        return _relayout(shape, axes)
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the two axes' symbols."""
@@ -217,19 +242,26 @@ class _Tracer:
     def reduce(self, node: Node, index: Index) -> _Traced:
         """A reduction runs over the axis of its side; the index keeps the other dims."""
         kind = reduction_kind(node)
+        assert kind is not None
         source: Node = node.args[0]  # type: ignore[assignment]
         shape = tuple(fake(source).shape)  # type: ignore[union-attr]
         dims = reduced_dims(node)
-        is_inner = inner_space(node) == self.region.space and node not in self.region.outer
-        axis = self.col if is_inner else self.row
-        over = iter(_delinearize(axis.symbol, tuple(shape[d] for d in dims)))
-        kept = iter(i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims))
-        full = tuple(next(over) if d in dims else next(kept) for d in range(len(shape)))
+        full = tuple(self.simplify(i) for i in self.point(shape))
+        kept = [i for d, i in enumerate(full) if d not in dims]
+        asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
+        if kept != asked:
+            raise Decline(DeclineReason.AXIS_CLASS, "a reduction is read at another row's place", node.name)
         value = self.value(source, full)
-        assert kind is not None
+        classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
+        symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
         name = self.fresh(node.name)
-        self.body.append(Reduce(name, kind, Ref(value.name), (axis.symbol,), value.dtype))
-        return _Traced(name, value.dtype)
+        self.body.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
+        traced = _Traced(name, value.dtype)
+        if node.target is torch.ops.aten.mean.dim:
+            count = math.prod(shape[d] for d in dims)
+            with V.set_ops_handler(self._recorder):
+                traced = _unwrap(ops.truediv(OpsValue(traced), ops.constant(count, value.dtype)))
+        return traced
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))
@@ -302,7 +334,7 @@ def _is_loop(box: inductor_ir.TensorBox) -> bool:
     return isinstance(data, inductor_ir.Pointwise)
 
 
-def _delinearize(symbol: sympy.Symbol, shape: Sequence[int]) -> Index:
+def _delinearize(symbol: sympy.Expr, shape: Sequence[int]) -> Index:
     """Split a flat index over `shape` (row major) into one index per dim."""
     index: list[sympy.Expr] = []
     stride = 1
@@ -319,3 +351,39 @@ def _delinearize(symbol: sympy.Symbol, shape: Sequence[int]) -> Index:
             index.append(ModularIndexing(symbol, stride, n))
         stride *= n
     return tuple(reversed(index))
+
+
+def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:
+    """The index along each axis of the space, from the loop of its class."""
+    by_class = {
+        kind: iter(_delinearize(axis.symbol, [n for n, k in space.axes if k is kind]))
+        for kind, axis in loops.items()
+    }
+    return [next(by_class[kind]) for _, kind in space.axes]
+
+
+def _relayout(shape: Sequence[int], axes: Sequence[tuple[int, sympy.Expr]]) -> Index:
+    """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
+
+    Dims and axes are matched in the smallest groups of equal size, so that most need no division.
+    """
+    index: list[sympy.Expr] = []
+    left = [(size, at) for size, at in axes if size != 1]
+    dims: list[int] = []
+    group: list[tuple[int, sympy.Expr]] = []
+    for dim in shape:
+        dims.append(int(dim))
+        total = math.prod(dims)
+        while left and math.prod(size for size, _ in group) < total:
+            group.append(left.pop(0))
+        if math.prod(size for size, _ in group) == total:
+            index.extend(_split_group(dims, group))
+            dims, group = [], []
+    return tuple(index)
+
+
+def _split_group(dims: list[int], group: list[tuple[int, sympy.Expr]]) -> Index:
+    flat: sympy.Expr = sympy.S.Zero
+    for size, at in group:
+        flat = flat * size + at
+    return _delinearize(flat, dims)
