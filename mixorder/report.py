@@ -25,7 +25,8 @@ class RegionRecord:
     that the kernels compute, the schedule and the kernels' text."""
 
     name: str
-    rows: int
+    space: str
+    rows: int | str
     cols: int
     dtype: str
     inner: tuple[str, ...]
@@ -55,8 +56,9 @@ def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ..
     val = region.inner[0].args[0].meta["val"]  # type: ignore[union-attr]
     return RegionRecord(
         region.name,
-        region.space.rows,
-        region.space.cols,
+        str(region.space),
+        region.space.rows if isinstance(region.space.rows, int) else str(region.space.rows),
+        int(region.space.cols),
         str(val.dtype),
         tuple(n.name for n in region.inner),
         tuple(n.name for n in region.outer),
@@ -69,10 +71,9 @@ def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ..
 def fused(record: RegionRecord) -> None:
     counters["mixorder"]["fused_regions"] += 1
     log.info(
-        "%s: fused %sx%s, inner %s, outer %s -> %s",
+        "%s: fused %s, inner %s, outer %s -> %s",
         record.name,
-        record.rows,
-        record.cols,
+        record.space,
         ", ".join(record.inner),
         ", ".join(record.outer),
         ", ".join(k.name for k in record.kernels),

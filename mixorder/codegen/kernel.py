@@ -58,13 +58,13 @@ _TILE_REDUCE = {
 
 @dataclasses.dataclass(frozen=True)
 class TileDim:
-    """One dim of the tile: the loop symbol it holds, its extent, and the constexpr name of its block size.
+    """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
 
     `masked` where some lane of a tile may lie beyond the extent.
     """
 
     symbol: sympy.Symbol
-    extent: int
+    extent: str
     block: str
     masked: bool
 
@@ -87,13 +87,15 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
 
 def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
     row, last = _row_and_last(program)
-    ragged = any(row.size % tile.xblock for tile in schedule.tiles)
-    x = TileDim(row.symbol, int(row.size), "XBLOCK", ragged)
-    y = TileDim(last.symbol, int(last.size), "R0_BLOCK", int(last.size) != schedule.r0_block)
+    ragged = any(row.size % tile.xblock != 0 for tile in schedule.tiles)
+    x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
+    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block)
     writer = _Writer(program, nest, (x, y), schedule.num_splits)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+    if not row.size.is_number:
+        code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
     writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
     for stmt in nest.preamble:
@@ -126,8 +128,8 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (schedule.num_splits - 1).bit_length()
     block = min(schedule.final_block, 1 << (cols - 1).bit_length())
-    s = TileDim(SPLIT_SYMBOL, schedule.num_splits, "SBLOCK", s_block != schedule.num_splits)
-    y = TileDim(col.symbol if col else sympy.Symbol("y"), cols, "YBLOCK", bool(cols % block))
+    s = TileDim(SPLIT_SYMBOL, str(schedule.num_splits), "SBLOCK", s_block != schedule.num_splits)
+    y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
     writer = _Writer(program, nest, (s, y), schedule.num_splits)
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
@@ -158,10 +160,13 @@ class _Writer:
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code)
         self.buffers = _buffers_of(program, nest)
-        self.wide = any(int(b.max_offset.subs(NUM_SPLITS, num_splits)) >= _INT32_LIMIT for b in self.buffers)
+        self.sizes = tuple(map(str, program.sizes)) if nest is program.nests[0] else ()
+        offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
+        self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
-        args = [_pointer(b.name) for b in self.buffers] + [f"{c}: tl.constexpr" for c in constants]
+        args = [_pointer(b.name) for b in self.buffers] + list(self.sizes)
+        args += [f"{c}: tl.constexpr" for c in constants]
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
         self.code.do_indent()
@@ -175,6 +180,7 @@ class _Writer:
             text.replace("def KERNEL(", f"def {name}(", 1),
             tuple(b.name for b in self.buffers),
             written,
+            self.sizes,
             grid,
             configs,
         )

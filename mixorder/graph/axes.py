@@ -8,20 +8,42 @@ class by who reduces it. Plain numbers, no graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
+
+import sympy
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import AxisClass
 
+Size = int | sympy.Expr
+
 ROW, COLUMN, KEPT, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.KEPT, AxisClass.COMMON
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    total = math.prod(sizes)
+    return total if isinstance(total, int) else sympy.expand(total)
+
+
+@functools.lru_cache(maxsize=4096)
+def ratio(whole: Size, part: Size) -> Size | None:
+    """`whole / part` where that is an integer for all values of the symbols, else None."""
+    if isinstance(whole, int) and isinstance(part, int):
+        return whole // part if part and whole % part == 0 else None
+    quotient = sympy.cancel(sympy.sympify(whole) / part)
+    numerator, denominator = sympy.fraction(quotient)
+    if denominator != 1:
+        return None
+    return int(numerator) if numerator.is_Integer else numerator
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
     """What one reduction does to its source: the source's shape and the dims reduced, ascending."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dims: tuple[int, ...]
 
 
@@ -29,27 +51,27 @@ class Reduced:
 class Space:
     """Axes in memory order, outermost first: sizes and classes. Neighbours differ in class."""
 
-    axes: tuple[tuple[int, AxisClass], ...]
+    axes: tuple[tuple[Size, AxisClass], ...]
 
-    def size(self, *kinds: AxisClass) -> int:
-        return math.prod(size for size, kind in self.axes if kind in kinds)
-
-    @property
-    def numel(self) -> int:
-        return math.prod(size for size, _ in self.axes)
+    def size(self, *kinds: AxisClass) -> Size:
+        return product(size for size, kind in self.axes if kind in kinds)
 
     @property
-    def rows(self) -> int:
+    def numel(self) -> Size:
+        return product(size for size, _ in self.axes)
+
+    @property
+    def rows(self) -> Size:
         """Elements that one outer result reduces, common axes aside."""
         return self.size(ROW)
 
     @property
-    def cols(self) -> int:
+    def cols(self) -> Size:
         """Elements that one inner result reduces."""
         return self.size(COLUMN, COMMON)
 
     @property
-    def kept(self) -> int:
+    def kept(self) -> Size:
         return self.size(KEPT)
 
     @property
@@ -90,8 +112,10 @@ def classify(inner: Reduced, outer: Reduced) -> Space:
     bounds = list(zip(cuts, cuts[1:], strict=False))
     by_inner = _reduced_bounds(inner, cuts)
     by_outer = _reduced_bounds(outer, cuts)
-    axes: list[tuple[int, AxisClass]] = []
+    axes: list[tuple[Size, AxisClass]] = []
     for low, high in bounds:
+        size = ratio(high, low)
+        assert size is not None
         kind = {
             (False, True): ROW,
             (True, False): COLUMN,
@@ -99,13 +123,13 @@ def classify(inner: Reduced, outer: Reduced) -> Space:
             (True, True): COMMON,
         }[(low, high) in by_inner, (low, high) in by_outer]
         if axes and axes[-1][1] is kind:
-            axes[-1] = (axes[-1][0] * (high // low), kind)
+            axes[-1] = (product((axes[-1][0], size)), kind)
         else:
-            axes.append((high // low, kind))
+            axes.append((size, kind))
     return _checked(axes)
 
 
-def _checked(axes: list[tuple[int, AxisClass]]) -> Space:
+def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
     kinds = [kind for _, kind in axes]
     # An axis of size 1 leaves no trace in the shapes' products.
     if ROW not in kinds:
@@ -115,36 +139,40 @@ def _checked(axes: list[tuple[int, AxisClass]]) -> Space:
     kinds = [kind for _, kind in axes]
     if COLUMN in kinds and COMMON in kinds:
         raise Decline(DeclineReason.AXIS_CLASS, "both sides reduce one axis, and the inner one another")
+    if any(kind is not ROW and not isinstance(size, int) for size, kind in axes):
+        raise Decline(DeclineReason.DYNAMIC_SHAPE, "only the number of rows may be symbolic")
     if kinds[-1] not in (COLUMN, COMMON):
         raise Decline(DeclineReason.AXIS_CLASS, "the innermost axis is not the inner reduction's")
     return Space(tuple(axes))
 
 
-def _common_cuts(shapes: Iterable[Sequence[int]]) -> list[int]:
+def _common_cuts(shapes: Iterable[Sequence[Size]]) -> list[Size]:
     """Positions in the flat index at which a dim of some shape begins or ends, outermost first."""
-    cuts: set[int] = set()
+    cuts: list[Size] = []
     for shape in shapes:
-        cuts.update(_cuts(shape))
-    ordered = sorted(cuts)
-    if any(high % low for low, high in zip(ordered, ordered[1:], strict=False)):
+        for cut in _cuts(shape):
+            if cut in cuts:
+                continue
+            place = next((i for i, other in enumerate(cuts) if ratio(other, cut) is not None), len(cuts))
+            cuts.insert(place, cut)
+    if any(ratio(high, low) is None for low, high in zip(cuts, cuts[1:], strict=False)):
         raise Decline(DeclineReason.AXIS_CLASS, "the two sides see shapes with no common refinement")
-    return ordered
-
-
-def _cuts(shape: Sequence[int]) -> list[int]:
-    """Products of leading sizes: [1, d0, d0 * d1, ...]."""
-    cuts = [1]
-    for size in shape:
-        cuts.append(cuts[-1] * size)
     return cuts
 
 
-def _reduced_bounds(reduced: Reduced, cuts: list[int]) -> set[tuple[int, int]]:
+def _cuts(shape: Sequence[Size]) -> list[Size]:
+    """Products of leading sizes: [1, d0, d0 * d1, ...]."""
+    cuts: list[Size] = [1]
+    for size in shape:
+        cuts.append(product((cuts[-1], size)))
+    return cuts
+
+
+def _reduced_bounds(reduced: Reduced, cuts: list[Size]) -> set[tuple[Size, Size]]:
     """The intervals of `cuts` that lie in reduced dims."""
     own = _cuts(reduced.shape)
-    spans = [(own[d], own[d + 1]) for d in reduced.dims]
-    return {
-        (low, high)
-        for low, high in zip(cuts, cuts[1:], strict=False)
-        if any(start <= low and high <= end for start, end in spans)
-    }
+    found: set[tuple[Size, Size]] = set()
+    for d in reduced.dims:
+        first, last = cuts.index(own[d]), cuts.index(own[d + 1])
+        found.update(zip(cuts[first:last], cuts[first + 1 : last + 1], strict=True))
+    return found

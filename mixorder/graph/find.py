@@ -7,24 +7,23 @@ changes the graph, reads device properties, or weighs cost.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 
 from torch.fx import Graph, Node
 
-from ..errors import Decline, DeclineReason
-from .axes import Reduced, Space, classify, is_inner_like, is_outer_like
+from ..errors import Decline
+from .axes import Reduced, Size, Space, classify, is_inner_like, is_outer_like, product
 from .grow import Growth, Scope, by_position
-from .nodes import fake, is_static, reduced, reduced_dims, reduction_kind
+from .nodes import reduced
 from .region import Region
 
 
 def find_regions(graph: Graph) -> Iterator[Region | Decline]:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction."""
-    scopes: dict[int, Scope] = {}
+    scopes: dict[Size, Scope] = {}
     outers: list[tuple[Node, Scope]] = []
     for node in graph.nodes:
-        if (what := reduced(node)) is None or not (numel := math.prod(what.shape)):
+        if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
         if is_inner_like(what):
             scopes.setdefault(numel, Scope(numel)).inner.add(node)
@@ -52,7 +51,6 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
         for other in scopes.values():
             other.inner -= spoken_for
             other.outer -= spoken_for
-    yield from _dynamic_pairs(graph)
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
@@ -107,25 +105,6 @@ def _reduced(node: Node) -> Reduced:
     what = reduced(node)
     assert what is not None
     return what
-
-
-def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
-    """One decline for each symbolic shape that is reduced over leading and over trailing dims."""
-    sides: dict[str, set[str]] = {}
-    for node in graph.nodes:
-        source = fake(node.args[0]) if reduction_kind(node) is not None else None
-        if source is None or is_static(node.args[0]):
-            continue
-        dims, ndim = reduced_dims(node), source.dim()
-        shape = str(tuple(source.shape))
-        seen = sides.setdefault(shape, set())
-        if dims == tuple(range(len(dims))):
-            seen.add("leading")
-        if dims == tuple(range(ndim - len(dims), ndim)):
-            seen.add("trailing")
-        if len(seen) == 2:
-            yield Decline(DeclineReason.DYNAMIC_SHAPE, shape, node.name)
-            sides[shape] = {"reported", *seen}
 
 
 def _reductions_below(scope: Scope, reads: frozenset[Node]) -> set[Node]:

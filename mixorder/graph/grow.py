@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from .axes import Space, classify
-from .nodes import DTYPES, fake, is_pointwise, is_static, is_view, reduced, reduction_kind
+from .axes import Size, Space, classify, product, ratio
+from .nodes import DTYPES, fake, is_pointwise, is_view, reduced, reduction_kind, shape_of
 from .region import Region
 
 
@@ -33,7 +33,7 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
 class Scope:
     """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: Size) -> None:
         self.numel = numel
         self.inner: set[Node] = set()
         self.outer: set[Node] = set()
@@ -45,17 +45,15 @@ class Scope:
             self._full[node] = self.share(node) == 1
         return self._full[node]
 
-    def share(self, node: Node) -> int:
+    def share(self, node: Node) -> Size:
         """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
-        val = fake(node)
-        if val is None or not is_static(node) or val.numel() == 0 or self.numel % val.numel():
-            return 0
-        return self.numel // val.numel()
+        shape = shape_of(node)
+        return 0 if shape is None else ratio(self.numel, product(shape)) or 0
 
     def fusible(self, node: Node) -> bool:
         """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
         if node not in self._fusible:
-            self._fusible[node] = self.share(node) > 0 and (is_pointwise(node) or is_view(node))
+            self._fusible[node] = self.share(node) != 0 and (is_pointwise(node) or is_view(node))
         return self._fusible[node]
 
     def is_broadcast(self, node: Node) -> bool:
@@ -98,15 +96,16 @@ class Scope:
         if is_view(node) or not self.is_full(node):
             return True
         reads = [a for a in node.all_input_nodes if self.is_full(a)]
-        return sum(fake(a).nbytes for a in reads) <= fake(node).nbytes  # type: ignore[union-attr]
+        sizes = [fake(n).dtype.itemsize for n in (node, *reads)]  # type: ignore[union-attr]
+        return sum(sizes[1:]) <= sizes[0]
 
     def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one static tensor of a dtype that the kernels take."""
+        """Raise `Decline` unless the node gives one tensor of known size, in a dtype that the kernels take."""
         val = fake(node)
         if val is None:
             detail = f"{node.target} does not give one tensor"
             raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
-        if not is_static(node):
+        if shape_of(node) is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
         if val.dtype.is_complex or (val.dtype.is_floating_point and val.dtype not in DTYPES):
             raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
@@ -195,10 +194,10 @@ class Growth:
     def follows(self, node: Node, args: list[Node]) -> bool:
         """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
         live = [a for a in args if self.members.get(a, False)]
-        if not live or not all(a in self.members or is_static(a) for a in args):
+        if not live or not all(a in self.members or shape_of(a) is not None for a in args):
             return False
         if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
-            # Another norm reads it: cut here, where one tensor is written, and leave what uses it to that norm.
+            # Another norm reads it: write this one tensor, and leave what uses it to that norm.
             return False
         if node in self.scope.outer:
             return live[0] not in self.column and self.is_in_space(node)

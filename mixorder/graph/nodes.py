@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 
+import sympy
 import torch
 from torch.fx import Node
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..loops.ir import AMAX, AMIN, ANY, PROD, SUM, ReductionKind
-from .axes import Reduced
+from .axes import Reduced, Size
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -48,9 +50,25 @@ def fake(node: Node) -> torch.Tensor | None:
     return val if isinstance(val, torch.Tensor) else None
 
 
-def is_static(node: Node) -> bool:
+def size_of(n: int | torch.SymInt) -> Size:
+    """A size or stride as the axes see it: an int, or the expression behind a symbolic one."""
+    return n if isinstance(n, int) else _int_if_constant(n.node.expr)
+
+
+def _int_if_constant(expr: sympy.Expr) -> Size:
+    return int(expr) if expr.is_Integer else sympy.expand(expr)
+
+
+def shape_of(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node that gives one tensor, None for any other and for data-dependent sizes."""
     val = fake(node)
-    return val is not None and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
+    if val is None:
+        return None
+    shape = tuple(map(size_of, val.shape))
+    symbols = {
+        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
+    }
+    return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
 
 
 @functools.cache
@@ -96,10 +114,8 @@ def keeps_dims(node: Node) -> bool:
 
 
 def reduced(node: Node) -> Reduced | None:
-    """What a reduction node reduces; None for any other node, or a source that is not one static tensor."""
+    """What a reduction node reduces; None for any other node, or a source of data-dependent size."""
     if reduction_kind(node) is None or not isinstance(node.args[0], Node):
         return None
-    source = fake(node.args[0])
-    if source is None or not is_static(node.args[0]):
-        return None
-    return Reduced(tuple(source.shape), reduced_dims(node))
+    shape = shape_of(node.args[0])
+    return None if shape is None else Reduced(shape, reduced_dims(node))

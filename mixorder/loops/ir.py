@@ -231,10 +231,27 @@ class Nest:
 
 @dataclasses.dataclass(frozen=True)
 class LoopProgram:
-    """One region: its buffers, and its nests in execution order."""
+    """One region: its buffers, and its nests in execution order.
+
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
+    hints: tuple[tuple[sympy.Symbol, int], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that the nests need, in a fixed order."""
+        loops = {axis.symbol for nest in self.nests for axis in nest.loops}
+        exprs = [axis.size for nest in self.nests for axis in nest.loops]
+        exprs += [s.index for n in self.nests for s in n.statements if not isinstance(s, Compute | Reduce)]
+        hinted = dict(self.hints)
+        found = {s for expr in exprs for s in expr.free_symbols if s in hinted} - loops
+        return tuple(sorted(found, key=str))
+
+    def hint(self, expr: sympy.Expr) -> int:
+        return int(expr.xreplace(dict(self.hints)))
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

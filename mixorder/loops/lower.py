@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -28,8 +27,8 @@ from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ..errors import Decline, DeclineReason
-from ..graph.axes import Space
-from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind
+from ..graph.axes import Size, Space, product, ratio
+from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind, shape_of, size_of
 from ..graph.region import Region
 from .ir import (
     Axis,
@@ -67,7 +66,8 @@ def lower(region: Region) -> LoopProgram:
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
             nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
-    return LoopProgram(tracer.buffers(), tuple(nests))
+        hints = tracer.hints()
+    return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
 _SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
@@ -79,7 +79,7 @@ def _axes(space: Space) -> list[Axis]:
     return [
         Axis(
             sympy.Symbol(_SYMBOLS[kind], integer=True, nonnegative=True),
-            sympy.Integer(space.size(kind)),
+            sympy.sympify(space.size(kind)),
             kind,
         )
         for kind in kinds
@@ -182,8 +182,8 @@ class _Tracer:
                 name,
                 role,
                 val.dtype,
-                tuple(map(sympy.sympify, val.shape)),
-                tuple(map(sympy.sympify, val.stride())),
+                _exprs(val.shape),
+                _exprs(val.stride()),
             )
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
@@ -197,20 +197,20 @@ class _Tracer:
         reduced_by: tuple[AxisClass, ...] = ()
         if node in self.region.column_side():
             reduced_by = (AxisClass.ROW, AxisClass.COMMON)
-        elif val.numel() != self.region.space.numel:
+        elif product(shape_of(node) or ()) != self.region.space.numel:
             reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
-        index = self.point(tuple(val.shape), without=reduced_by)
+        index = self.point(shape_of(node) or (), without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, val.stride()), Ref(value.name))
 
-    def point(self, shape: Sequence[int], without: tuple[AxisClass, ...] = ()) -> Index:
+    def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
         """The index, into a tensor of `shape` over the axes that are left, of where the loops are."""
         axes = [
             (size, at)
             for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
             if kind not in without
         ]
-        if math.prod(shape) != math.prod(size for size, _ in axes):
+        if product(shape) != product(size for size, _ in axes):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return _relayout(shape, axes)
 
@@ -244,7 +244,7 @@ class _Tracer:
         kind = reduction_kind(node)
         assert kind is not None
         source: Node = node.args[0]  # type: ignore[assignment]
-        shape = tuple(fake(source).shape)  # type: ignore[union-attr]
+        shape = shape_of(source) or ()
         dims = reduced_dims(node)
         full = tuple(self.simplify(i) for i in self.point(shape))
         kept = [i for d, i in enumerate(full) if d not in dims]
@@ -258,9 +258,14 @@ class _Tracer:
         self.body.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
         traced = _Traced(name, value.dtype)
         if node.target is torch.ops.aten.mean.dim:
-            count = math.prod(shape[d] for d in dims)
+            count = product(shape[d] for d in dims)
             with V.set_ops_handler(self._recorder):
-                traced = _unwrap(ops.truediv(OpsValue(traced), ops.constant(count, value.dtype)))
+                divisor = (
+                    ops.constant(count, value.dtype)
+                    if isinstance(count, int)
+                    else ops.index_expr(count, value.dtype)
+                )
+                traced = _unwrap(ops.truediv(OpsValue(traced), divisor))
         return traced
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
@@ -303,11 +308,22 @@ class _Tracer:
             device=_gpu(val.device),
             dtype=val.dtype,
             inner_fn=inner_fn,
-            ranges=list(map(sympy.sympify, val.shape)),
+            ranges=list(_exprs(val.shape)),
         )
 
-    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int]) -> sympy.Expr:
-        return self.simplify(sum((i * s for i, s in zip(index, stride, strict=True)), sympy.S.Zero))
+    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
+        terms = (i * s for i, s in zip(index, _exprs(stride), strict=True))
+        return self.simplify(sum(terms, sympy.S.Zero))
+
+    def hints(self) -> tuple[tuple[sympy.Symbol, int], ...]:
+        """A likely value for every symbol in a size or stride of the region's tensors."""
+        vals = [fake(n) for n in (*self.region.inputs, *self.region.nodes)]
+        exprs = [e for val in vals if val is not None for e in (*_exprs(val.shape), *_exprs(val.stride()))]
+        symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
+        if not symbols:
+            return ()
+        values = V.fake_mode.shape_env.backed_var_to_val
+        return tuple((s, int(values[s])) for s in sorted(symbols, key=str))
 
     def simplify(self, expr: sympy.Expr) -> sympy.Expr:
         if expr.is_Symbol or expr.is_number:
@@ -334,22 +350,24 @@ def _is_loop(box: inductor_ir.TensorBox) -> bool:
     return isinstance(data, inductor_ir.Pointwise)
 
 
-def _delinearize(symbol: sympy.Expr, shape: Sequence[int]) -> Index:
+def _exprs(sizes: Iterable[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
+    return tuple(sympy.sympify(size_of(n)) for n in sizes)
+
+
+def _delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
     """Split a flat index over `shape` (row major) into one index per dim."""
     index: list[sympy.Expr] = []
-    stride = 1
-    sizes = [int(n) for n in shape]
-    total = 1
-    for n in sizes:
-        total *= n
-    for n in reversed(sizes):
+    stride: Size = 1
+    total = product(shape)
+    for n in reversed(shape):
+        end = product((stride, n))
         if n == 1:
             index.append(sympy.S.Zero)
-        elif stride * n == total:
-            index.append(FloorDiv(symbol, stride) if stride > 1 else symbol)
+        elif end == total:
+            index.append(FloorDiv(at, stride) if stride != 1 else at)
         else:
-            index.append(ModularIndexing(symbol, stride, n))
-        stride *= n
+            index.append(ModularIndexing(at, stride, n))
+        stride = end
     return tuple(reversed(index))
 
 
@@ -362,27 +380,34 @@ def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:
     return [next(by_class[kind]) for _, kind in space.axes]
 
 
-def _relayout(shape: Sequence[int], axes: Sequence[tuple[int, sympy.Expr]]) -> Index:
+def _relayout(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
     """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
 
     Dims and axes are matched in the smallest groups of equal size, so that most need no division.
     """
     index: list[sympy.Expr] = []
     left = [(size, at) for size, at in axes if size != 1]
-    dims: list[int] = []
-    group: list[tuple[int, sympy.Expr]] = []
+    dims: list[Size] = []
+    group: list[tuple[Size, sympy.Expr]] = []
     for dim in shape:
-        dims.append(int(dim))
-        total = math.prod(dims)
-        while left and math.prod(size for size, _ in group) < total:
+        dims.append(dim)
+        total = product(dims)
+        # Take axes while the group is a proper part of the dims, and dims while it is more than they are.
+        while left and _is_part(product(size for size, _ in group), total):
             group.append(left.pop(0))
-        if math.prod(size for size, _ in group) == total:
+        if product(size for size, _ in group) == total:
             index.extend(_split_group(dims, group))
             dims, group = [], []
+    if dims:
+        index.extend(_split_group(dims, [*group, *left]))
     return tuple(index)
 
 
-def _split_group(dims: list[int], group: list[tuple[int, sympy.Expr]]) -> Index:
+def _is_part(part: Size, whole: Size) -> bool:
+    return part != whole and ratio(part, whole) is None
+
+
+def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:
     flat: sympy.Expr = sympy.S.Zero
     for size, at in group:
         flat = flat * size + at

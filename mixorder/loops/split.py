@@ -11,6 +11,8 @@ compensated; a result that is cast to half precision has larger errors to hide.
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 import torch
 
@@ -52,7 +54,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
         buffers.extend(workspaces.values())
         nests.append(_partial_nest(program, nest, outers, workspaces, split))
         nests.append(_final_nest(nest, outers, workspaces, split, col_loops))
-    return LoopProgram(tuple(buffers), tuple(nests))
+    return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
 
 
 def _result_loops(nest: Nest) -> tuple[Axis, ...]:

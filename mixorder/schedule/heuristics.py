@@ -37,7 +37,7 @@ MAX_WARPS = 32
 class Workload:
     """What the heuristic looks at: extents, and per element of the space, what is read and held.
 
-    `rows` x `cols` at each of `kept` places; a program has one place.
+    `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
 
     `load_bytes`: bytes of full-size tensors that one element loads. `live_tiles`: full-size tiles that a
     program holds in registers at once: what it loads, accumulators, and hoisted column vectors.
@@ -60,7 +60,7 @@ def workload(program: LoopProgram) -> Workload:
     columns = [s for s in main.preamble if isinstance(s, Load) and s.index.free_symbols]
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     return Workload(
-        int(row.size),
+        program.hint(row.size),
         int(col.size),
         load_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
         live_tiles=len(tiles) + len(columns) + sum(1 + p.compensated for p in partials),
