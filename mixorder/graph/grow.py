@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Size, Space, classify, product, ratio
-from .nodes import DTYPES, fake, is_pointwise, is_view, reduced, reduction_kind, shape_of
+from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region
 
 
@@ -58,28 +58,28 @@ class Scope:
 
     def is_broadcast(self, node: Node) -> bool:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
-        return self.fusible(node) and not any(map(self.is_full, node.all_input_nodes))
+        return self.fusible(node) and not any(map(self.is_full, operands(node)))
 
     def above(self, reduction: Node) -> set[Node]:
         """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
         seen: set[Node] = set()
-        todo = list(reduction.all_input_nodes)
+        todo = list(operands(reduction))
         while todo:
             node = todo.pop()
             if node not in seen and (self.fusible(node) or node in self.inner):
                 seen.add(node)
-                todo.extend(node.all_input_nodes)
+                todo.extend(operands(node))
         return seen
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
         """The full-size tensors that computing a reduction reads or passes through."""
         nodes = {reduction, *self.above(reduction)}
-        reads = {arg for n in nodes for arg in n.all_input_nodes if self.is_full(arg)}
+        reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
     def depends_on_inner(self, node: Node, ignoring: Iterable[Node] = ()) -> bool:
         """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
-        seen, todo = set(ignoring), list(node.all_input_nodes)
+        seen, todo = set(ignoring), list(operands(node))
         while todo:
             arg = todo.pop()
             if arg in seen:
@@ -88,14 +88,14 @@ class Scope:
                 return True
             seen.add(arg)
             if self.fusible(arg):
-                todo.extend(arg.all_input_nodes)
+                todo.extend(operands(arg))
         return False
 
     def recomputed(self, node: Node) -> bool:
         """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
         if is_view(node) or not self.is_full(node):
             return True
-        reads = [a for a in node.all_input_nodes if self.is_full(a)]
+        reads = [a for a in operands(node) if self.is_full(a)]
         sizes = [fake(n).dtype.itemsize for n in (node, *reads)]  # type: ignore[union-attr]
         return sum(sizes[1:]) <= sizes[0]
 
@@ -168,7 +168,7 @@ class Growth:
 
     def joins(self, node: Node) -> bool:
         """Take the node if it may be taken; whether it was."""
-        args = node.all_input_nodes
+        args = operands(node)
         if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
             return False
         if node in self.core:
@@ -181,7 +181,7 @@ class Growth:
         return True
 
     def take(self, node: Node) -> None:
-        args = node.all_input_nodes
+        args = operands(node)
         for arg in args:
             if arg in self.pending:
                 self.pending.remove(arg)
@@ -235,7 +235,7 @@ class Growth:
 
     def waits(self, node: Node) -> bool:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
-        args = node.all_input_nodes
+        args = operands(node)
         uses = any(a in self.pending or (a in self.members and not self.copied(a)) for a in args)
         if not uses or node in self.core or not self.scope.fusible(node):
             return False
@@ -256,7 +256,7 @@ class Growth:
             if current in self._tainted:
                 todo.pop()
                 continue
-            args = [a for a in current.all_input_nodes if position(a) >= self.start]
+            args = [a for a in operands(current) if position(a) >= self.start]
             if current in self.pending or any(
                 not self.copied(a) if a in self.members else self._tainted.get(a, False) for a in args
             ):
@@ -277,7 +277,7 @@ class Growth:
         candidates: set[Node] = set()
 
         def add_operands(node: Node) -> None:
-            candidates.update(a for a in node.all_input_nodes if a not in self.members)
+            candidates.update(a for a in operands(node) if a not in self.members)
 
         for node in self.members:
             add_operands(node)
@@ -309,5 +309,5 @@ class Growth:
         needed = set(outputs)
         for node in reversed(self.members):
             if node in needed:
-                needed.update(a for a in node.all_input_nodes if a in self.members)
+                needed.update(a for a in operands(node) if a in self.members)
         return tuple(n for n in self.members if n in needed)

@@ -71,6 +71,11 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
 
 
+def operands(node: Node) -> list[Node]:
+    """The nodes that a node computes with, other than symbolic sizes."""
+    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), torch.SymInt | int)]
+
+
 @functools.cache
 def _is_pointwise_target(target: object) -> bool:
     from torch._inductor.lowering import fallbacks, lowerings

@@ -108,9 +108,14 @@ class _Writer:
             for dim, n in enumerate(val.shape):
                 if size_of(n) == expr:
                     return self.add(aten.sym_size.int, (node, dim), {}, n)
+        for node in self.graph.nodes:
+            if isinstance(n := node.meta.get("val"), torch.SymInt) and size_of(n) == expr:
+                return node
+            if node is self.place:
+                break
         function = {sympy.Add: operator.add, sympy.Mul: operator.mul}.get(expr.func)
         if function is None:
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"no input has a dim of size {expr}")
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"nothing before the region has the size {expr}")
         first, *rest = (self.size(arg, inputs) for arg in expr.args)
         for other in rest:
             args = (first, other)

@@ -281,8 +281,9 @@ class _Tracer:
         """The node as Inductor sees it; its loader calls back into `value` for its operands."""
         if node not in self._boxes:
 
-            def operand(arg: Node) -> inductor_ir.TensorBox:
-                return self.leaf(arg)
+            def operand(arg: Node) -> inductor_ir.TensorBox | sympy.Expr:
+                val = arg.meta["val"]
+                return sympy.sympify(size_of(val)) if isinstance(val, torch.SymInt) else self.leaf(arg)
 
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             result = lowerings[node.target](*args, **kwargs)  # type: ignore[index]
