@@ -49,21 +49,21 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
             spoken_for = set(region.nodes)
             yield region
         for other in scopes.values():
-            other.inner -= spoken_for
-            other.outer -= spoken_for
+            other.forget(spoken_for)
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
     """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
 
-    Of inner reductions that depend on each other only the first are taken, so that norms in a chain give
-    one region each.
+    Reductions of a higher level than `outer` are left: they depend on what the pair computes, and belong to
+    the next norm of a chain.
     """
+    level = scope.level(outer)
     inner: set[Node] = set()
     outers = {outer}
     reads = scope.full_reads(outer)
     while True:
-        found = _reductions_below(scope, reads)
+        found = set(_walk_down(scope, reads, level))
         inner_now = inner | (found & scope.inner)
         outers_now = outers | (found & scope.outer)
         if inner_now == inner and outers_now == outers:
@@ -107,14 +107,8 @@ def _reduced(node: Node) -> Reduced:
     return what
 
 
-def _reductions_below(scope: Scope, reads: frozenset[Node]) -> set[Node]:
-    """Reductions that can be reached from `reads` without passing an inner reduction."""
-    reached = _walk_down(scope, reads)
-    return {n for n in reached if n in scope.inner or n in scope.outer}
-
-
-def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
-    """Users of `reads`, through pointwise ops and views, that no inner reduction precedes."""
+def _walk_down(scope: Scope, reads: Iterable[Node], level: int) -> Iterator[Node]:
+    """Users of `reads`, through pointwise ops and views, up to a level."""
     seen: set[Node] = set()
     todo = list(reads)
     while todo:
@@ -122,7 +116,7 @@ def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
             if user in seen or user.op != "call_function":
                 continue
             seen.add(user)
-            if not scope.depends_on_inner(user):
+            if scope.level(user) <= level:
                 yield user
                 if scope.fusible(user):
                     todo.append(user)

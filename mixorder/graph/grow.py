@@ -39,6 +39,7 @@ class Scope:
         self.outer: set[Node] = set()
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
+        self._level: dict[Node, int] = {}
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -77,9 +78,29 @@ class Scope:
         reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
-    def depends_on_inner(self, node: Node, ignoring: Iterable[Node] = ()) -> bool:
+    def level(self, node: Node) -> int:
+        """How many inner reductions that depend on each other lie above a node."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            above = [a for a in operands(current) if a in self.inner or self.fusible(a)]
+            unknown = [a for a in above if a not in self._level]
+            if unknown and current not in self._level:
+                todo.extend(unknown)
+                continue
+            self._level[current] = max((self._level[a] + (a in self.inner) for a in above), default=0)
+            todo.pop()
+        return self._level[node]
+
+    def forget(self, nodes: set[Node]) -> None:
+        """Drop reductions that are spoken for, and what was concluded from nodes that may be rewritten."""
+        self.inner -= nodes
+        self.outer -= nodes
+        self._level.clear()
+
+    def depends_on_inner(self, node: Node, ignoring: Iterable[Node]) -> bool:
         """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
-        seen, todo = set(ignoring), list(operands(node))
+        seen, todo = set(ignoring), operands(node)
         while todo:
             arg = todo.pop()
             if arg in seen:
@@ -100,7 +121,7 @@ class Scope:
         return sum(sizes[1:]) <= sizes[0]
 
     def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one tensor of known size, in a dtype that the kernels take."""
+        """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
         val = fake(node)
         if val is None:
             detail = f"{node.target} does not give one tensor"
@@ -117,10 +138,10 @@ class Growth:
     def __init__(self, scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> None:
         self.scope = scope
         self.space = space
-        self.inner = frozenset(inner)
         self.outer = frozenset(outer)
         reductions = (*inner, *outer)
         self.core = frozenset({*reductions}.union(*(scope.above(n) for n in reductions)))
+        self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
         self.column: set[Node] = set()  # outer reductions and their epilogues
         # Nodes outside that depend on the region but would be taken if a node that joins needs them.
