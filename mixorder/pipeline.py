@@ -79,9 +79,9 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Non
     schedule = show(
         "schedule.txt", step("schedule", choose, work, device, options.split_size, options.autotune)
     )
-    kernels = step("codegen", generate, loops, schedule, label(region))
+    kernels = step("codegen", generate, loops, schedule, step("label", label, region))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
-    record = describe(region, schedule, kernels)
+    record = step("report", describe, region, schedule, kernels)
     step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
     show("fx_after.txt", graph)
     fused(record)
@@ -106,7 +106,7 @@ class _Runner:
     def dump(self, name: str, value: T, stage: Stage | None = None) -> T:
         if stage is not None and self.options.strict:
             self.step("verify", verify, value, stage)
-        self.files.write(self.region, name, value)
+        self.step("dump", self.files.write, self.region, name, value)
         return value
 
 

@@ -135,9 +135,7 @@ class Tagging(CustomGraphPass):
 
 def order_recorder(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
-    monkeypatch.setattr(
-        sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder")
-    )
+    monkeypatch.setattr(sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder"))
     return calls
 
 

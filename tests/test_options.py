@@ -36,9 +36,7 @@ def python(code: str, **env: str) -> str:
 
 def test_the_list_of_options() -> None:
     """Pinned, so that an option is added on purpose; each one costs every reader something."""
-    declared = [
-        (config_key(f), f.default, f.metadata.get("env")) for f in dataclasses.fields(Options)
-    ]
+    declared = [(config_key(f), f.default, f.metadata.get("env")) for f in dataclasses.fields(Options)]
     assert declared == [
         ("mixorder", False, "TORCHINDUCTOR_MIX_ORDER_REDUCTION"),
         ("mixorder_split_size", 0, None),
@@ -79,9 +77,7 @@ def test_as_config_round_trip() -> None:
         ("mixorder_dump_dir", None, "str"),
     ],
 )
-def test_bad_value_names_option_value_and_what_is_allowed(
-    key: str, value: Any, allowed: str
-) -> None:
+def test_bad_value_names_option_value_and_what_is_allowed(key: str, value: Any, allowed: str) -> None:
     with config.patch({key: value}), pytest.raises(ValueError) as error:
         Options.current()
     assert str(error.value) == f"option {key!r} is {value!r}; allowed: {allowed}"
@@ -160,9 +156,7 @@ def test_register_keeps_what_is_set() -> None:
         assert config.mixorder is True
 
 
-def test_source_hash_covers_names_and_contents(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "__file__", str(tmp_path / "options.py"))
     hash_of = options_module.source_hash.__wrapped__
     (tmp_path / "sub").mkdir()

@@ -27,9 +27,7 @@ def table(first_header: str) -> list[list[str]]:
 
 def test_the_options_table() -> None:
     documented = [(name, ast.literal_eval(d), env) for name, d, env, _ in table("option")]
-    declared = [
-        (config_key(f), f.default, f.metadata.get("env", "")) for f in dataclasses.fields(Options)
-    ]
+    declared = [(config_key(f), f.default, f.metadata.get("env", "")) for f in dataclasses.fields(Options)]
     assert documented == declared
 
 

@@ -211,9 +211,7 @@ def capture(step: Step, stream: torch.cuda.Stream) -> Captured:
     return Captured(graph, outputs)
 
 
-def time_graph(
-    captured: Captured, stream: torch.cuda.Stream, flush: Tensor, reps: int = 40
-) -> Times:
+def time_graph(captured: Captured, stream: torch.cuda.Stream, flush: Tensor, reps: int = 40) -> Times:
     """Time replays with a cold L2: `flush` is overwritten before each, the events enclose only the
     replay, and the host waits once for all of them. A replay beyond `LONG_US` gets fewer samples.
     """
@@ -407,14 +405,10 @@ class Limit:
         """Add one median to the row's."""
         lab = self.lab
         if self.captured and lab.stream and lab.flush is not None:
-            row.limit_medians.append(
-                time_graph(self.captured, lab.stream, lab.flush, lab.reps).median_us
-            )
+            row.limit_medians.append(time_graph(self.captured, lab.stream, lab.flush, lab.reps).median_us)
 
 
-def measure(
-    forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result
-) -> None:
+def measure(forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result) -> None:
     """Fill `result` with errors, times and launches, in this order; what was filled before an
     exception stays. Raises ArithmeticError on a gradient that is not finite.
     """
@@ -439,9 +433,7 @@ def measure(
     result.repeatable = all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
 
 
-def _measure_on_device(
-    step: Step, lab: Lab, stream: torch.cuda.Stream, result: Result
-) -> Sequence[Tensor]:
+def _measure_on_device(step: Step, lab: Lab, stream: torch.cuda.Stream, result: Result) -> Sequence[Tensor]:
     """Launches and, if asked for, times of the captured step; returns what its replays computed."""
     captured = capture(step, stream)
     if lab.flush is not None:

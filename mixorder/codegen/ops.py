@@ -27,8 +27,7 @@ def printing_triton() -> Iterator[None]:
     """The little of a graph and a kernel that Inductor's printers look at while they print."""
     device = torch.device("cuda", 0)
     graph = types.SimpleNamespace(get_current_device_or_throw=lambda: device)
-    kernel = types.SimpleNamespace(min_elem_per_thread=0)
-    with V.set_graph_handler(graph), V.set_kernel_handler(kernel):
+    with V.set_graph_handler(graph):
         yield
 
 
@@ -41,10 +40,18 @@ class OpPrinter(DefaultHandler):
         self._printer = TritonOverrides()
         self._dtypes = DtypePropagationOpsHandler()
         self._count = 0
+        # What some of Inductor's printers ask of the kernel: names for values on the way.
+        cse = types.SimpleNamespace(varname_map={}, generate=self._generate)
+        self._kernel = types.SimpleNamespace(min_elem_per_thread=0, compute=code, cse=cse)
 
-    def active(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
         """Make this the handler of `ops`: some of Inductor's printers call others through it."""
-        return V.set_ops_handler(self)
+        with V.set_ops_handler(self), V.set_kernel_handler(self._kernel):
+            yield
+
+    def _generate(self, code: IndentedBuffer, text: str, *, dtype: torch.dtype, **_: Any) -> CSEVariable:
+        return self.define(text, dtype)
 
     def define(self, text: str, dtype: torch.dtype, name: str | None = None) -> CSEVariable:
         """Write `tmpN = text` and return the variable, known as the IR value `name` if one is given."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..loops.ir import ANY
 from .axes import Size, Space, classify, product, ratio
 from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region
@@ -128,7 +130,9 @@ class Scope:
             raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
         if shape_of(node) is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        if val.dtype.is_complex or (val.dtype.is_floating_point and val.dtype not in DTYPES):
+        kind = reduction_kind(node)
+        needs_float = val.dtype.is_floating_point or val.dtype.is_complex or kind is not None
+        if needs_float and val.dtype not in ({torch.bool} if kind is ANY else DTYPES):
             raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
 
 
@@ -143,6 +147,7 @@ class Growth:
         self.core = frozenset({*reductions}.union(*(scope.above(n) for n in reductions)))
         self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
+        self.copied: set[Node] = set()  # members that users outside keep, made without the region
         self.column: set[Node] = set()  # outer reductions and their epilogues
         # Nodes outside that depend on the region but would be taken if a node that joins needs them.
         self.pending: set[Node] = set()
@@ -208,6 +213,7 @@ class Growth:
                 self.pending.remove(arg)
                 self.take(arg)
         self.members[node] = reduction_kind(node) is not None or any(self.members.get(a, False) for a in args)
+        self.note_copy(node)
         is_outer = node in self.scope.outer and node not in self.inner
         if is_outer or any(a in self.column for a in args):
             self.column.add(node)
@@ -257,17 +263,21 @@ class Growth:
     def waits(self, node: Node) -> bool:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
         args = operands(node)
-        uses = any(a in self.pending or (a in self.members and not self.copied(a)) for a in args)
+        uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
         if not uses or node in self.core or not self.scope.fusible(node):
             return False
         if any(self.members.get(a, False) for a in args):
             return False
+        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
+            return False
         self.pending.add(node)
         return True
 
-    def copied(self, node: Node) -> bool:
-        """Whether users outside keep the original node of a member."""
-        return not self.members[node] and self.scope.recomputed(node)
+    def note_copy(self, node: Node) -> None:
+        """Users outside keep the original of a member that is cheap and needs no result of the region."""
+        own = all(a in self.copied for a in operands(node) if a in self.members)
+        if own and not self.members[node] and self.scope.recomputed(node):
+            self.copied.add(node)
 
     def is_tainted(self, node: Node) -> bool:
         """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
@@ -279,7 +289,7 @@ class Growth:
                 continue
             args = [a for a in operands(current) if position(a) >= self.start]
             if current in self.pending or any(
-                not self.copied(a) if a in self.members else self._tainted.get(a, False) for a in args
+                a not in self.copied if a in self.members else self._tainted.get(a, False) for a in args
             ):
                 self._tainted[current] = True
                 continue
@@ -295,22 +305,21 @@ class Growth:
 
         No user outside waits for such a node, so it cannot close a cycle.
         """
-        candidates: set[Node] = set()
-
-        def add_operands(node: Node) -> None:
-            candidates.update(a for a in operands(node) if a not in self.members)
-
-        for node in self.members:
-            add_operands(node)
-        while candidates:
+        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        todo = {*self.members, *(a for n in self.members for a in operands(n))}
+        while todo:
             # Last first: by then all its users have been decided.
-            node = max(candidates, key=position)
-            candidates.remove(node)
-            if self.scope.fusible(node) and (
-                self.scope.recomputed(node) or all(u in self.members for u in node.users)
-            ):
+            node = max(todo, key=position)
+            todo.remove(node)
+            waited = any(u not in self.members or u in staying for u in node.users)
+            if node not in self.members:
+                if not self.scope.fusible(node) or (waited and not self.scope.recomputed(node)):
+                    continue
                 self.members[node] = False
-                add_operands(node)
+                self.note_copy(node)
+            if waited and (is_view(node) or node in self.copied):
+                staying.add(node)
+            todo.update(a for a in operands(node) if a not in self.members)
 
     def outputs(self) -> list[Node]:
         """The members whose value is needed outside and that are not recomputed there, in graph order."""
@@ -319,7 +328,7 @@ class Growth:
         for node in reversed(self.members):
             if all(u in self.members and u not in staying for u in node.users):
                 continue
-            if is_view(node) or self.copied(node):
+            if is_view(node) or node in self.copied:
                 staying.add(node)
             else:
                 outputs.append(node)

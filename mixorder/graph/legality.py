@@ -6,6 +6,7 @@ That a region is convex is proved where it is grown; dtypes and static sizes are
 from __future__ import annotations
 
 import torch
+from torch._inductor.fx_utils import get_node_storage
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
@@ -34,14 +35,23 @@ def device_of(region: Region) -> torch.device:
 
 
 def _check_mutation(region: Region) -> None:
-    """The kernel reads its inputs at one place: nothing may write them while the region's nodes run."""
-    inputs = set(region.inputs)
-    node, last = region.nodes[0], region.nodes[-1]
-    while node is not last:
-        written = [arg for arg in _mutated_args(node) if arg in inputs]
-        if written:
-            raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", written[0].name)
-        node = node.next
+    """The kernel reads its inputs where the last of them is made, the region's nodes where they stand:
+    nothing may write an input, or an alias of one, from the first to the last of these places."""
+    inputs = {get_node_storage(node): node for node in reversed(region.inputs)}
+    starts = {region.nodes[0], _last(region.inputs)}
+    inside = False
+    for node in region.nodes[0].graph.nodes:
+        for arg in _mutated_args(node) if inside else ():
+            if (read := inputs.get(get_node_storage(arg))) is not None:
+                raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", read.name)
+        inside = inside or node in starts
+        if node is region.nodes[-1]:
+            return
+
+
+def _last(nodes: tuple[Node, ...]) -> Node:
+    wanted = set(nodes)
+    return next(node for node in reversed(nodes[0].graph.nodes) if node in wanted)
 
 
 def _mutated_args(node: Node) -> list[Node]:

@@ -72,9 +72,7 @@ def gradients(function, module, x, dy):
 
 
 def errors(grads, references):
-    return [
-        float((g.double() - r).norm() / r.norm()) for g, r in zip(grads, references, strict=True)
-    ]
+    return [float((g.double() - r).norm() / r.norm()) for g, r in zip(grads, references, strict=True)]
 
 
 def reference(module, x, dy):

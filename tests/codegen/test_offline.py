@@ -1,0 +1,166 @@
+"""The kernels as machine code, compiled without a GPU for each target at training shapes.
+
+Checked: shared memory within the target's limit for one program; no byte spilled on any NVIDIA target (there
+is no such reader for AMD's code here); no layout conversion in the loop over rows on sm_90, where one would
+go through shared memory for every tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+import triton
+from graphs import bf16, f16, f32, traced
+from torch._inductor.codecache import PyCodeCache
+from torch.fx import Graph
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mixorder.codegen.source import KernelSource
+from mixorder.loops.ir import LoopProgram
+from mixorder.schedule.device import H200, DeviceInfo
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
+)
+
+A100 = DeviceInfo("A100", num_sm=108, shared_memory=166912, registers=65536, max_threads=2048)
+B200 = dataclasses.replace(H200, name="B200", num_sm=148)
+RTX = DeviceInfo("RTX PRO 6000", num_sm=188, shared_memory=101376, registers=65536, max_threads=1536)
+MI300 = DeviceInfo(
+    "MI300X", num_sm=304, shared_memory=65536, registers=131072, max_threads=2048, warp_size=64
+)
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), A100),
+    "sm_90": (GPUTarget("cuda", 90, 32), H200),
+    "sm_100": (GPUTarget("cuda", 100, 32), B200),
+    "sm_120": (GPUTarget("cuda", 120, 32), RTX),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), MI300),
+}
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def chained(rows: int, cols: int) -> Graph:
+    """Residual gradient, a bias gradient that rides along, extremes and an epilogue: the wide region."""
+
+    def function(x: Any, dy: Any, residual: Any, w: Any) -> Any:
+        dx, dw = graphs.pair(torch.tanh(x.to(f32)), dy * w)
+        total = dx + residual
+        return total.to(bf16), (dw * 0.5).to(bf16), total.sum(0), x.to(f32).amax(0)
+
+    full = ((rows, cols), bf16)
+    return traced(function, full, full, full, ((cols,), bf16))
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    **{
+        f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
+        for name, make in (("rms", graphs.rms_norm_backward), ("layer", graphs.layer_norm_backward))
+        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256))
+    },
+    "layer_fp32": functools.partial(graphs.layer_norm_backward, 8192, 2048, f32),
+    "rms_fp16_ragged": functools.partial(graphs.rms_norm_backward, 10007, 1000, f16, f32),
+    "chained": functools.partial(chained, 32768, 1024),
+}
+
+
+@functools.cache
+def generated(graph: str, device: DeviceInfo) -> tuple[LoopProgram, tuple[KernelSource, KernelSource]]:
+    program, _, sources = graphs.kernels(_region(graph), device)
+    return program, sources
+
+
+@functools.cache
+def _region(graph: str) -> Any:
+    return graphs.only(GRAPHS[graph]())
+
+
+@functools.cache
+def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> Any:
+    function = getattr(PyCodeCache.load(source.module_text), source.name)
+    (config,) = source.configs
+    constants = dict(config.constants)
+    signature = {f"{name}_ptr": f"*{graphs.short(program.buffer(name).dtype)}" for name in source.buffers}
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.buffers))}
+    return triton.compile(
+        ASTSource(function, signature, constants, aligned),
+        target=target,
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+    )
+
+
+def spilled(kernel: Any, folder: Path) -> int | None:
+    """Bytes of stack and local memory per thread; None where cuobjdump does not know the target."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    done = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True)
+    usage = re.search(r"REG:\d+ STACK:(\d+) .*?LOCAL:(\d+)", done.stdout)
+    return int(usage[1]) + int(usage[2]) if usage else None
+
+
+def main_loop(ttgir: str) -> Iterator[str]:
+    """The lines of the first `scf.for`, to its `scf.yield`."""
+    lines = iter(ttgir.splitlines())
+    for line in lines:
+        if "scf.for" in line:
+            indent = len(line) - len(line.lstrip())
+            break
+    for line in lines:
+        if "scf.yield" in line and len(line) - len(line.lstrip()) == indent + 2:
+            return
+        yield line
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_fit_the_target(target: str, graph: str, tmp_path: Path) -> None:
+    gpu, device = TARGETS[target]
+    program, sources = generated(graph, device)
+    for source in sources:
+        kernel = compiled(program, source, gpu)
+        assert kernel.metadata.shared <= device.shared_memory
+        if gpu.backend == "cuda":
+            spills = spilled(kernel, tmp_path)
+            if spills is None:
+                pytest.skip(f"cuobjdump reads no {target}")
+            assert spills == 0
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_no_layout_conversion_in_the_main_loop(graph: str) -> None:
+    gpu, device = TARGETS["sm_90"]
+    program, (main, _) = generated(graph, device)
+    loop = list(main_loop(compiled(program, main, gpu).asm["ttgir"]))
+    assert any("tt.reduce" in line for line in loop) and any("tt.store" in line for line in loop)
+    assert [line for line in loop if "ttg.convert_layout" in line] == []
+
+
+@pytest.mark.parametrize("graph", ["rms_32768x768", "layer_8192x8192"])
+def test_full_tiles_are_pipelined(graph: str) -> None:
+    """Asynchronous copies: without them, `num_stages` would be without effect."""
+    gpu, device = TARGETS["sm_90"]
+    program, (main, _) = generated(graph, device)
+    loop = "\n".join(main_loop(compiled(program, main, gpu).asm["ttgir"]))
+    assert loop.count("ttg.async_copy_global_to_local") >= 2
+
+
+def test_spills_are_seen(tmp_path: Path) -> None:
+    """A schedule with far too few warps spills: the check above can fail."""
+    gpu, device = TARGETS["sm_90"]
+    program, (main, _) = generated("layer_8192x8192", device)
+    (config,) = main.configs
+    starved = dataclasses.replace(main, configs=(dataclasses.replace(config, num_warps=4),))
+    spills = spilled(compiled(program, starved, gpu), tmp_path)
+    assert spills is not None and spills > 0

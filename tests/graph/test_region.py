@@ -1,0 +1,390 @@
+"""Which nodes a region takes, what it reads and writes, and that it never closes a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32, find, in_turn, node, output_args, pair, path_through_outside, traced
+from torch import nn
+from torch.fx import Graph
+
+from mixorder.errors import Decline, DeclineReason
+from mixorder.graph.find import find_regions
+from mixorder.graph.nodes import Space
+from mixorder.graph.region import Region
+
+FULL = ((512, 256), f32)
+SQUARE = ((256, 256), f32)
+WEIGHT = ((256,), f32)
+aten = torch.ops.aten
+
+
+def names(nodes: Any) -> set[str]:
+    return {n.name for n in nodes}
+
+
+def convex(graph: Graph) -> list[Region]:
+    found = find(graph)
+    for region in found:
+        assert path_through_outside(region) is None
+        assert closed(region)
+    return found
+
+
+def convex_in_turn(graph: Graph) -> Iterator[Region]:
+    for region in in_turn(graph):
+        assert path_through_outside(region) is None
+        assert closed(region)
+        yield region
+    graph.lint()
+
+
+def closed(region: Region) -> bool:
+    """Members are in graph order and each is needed by an output."""
+    order = {n: i for i, n in enumerate(region.nodes[0].graph.nodes)}
+    members = set(region.nodes)
+    needed = set(region.outputs)
+    for member in reversed(region.nodes):
+        if member in needed:
+            needed.update(a for a in member.all_input_nodes if a in members)
+    return list(region.nodes) == sorted(members, key=order.__getitem__) and needed == members
+
+
+def declines(graph: Graph) -> list[DeclineReason]:
+    return [d.reason for d in find_regions(graph) if isinstance(d, Decline)]
+
+
+# Acceptance.
+
+
+@pytest.mark.parametrize("name", graphs.PAIRED_NORMS)
+def test_each_norm_is_one_region_that_reads_and_writes_what_it_must(name: str) -> None:
+    module = graphs.randomised(graphs.NORMS[name](256), bf16)
+    graph = graphs.backward_graph(module, (2, 64, 256), bf16)
+    (region,) = convex(graph)
+    assert region.space == Space(128, 256)
+    layer = name.startswith("layer")
+    assert (len(region.inner), len(region.outer)) == (
+        2 if layer else 1,
+        2 if name == "layer" else 1,
+    )
+    full = [n for n in region.inputs if n.meta["val"].numel() == 128 * 256]
+    assert len(full) == 2 and all(n.op == "placeholder" for n in region.inputs)
+    # Nothing but views is left beside the region, so the kernel's results are the graph's.
+    outside = [n for n in graph.nodes if n.op == "call_function" and n not in region.nodes]
+    assert names(n for n in outside if n.target is not aten.view.default) == set()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, graphs.HFRMSNorm])
+def test_block_has_three_regions_with_residual_and_bias_gradients(norm: Any) -> None:
+    block = graphs.randomised(graphs.Block(64, norm), bf16)
+    graph = graphs.backward_graph(block, (2, 64, 64), bf16)
+    outers, residuals = [], []
+    for region in convex_in_turn(graph):
+        outers.append(len(region.outer))
+        residuals.append(sum(n.target is aten.add.Tensor for n in region.outputs))
+        riding = region.outer[-1].args[0].meta["val"]  # type: ignore[union-attr]
+        assert (riding.dim() == 2) == (region.name != "region2")
+    per_norm = 2 if norm is nn.LayerNorm else 1
+    # The first two also sum the bias gradient of the Linear before them, from (B*T, D).
+    assert outers == [per_norm + 1, per_norm + 1, per_norm]
+    # The residual's add of two gradients is written where there is one, in place of the norm's dx.
+    assert residuals == [0, 1, 1]
+
+
+def test_x_with_another_consumer_outside_is_only_read() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        return *pair(x, dy), x @ m
+
+    (region,) = convex(traced(function, FULL, FULL, SQUARE))
+    assert names(region.inputs) == {"x_1", "dy_1"}
+    assert len(region.outputs) == 2
+
+
+def test_a_weight_shared_by_three_norms_is_read_by_three_regions() -> None:
+    def function(x: Any, dy: Any, w: Any, m: Any) -> Any:
+        weights = []
+        for _ in range(3):
+            dy, dw = pair(x, (dy @ m) * w)
+            weights.append(dw)
+        return dy, sum(weights)
+
+    found = [
+        (names(r.inputs) & {"w_1"}, len(r.outer))
+        for r in convex_in_turn(traced(function, FULL, FULL, WEIGHT, SQUARE))
+    ]
+    assert found == [({"w_1"}, 1)] * 3
+
+
+def test_dx_with_an_extra_consumer_is_written_once() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, dw, dx @ m
+
+    graph = traced(function, FULL, FULL, SQUARE)
+    (region,) = convex(graph)
+    assert region.outputs == (output_args(graph)[0], output_args(graph)[1])
+
+
+def test_a_sum_of_two_gradients_with_users_outside_is_written_not_recomputed() -> None:
+    def function(x: Any, a: Any, b: Any, m: Any) -> Any:
+        dy = a + b
+        return *pair(x, dy), dy @ m
+
+    graph = traced(function, FULL, FULL, FULL, SQUARE)
+    (region,) = convex(graph)
+    assert "add" in names(region.outputs)
+    assert names(region.inputs) == {"x_1", "a_1", "b_1"}
+
+
+def test_a_cast_with_users_outside_is_recomputed_not_written() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        wide = dy.to(f32)
+        return *pair(x, wide), wide @ m
+
+    graph = traced(function, FULL, ((512, 256), bf16), SQUARE)
+    (region,) = convex(graph)
+    cast = node(graph, "convert_element_type")
+    assert cast in region.nodes and cast not in region.outputs
+
+
+def test_post_norm_chain_gives_two_regions() -> None:
+    def function(x: Any, y: Any, dy: Any, w: Any) -> Any:
+        first, dw = pair(x, dy)
+        second, dv = pair(y, first * w)
+        return second, dw, dv
+
+    found = [
+        (len(r.inner), len(r.outer), len(r.outputs))
+        for r in convex_in_turn(traced(function, FULL, FULL, FULL, WEIGHT))
+    ]
+    assert found == [(1, 1, 2)] * 2
+
+
+def test_residual_gradient_joins_and_dx_alone_is_not_written() -> None:
+    def function(x: Any, dy: Any, residual: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx + residual, dw
+
+    graph = traced(function, FULL, FULL, FULL)
+    (region,) = convex(graph)
+    assert set(region.outputs) == set(output_args(graph))
+    assert "residual_1" in names(region.inputs)
+
+
+def test_reshapes_to_rows_are_inside() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy.reshape(4, 128, 256)
+        dx = dy.reshape(4, 128, 256) - x * product.sum(-1, keepdim=True)
+        return dx.reshape(512, 256), product.reshape(512, 256).sum(0)
+
+    (region,) = convex(traced(function, ((4, 128, 256), f32), FULL))
+    assert region.space == Space(512, 256) and names(region.inputs) == {"x_1", "dy_1"}
+
+
+def test_bias_gradient_of_a_linear_rides_along() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, dw, dx.sum(0, keepdim=True).reshape(256)
+
+    (region,) = convex(traced(function, FULL, FULL))
+    assert len(region.outer) == 2 and len(region.outputs) == 3
+
+
+def test_epilogue_of_an_outer_reduction_joins() -> None:
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, (dw * 0.5 + w).to(bf16)
+
+    graph = traced(function, FULL, FULL, WEIGHT)
+    (region,) = convex(graph)
+    assert output_args(graph)[1] in region.outputs
+    assert region.outer[0] not in region.outputs
+
+
+def test_of_inner_reductions_in_a_chain_over_the_same_tensor_the_first_is_taken() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        scaled = x / x.abs().amax(1, keepdim=True)
+        return dy - scaled * (scaled * dy).sum(1, keepdim=True), (x * dy).sum(0)
+
+    (region,) = convex(traced(function, FULL, FULL))
+    assert names(region.inner) == {"amax"}
+
+
+def test_one_column() -> None:
+    for graph in (graphs.layer_norm_backward(4096, 1), graphs.rms_norm_backward(4096, 1)):
+        (region,) = convex(graph)
+        assert region.space == Space(4096, 1)
+        assert len(region.outputs) == len(output_args(graph))
+
+
+def test_one_row() -> None:
+    for graph in (graphs.pair_graph(1, 4096), graphs.layer_norm_backward(1, 4096)):
+        (region,) = convex(graph)
+        assert region.space == Space(1, 4096)
+        assert len(region.outputs) == len(output_args(graph))
+
+
+def test_two_unrelated_pairs_are_two_regions() -> None:
+    def function(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return *pair(a, b), *pair(c, d)
+
+    regions = convex(traced(function, FULL, FULL, ((64, 128), f32), ((64, 128), f32)))
+    assert [r.space for r in regions] == [Space(512, 256), Space(64, 128)]
+
+
+# Refusals, and what a region must not swallow.
+
+
+@pytest.mark.parametrize("outside", ["matmul", "cumsum", "other_shape"])
+def test_an_outer_reduction_behind_the_region_is_left_out(outside: str) -> None:
+    """y depends on dx through a node that no region takes; its sum would close a cycle."""
+    through = {
+        "matmul": lambda t, m: t @ m,
+        "cumsum": lambda t, m: t.cumsum(1),
+        "other_shape": lambda t, m: t.reshape(256, 512).flip(0).reshape(512, 256),
+    }[outside]
+
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, dw, (x * through(dx, m)).sum(0)
+
+    graph = traced(function, FULL, FULL, SQUARE)
+    (region,) = (r for r in find_regions(graph) if isinstance(r, Region))
+    assert path_through_outside(region) is None
+    assert len(region.outer) == 1
+    # What is left out has no partner on other axes.
+    assert DeclineReason.AXIS_CLASS not in declines(graph)
+
+
+def test_a_pointwise_that_joins_two_paths_around_a_matmul_is_left_out() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx + (dx @ m), dw
+
+    graph = traced(function, FULL, FULL, SQUARE)
+    (region,) = convex(graph)
+    assert output_args(graph)[0] not in region.nodes
+
+
+def test_a_producer_kept_outside_needs_the_region_no_more() -> None:
+    """tanh could be recomputed for cumsum, but from a product that the kernel writes."""
+
+    def function(x: Any, dy: Any) -> Any:
+        t = torch.tanh(x * dy)
+        late = t.cumsum(1)
+        return (x * late).sum(1), (dy * t).sum(0), dy * late
+
+    for found in find_regions(traced(function, FULL, FULL)):
+        assert isinstance(found, Decline) or path_through_outside(found) is None
+
+
+def test_inner_reduction_that_needs_the_outer_one_is_declined() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dw = (x * dy).sum(0)
+        scale = dw.reshape(1, 256) @ m
+        return (x * dy * scale).sum(1), dw
+
+    assert declines(traced(function, FULL, FULL, SQUARE)) == [DeclineReason.CYCLE]
+
+
+def test_a_column_result_used_over_the_rows_stays_outside_the_loop() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx * dw, dw
+
+    graph = traced(function, FULL, FULL)
+    (region,) = convex(graph)
+    assert output_args(graph)[0] not in region.nodes
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, dy: (x * dy).sum(0),
+        lambda x, dy: (x * dy).sum(1),
+        lambda x, dy: x * dy,
+        lambda x, dy: (x.sum(1), dy.sum(0)),
+        lambda x, dy: (x.sum(1), x.reshape(256, 512).sum(0)),
+        lambda x, dy: (x.cumsum(1), dy.sum(0)),
+    ],
+)
+def test_no_pair_no_region(function: Any) -> None:
+    assert list(find_regions(traced(function, FULL, FULL))) == []
+
+
+def test_reductions_that_share_only_a_weight_are_no_pair() -> None:
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        return (x * w).sum(1), (dy * w).sum(0)
+
+    assert list(find_regions(traced(function, FULL, FULL, WEIGHT))) == []
+
+
+def test_dynamic_rows_give_no_region() -> None:
+    graph = graphs.traced_symbolic(pair, FULL, FULL)
+    assert [r for r in find_regions(graph) if isinstance(r, Region)] == []
+
+
+def test_a_dynamic_stride_is_declined() -> None:
+    assert declines(dynamic_stride_graph()) == [DeclineReason.DYNAMIC_SHAPE]
+
+
+def dynamic_stride_graph() -> Graph:
+    """x of a static shape but a symbolic row stride; all that is made of it is static."""
+    graph = graphs.pair_graph()
+    x = node(graph, "x_1")
+    mode = x.meta["val"].fake_mode
+    stride = mode.shape_env.create_unbacked_symint()
+    with mode:
+        x.meta["val"] = torch.empty_strided((512, 256), (stride, 1))
+    return graph
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_dtypes_that_the_kernels_do_not_take(dtype: torch.dtype) -> None:
+    def function(x: Any, dy: Any) -> Any:
+        wide = x.abs() if dtype.is_complex else x.to(f32)
+        return pair(wide, dy)
+
+    graph = traced(function, ((512, 256), dtype), FULL)
+    assert declines(graph) == [DeclineReason.UNSUPPORTED_DTYPE]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_an_integer_input_is_taken_or_declined_with_a_reason(dtype: torch.dtype) -> None:
+    def function(x: Any, dy: Any) -> Any:
+        return pair(x.to(f32), dy)
+
+    graph = traced(function, ((512, 256), dtype), FULL)
+    for found in find_regions(graph):
+        assert isinstance(found, Region) or found.reason is DeclineReason.UNSUPPORTED_DTYPE
+
+
+def test_finding_changes_nothing() -> None:
+    graph = graphs.layer_norm_backward(512, 256)
+    before = graphs.snapshot(graph)
+    assert len(find(graph)) == 1
+    assert graphs.snapshot(graph) == before
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_programs_give_convex_regions(seed: int) -> None:
+    function = graphs.random_function(seed, 8, 16)
+    graph = traced(function, ((8, 16), f32), ((8, 16), f32), ((16, 16), f32))
+    regions = [r for r in find_regions(graph) if isinstance(r, Region)]
+    for region in regions:
+        assert path_through_outside(region) is None
+        assert closed(region)
+        assert region.inner and region.outer
+
+
+def test_random_programs_do_have_regions() -> None:
+    """So that the tests on them test something."""
+    programs = (graphs.random_function(seed, 8, 16) for seed in range(60))
+    specs = [((8, 16), f32)] * 2 + [((16, 16), f32)]
+    found = [any(isinstance(r, Region) for r in find_regions(traced(p, *specs))) for p in programs]
+    assert sum(found) >= 30

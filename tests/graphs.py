@@ -1,0 +1,349 @@
+"""Post-grad backward graphs to test on, made on the CPU: real ones, and traced from functions.
+
+`backward_graph` compiles a module with Inductor's front end and keeps the graph that our pass would
+get. `traced` makes the graph of a function on fake tensors, so that shapes may be large. CPU
+LayerNorm saves its statistics in the input's dtype where CUDA saves fp32: `layer_norm_backward` and
+`rms_norm_backward` trace the backward ops with fp32 statistics, as a GPU would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._guards import detect_fake_mode
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from mixorder.codegen.kernel import generate
+from mixorder.codegen.source import KernelSource
+from mixorder.errors import Decline
+from mixorder.graph.find import find_regions
+from mixorder.graph.region import Region
+from mixorder.graph.rewrite import replace
+from mixorder.loops.ir import LoopProgram
+from mixorder.loops.lower import lower
+from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.split import split_outer
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.heuristics import choose, workload
+from mixorder.schedule.schedule import Schedule
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+class HFRMSNorm(nn.Module):
+    """RMSNorm as Hugging Face models write it: fp32 inside, a cast, then the weight."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        x = x.to(torch.promote_types(dtype, f32))  # `.float()` there; this one takes fp64 as well
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * x.to(dtype)
+
+
+class Block(nn.Module):
+    """Pre-norm: norm, Linear, residual, norm, Linear-GELU-Linear, residual, final norm."""
+
+    def __init__(self, dim: int, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = norm(dim), norm(dim), norm(dim)
+        self.mix = nn.Linear(dim, dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mix(self.norm1(x))
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return self.norm3(x)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "layer": nn.LayerNorm,
+    "layer_no_bias": lambda n: nn.LayerNorm(n, bias=False),
+    "layer_plain": lambda n: nn.LayerNorm(n, elementwise_affine=False),
+    "rms": nn.RMSNorm,
+    "hf": HFRMSNorm,
+}
+PAIRED_NORMS = [name for name in NORMS if name != "layer_plain"]  # the others have no outer side
+
+
+def randomised(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_()
+    return module.to(dtype)
+
+
+class _Captured(Exception):
+    """The backward graph is there and need not run."""
+
+
+def backward_graph(
+    module: nn.Module, shape: Sequence[int], dtype: torch.dtype = f32, run_backward: bool = True
+) -> Graph:
+    """The backward of `module` as Inductor has it after its post-grad passes.
+
+    Without `run_backward` it is only compiled: launches of GPU kernels do not run here.
+    """
+    seen: list[GraphModule] = []
+
+    def inner_compile(gm: GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            post_grad_passes(gm, is_inference=False)
+        seen.append(gm)
+        if len(seen) == 2 and not run_backward:
+            raise _Captured
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        module,
+        backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner_compile),
+        dynamic=False,
+    )
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    y = compiled(x)
+    with contextlib.suppress(_Captured):
+        torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y))
+    return seen[-1].graph
+
+
+def traced(function: Callable[..., Any], *specs: Spec, in_place: bool = False) -> Graph:
+    """The graph of `function`, after Inductor's decompositions and its post-grad passes.
+
+    With `in_place` there are no passes: writes stay where they are, and reads of what is written name
+    the tensor itself.
+    """
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        args = [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
+        gm = make_fx(function, decomposition_table=select_decomp_table())(*args)
+    if in_place:
+        for copy in [n for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default]:
+            copy.replace_all_uses_with(copy.args[0])
+    else:
+        with V.set_fake_mode(mode):
+            post_grad_passes(gm, is_inference=False)
+    gm.graph.eliminate_dead_code()
+    return gm.graph
+
+
+def traced_symbolic(function: Callable[..., Any], *specs: Spec) -> Graph:
+    """As `traced`, with every size above 1 symbolic."""
+    args = [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
+    return make_fx(function, tracing_mode="symbolic")(*args).graph
+
+
+def layer_norm_backward(
+    rows: int,
+    cols: int,
+    dtype: torch.dtype = bf16,
+    weight_dtype: torch.dtype | None = None,
+    bias: bool = True,
+) -> Graph:
+    """LayerNorm's backward with fp32 statistics; `bias=False` leaves db out."""
+
+    def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(
+            dy, x, [cols], mean, rstd, w, w, [True, True, bias]
+        )
+        return (dx, dw, db) if bias else (dx, dw)
+
+    full, stat = ((rows, cols), dtype), ((rows, 1), f32)
+    return traced(function, full, full, stat, stat, ((cols,), weight_dtype or dtype))
+
+
+def rms_norm_backward(
+    rows: int, cols: int, dtype: torch.dtype = bf16, weight_dtype: torch.dtype | None = None
+) -> Graph:
+    """RMSNorm's backward with its fp32 rstd."""
+
+    def function(dy: Any, x: Any, rstd: Any, w: Any) -> Any:
+        return torch.ops.aten._fused_rms_norm_backward(dy, x, [cols], rstd, w, [True, True])
+
+    full = ((rows, cols), dtype)
+    return traced(function, full, full, ((rows, 1), f32), ((cols,), weight_dtype or dtype))
+
+
+def pair(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest region: one inner reduction, one outer, and a result of each side."""
+    product = x * dy
+    return dy - x * product.sum(-1, keepdim=True), product.sum(0)
+
+
+def pair_graph(rows: int = 512, cols: int = 256, dtype: torch.dtype = f32) -> Graph:
+    return traced(pair, ((rows, cols), dtype), ((rows, cols), dtype))
+
+
+def find(graph: Graph) -> list[Region]:
+    """All regions on the graph as it is; a decline is an error here."""
+    found = list(find_regions(graph))
+    for region in found:
+        if isinstance(region, Decline):
+            raise region
+    return found  # type: ignore[return-value]
+
+
+def in_turn(graph: Graph) -> Iterator[Region]:
+    """Each region on the graph as the rewrite of those before it left it, as in the pipeline."""
+    for region in find_regions(graph):
+        if isinstance(region, Decline):
+            continue
+        yield region
+        program, schedule, sources = kernels(region)
+        replace(graph, region, program, sources, schedule.num_splits)
+
+
+def only(graph: Graph) -> Region:
+    (region,) = find(graph)
+    return region
+
+
+def merged(region: Region) -> LoopProgram:
+    return merge(reorder(split_outer(lower(region))))
+
+
+def kernels(
+    region: Region, device: DeviceInfo = H200
+) -> tuple[LoopProgram, Schedule, tuple[KernelSource, KernelSource]]:
+    """A region's merged program, the heuristic's schedule, and the pair of kernels."""
+    program = merged(region)
+    schedule = choose(workload(program), device)
+    return program, schedule, generate(program, schedule, "test")
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype in the spelling of Triton's signatures."""
+    return {bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64"}[dtype]
+
+
+def node(graph: Graph, name: str) -> Node:
+    return next(n for n in graph.nodes if n.name == name)
+
+
+def output_args(graph: Graph) -> tuple[Node, ...]:
+    return tuple(next(iter(reversed(graph.nodes))).args[0])
+
+
+def snapshot(graph: Graph) -> tuple[str, tuple[int, ...]]:
+    """What must not change where a graph is left alone: its text and its very nodes."""
+    return str(graph), tuple(id(n) for n in graph.nodes)
+
+
+def path_through_outside(region: Region) -> list[Node] | None:
+    """A path from what a region writes through nodes outside to what it reads; None if convex.
+
+    The kernel needs all of its inputs before any of its outputs is there. A path may pass through
+    members that are no outputs: those that somebody outside uses stay in the graph.
+    """
+    outputs, inputs = set(region.outputs), set(region.inputs)
+    stack = [[start, user] for start in region.outputs for user in start.users]
+    seen: set[Node] = set()
+    while stack:
+        path = stack.pop()
+        if path[-1] in inputs:
+            return path
+        if path[-1] not in seen and path[-1] not in outputs:
+            seen.add(path[-1])
+            stack += [[*path, user] for user in path[-1].users]
+    return None
+
+
+def random_function(seed: int, rows: int, cols: int) -> Callable[..., Any]:
+    """A program of (x, dy, m) that mixes what regions are made of with what they must stop at.
+
+    `x` and `dy` are (rows, cols); `m` is (cols, cols). Values stay around 1 in size.
+    """
+    rng = random.Random(seed)
+    plan = [(rng.choice(_STEPS), rng.random(), rng.random()) for _ in range(rng.randint(6, 16))]
+    plan += [("row_sum", 0.0, 0.99), ("col_sum", 0.0, 0.99)]
+    rng.shuffle(plan)
+    kept = [rng.random() for _ in range(4)]
+
+    def function(x: torch.Tensor, dy: torch.Tensor, m: torch.Tensor) -> Any:
+        full, row, col = [x, dy], [x.new_ones(rows, 1)], [m.select(0, 0)]
+        made = []
+        for step, a, b in plan:
+            p, q = full[int(a * len(full))], full[int(b * len(full))]
+            r, c = row[int(b * len(row))], col[int(a * len(col))]
+            value, table = _apply(step, p, q, r, c, m, (full, row, col))
+            table.append(value)
+            made.append(value)
+        values = {id(v): v for v in (made[int(k * len(made))] for k in kept)}
+        return [*values.values(), row[-1] * 1, col[-1] * 1]
+
+    return function
+
+
+_STEPS = (
+    *("row_sum", "col_sum") * 4,
+    *("mul", "mul_row", "mul_row", "mul_col", "sub", "add") * 2,
+    *("tanh", "exp", "where", "matmul", "cumsum", "views"),
+    *("row_max", "col_max", "col_scale", "row_scale"),
+)
+
+
+def _apply(
+    step: str, p: Any, q: Any, r: Any, c: Any, m: Any, tables: tuple[list[Any], ...]
+) -> tuple[torch.Tensor, list[Any]]:
+    full, row, col = tables
+    rows, cols = p.shape
+    match step:
+        case "row_sum":
+            return (p * q).sum(1, keepdim=True) / cols, row
+        case "col_sum":
+            return (p * q).sum(0) / rows, col
+        case "row_max":
+            return p.amax(1, keepdim=True).tanh(), row
+        case "row_scale":
+            return r * 0.5 + 1, row
+        case "col_scale":
+            return c * 0.5 + 1, col
+        case "mul":
+            return torch.tanh(p * q), full
+        case "mul_row":
+            return p * r, full
+        case "mul_col":
+            return p * c, full
+        case "sub":
+            return p - q * 0.5, full
+        case "add":
+            return (p + q) * 0.5, full
+        case "tanh":
+            return torch.tanh(p), full
+        case "matmul":
+            return p @ m, full
+        case "cumsum":
+            return p.cumsum(1) / cols, full
+        case "views":
+            return torch.sigmoid(p.reshape(2, rows // 2, cols)).reshape(rows, cols) + q, full
+        case "col_max":
+            return p.amax(0).tanh(), col
+        case "where":
+            return torch.where(p > q, p, q * 0.5), full
+        case "exp":
+            return torch.exp(-p * p), full
+    raise AssertionError(step)

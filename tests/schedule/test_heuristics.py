@@ -1,0 +1,133 @@
+"""The schedule from plain numbers: what must hold for any shape, and each refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import graphs
+import pytest
+from graphs import bf16, f32
+
+from mixorder.errors import Decline, DeclineReason
+from mixorder.schedule import cost
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.heuristics import MAX_RESIDENT_COLS, Workload, choose, workload
+
+SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
+AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
+DEVICES = [H200, SMALL, AMD]
+
+RMS = Workload(rows=32768, cols=768, load_bytes=4, live_tiles=4)
+COLS = [1, 7, 64, 100, 128, 256, 768, 1024, 2048, 4096, 4097, 8192]
+ROWS = [1, 3, 100, 4096, 32768, 1_000_000]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("cols", COLS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
+    for load_bytes, live_tiles in ((2, 3), (4, 4), (8, 5)):
+        work = Workload(rows, cols, load_bytes, live_tiles)
+        schedule = choose(work, device)
+        assert schedule.r0_block >= cols and schedule.r0_block & (schedule.r0_block - 1) == 0
+        assert schedule.r0_block < 2 * max(cols, 1)
+        tile = schedule.tile
+        assert tile.xblock >= 1 and tile.xblock & (tile.xblock - 1) == 0
+        assert tile.num_warps & (tile.num_warps - 1) == 0
+        assert 1 <= tile.num_warps * device.warp_size <= 1024
+        assert 1 <= schedule.num_splits <= -(-rows // tile.xblock)
+        # All programs are resident: the accumulators of waiting ones would only cost partials.
+        assert schedule.num_splits <= 4 * device.num_sm
+        in_flight = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
+        assert in_flight <= device.shared_memory
+        assert 1 <= schedule.final_block <= schedule.r0_block
+        assert schedule.alternatives == ()
+
+
+@pytest.mark.parametrize("rows", [1, 10, 1000])
+@pytest.mark.parametrize("split_size", [1, 3, 7, 5000])
+def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
+    schedule = choose(dataclasses.replace(RMS, rows=rows), H200, split_size=split_size)
+    assert schedule.num_splits == -(-rows // split_size)
+
+
+def test_autotuning_adds_neighbours_and_keeps_the_first_choice() -> None:
+    plain, tuned = choose(RMS, H200), choose(RMS, H200, autotune=True)
+    assert dataclasses.replace(tuned, alternatives=()) == plain
+    assert tuned.tiles[0] == plain.tile and len(tuned.tiles) > 2
+    assert len(set(tuned.tiles)) == len(tuned.tiles)
+    for tile in tuned.tiles:
+        assert 1 <= tile.num_warps <= 32 and tile.xblock >= 1 and tile.num_stages >= 1
+
+
+def test_more_live_tiles_take_no_more_elements_per_thread() -> None:
+    def per_thread(live_tiles: int) -> float:
+        schedule = choose(dataclasses.replace(RMS, live_tiles=live_tiles), H200)
+        return schedule.tile.xblock * schedule.r0_block / (schedule.tile.num_warps * 32)
+
+    counts = [per_thread(n) for n in range(2, 12)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
+
+
+def test_few_rows_are_spread_over_the_device() -> None:
+    assert choose(dataclasses.replace(RMS, rows=H200.num_sm), H200).num_splits == H200.num_sm
+
+
+def test_a_pinned_choice() -> None:
+    """Changes with the heuristic, on purpose: so that no shape changes unnoticed."""
+    found = {
+        (rows, cols): choose(dataclasses.replace(RMS, rows=rows, cols=cols), H200)
+        for rows, cols in ((32768, 768), (4096, 4096), (8192, 8192), (1_000_000, 256))
+    }
+    for (rows, cols), schedule in found.items():
+        assert schedule.r0_block == {768: 1024}.get(cols, cols)
+        assert schedule.num_splits % H200.num_sm == 0, (rows, cols)
+        assert schedule.tile.num_stages >= 2
+
+
+@pytest.mark.parametrize("cols", [MAX_RESIDENT_COLS + 1, 65536])
+def test_a_wide_row_is_declined(cols: int) -> None:
+    with pytest.raises(Decline) as caught:
+        choose(dataclasses.replace(RMS, cols=cols), H200)
+    assert caught.value.reason is DeclineReason.ROW_TOO_WIDE
+    assert str(cols) in caught.value.detail
+
+
+def test_too_many_live_tiles_are_declined() -> None:
+    with pytest.raises(Decline) as caught:
+        choose(dataclasses.replace(RMS, cols=8192, live_tiles=30), H200)
+    assert caught.value.reason is DeclineReason.TOO_MANY_LIVE_TILES
+
+
+@pytest.mark.parametrize(("numel", "minimum"), [(0, 1), (65535, 65536)])
+def test_a_small_space_is_declined(numel: int, minimum: int) -> None:
+    with pytest.raises(Decline) as caught:
+        cost.gate(numel, minimum)
+    assert caught.value.reason is DeclineReason.TOO_SMALL
+
+
+@pytest.mark.parametrize(("numel", "minimum"), [(0, 0), (65536, 65536), (10**9, 65536)])
+def test_a_space_of_the_minimum_or_more_passes(numel: int, minimum: int) -> None:
+    cost.gate(numel, minimum)
+
+
+def test_workload_of_norms() -> None:
+    rms = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
+    layer = workload(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    assert (rms.rows, rms.cols, rms.load_bytes) == (4096, 512, 4)
+    assert layer.load_bytes == 4 and layer.live_tiles == rms.live_tiles + 1
+    wide = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
+    assert wide.load_bytes == 8
+
+
+def test_schedules_are_a_function_of_the_numbers() -> None:
+    for device, cols in itertools.product(DEVICES, COLS):
+        work = dataclasses.replace(RMS, cols=cols)
+        assert choose(work, device) == choose(work, device)
+
+
+def test_a_schedule_prints_one_choice_per_line() -> None:
+    lines = str(choose(RMS, H200)).splitlines()
+    assert any(line.startswith("num_splits = ") for line in lines)
+    assert all(" = " in line for line in lines)

@@ -1,0 +1,263 @@
+"""The pipeline as a whole: graphs it must leave alone, failures in each stage, strict mode."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import f32, f64, pair, traced
+from torch._dynamo.utils import counters
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import MixorderError
+from mixorder.graph import legality, rewrite
+from mixorder.options import Options
+from mixorder.schedule import cost
+
+FULL = ((512, 256), f32)
+STRICT = Options(enabled=True, strict=True, interpret=True)
+LENIENT = Options(enabled=True, strict=False, interpret=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    counters["mixorder"].clear()
+    pipeline._warn_once.cache_clear()
+    pipeline._say_once.cache_clear()
+
+
+def launches(graph: Graph) -> int:
+    return sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes)
+
+
+# Left alone.
+
+NO_PAIRS = {
+    "pointwise": lambda x, dy: torch.tanh(x) * dy,
+    "inner_only": lambda x, dy: dy - x * (x * dy).sum(1, keepdim=True),
+    "outer_only": lambda x, dy: (x * dy).sum(0),
+    "unrelated": lambda x, dy: (x.sum(1), dy.sum(0)),
+    "softmax": lambda x, dy: torch.softmax(x, 1) * dy,
+    "matmul": lambda x, dy: x @ dy.t(),
+    "empty": lambda x, dy: (),
+}
+
+
+@pytest.mark.parametrize("name", NO_PAIRS)
+def test_a_graph_without_pairs_is_the_same_afterwards(name: str) -> None:
+    graph = traced(NO_PAIRS[name], FULL, FULL)
+    before = graphs.snapshot(graph)
+    meta = [dict(n.meta) for n in graph.nodes]
+    pipeline.run(graph, STRICT)
+    assert graphs.snapshot(graph) == before
+    assert [dict(n.meta) for n in graph.nodes] == meta
+    assert not counters["mixorder"]
+
+
+def test_dynamic_shapes_are_left_alone_with_a_reason() -> None:
+    graph = graphs.traced_symbolic(pair, FULL, FULL)
+    before = graphs.snapshot(graph)
+    pipeline.run(graph, STRICT)
+    assert graphs.snapshot(graph) == before
+    assert counters["mixorder"] == {"declined:dynamic-shape": 1}
+
+
+def test_cpu_graphs_are_left_alone_unless_interpreted(caplog: pytest.LogCaptureFixture) -> None:
+    graph = graphs.pair_graph()
+    before = graphs.snapshot(graph)
+    for _ in range(2):
+        pipeline.run(graph, Options(enabled=True, strict=True))
+    assert graphs.snapshot(graph) == before
+    said = [r for r in caplog.records if "needs a GPU" in r.getMessage()]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["sum", "amax", "amin"])
+def test_integer_reductions_are_fused_exactly_or_left_alone(dtype: Any, kind: str) -> None:
+    """An infinity is no identity of an integer maximum."""
+
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        return dy * getattr(product, kind)(1, keepdim=True), getattr(product, kind)(0)
+
+    graph = traced(function, ((511, 250), dtype), ((511, 250), dtype))
+    pipeline.run(graph, STRICT)
+    if launches(graph):
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        indices = [n.kwargs["kernel_idx"] for n in graph.nodes if "kernel_idx" in n.kwargs]
+        texts = [kernel_side_table.get_kernel(i).fn.src for i in indices]
+        assert not any("inf" in text or ", 0.0, tl.int" in text for text in texts)
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (512, 0)])
+def test_empty_tensors_are_left_alone(shape: tuple[int, int]) -> None:
+    graph = traced(pair, (shape, f32), (shape, f32))
+    before = graphs.snapshot(graph)
+    pipeline.run(graph, Options(**{**vars(STRICT), "min_numel": 0}))
+    assert graphs.snapshot(graph) == before
+
+
+# Fused.
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda: graphs.pair_graph(dtype=f64),
+        lambda: graphs.layer_norm_backward(512, 256),
+        lambda: graphs.layer_norm_backward(512, 256, bias=False),
+        lambda: graphs.layer_norm_backward(512, 256, weight_dtype=f32),
+        lambda: graphs.rms_norm_backward(512, 256),
+        lambda: graphs.rms_norm_backward(4097, 8192),
+    ],
+)
+def test_norms_are_fused(graph: Any) -> None:
+    made = graph()
+    pipeline.run(made, STRICT)
+    assert launches(made) == 2 and counters["mixorder"]["fused_regions"] == 1
+    made.lint()
+
+
+def test_two_regions_and_a_decline_between_them() -> None:
+    def function(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+        return *pair(a, b), *pair(c, d), *pair(e, f)
+
+    small = ((16, 8), f32)
+    graph = traced(function, FULL, FULL, small, small, ((256, 512), f32), ((256, 512), f32))
+    pipeline.run(graph, STRICT)
+    assert counters["mixorder"] == {"fused_regions": 2, "declined:too-small": 1}
+    graph.lint()
+
+
+def test_running_twice_changes_nothing_more() -> None:
+    graph = graphs.layer_norm_backward(512, 256)
+    pipeline.run(graph, STRICT)
+    before = graphs.snapshot(graph)
+    pipeline.run(graph, STRICT)
+    assert graphs.snapshot(graph) == before
+
+
+@pytest.mark.parametrize(("split_size", "programs"), [(1, 512), (3, 171), (600, 1)])
+def test_split_size_sets_the_number_of_programs(split_size: int, programs: int) -> None:
+    graph = graphs.pair_graph()
+    pipeline.run(graph, Options(**{**vars(STRICT), "split_size": split_size}))
+    grids = [n.kwargs["grid"][0] for n in graph.nodes if "grid" in n.kwargs]
+    assert grids[0] == (programs, 1, 1)
+
+
+# Failures. Each stage of `fuse`, and where the pipeline looks it up.
+
+STAGES = {
+    "find": (pipeline, "find_regions"),
+    "legality": (legality, "check"),
+    "cost": (cost, "gate"),
+    "lower": (pipeline, "lower"),
+    "split": (pipeline, "split_outer"),
+    "reorder": (pipeline, "reorder"),
+    "merge": (pipeline, "merge"),
+    "device": (pipeline, "device_info"),
+    "workload": (pipeline, "workload"),
+    "schedule": (pipeline, "choose"),
+    "codegen": (pipeline, "generate"),
+    "rewrite": (pipeline, "replace"),
+    "report": (pipeline, "describe"),
+    "label": (pipeline, "label"),
+    "load": (rewrite, "load_kernel"),
+}
+
+
+@pytest.fixture(params=STAGES)
+def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("injected")
+
+    def fail_at_first_next(*args: Any) -> Any:
+        fail()
+        yield
+
+    module, name = STAGES[request.param]
+    monkeypatch.setattr(module, name, fail_at_first_next if request.param == "find" else fail)
+    return {"load": "rewrite"}.get(request.param, request.param)
+
+
+def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> None:
+    graph = graphs.layer_norm_backward(512, 256)
+    before = graphs.snapshot(graph)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline.run(graph, LENIENT)
+        pipeline.run(graph, LENIENT)
+    assert graphs.snapshot(graph) == before
+    graph.lint()
+    texts = [str(w.message) for w in caught if "mixorder" in str(w.message)]
+    assert len(texts) == 1
+    assert failing_stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
+    assert not counters["mixorder"]
+
+
+def test_a_failing_stage_raises_in_strict_mode(failing_stage: str) -> None:
+    graph = graphs.layer_norm_backward(512, 256)
+    before = graphs.snapshot(graph)
+    with pytest.raises(MixorderError, match="injected") as caught:
+        pipeline.run(graph, STRICT)
+    assert caught.value.stage == failing_stage
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert graphs.snapshot(graph) == before
+
+
+def test_a_failure_in_one_region_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return *pair(a, b), *pair(c, d)
+
+    graph = traced(function, FULL, FULL, FULL, FULL)
+    lower, calls = pipeline.lower, []
+
+    def fail_once(region: Any) -> Any:
+        calls.append(region.name)
+        if len(calls) == 1:
+            raise RuntimeError("injected")
+        return lower(region)
+
+    monkeypatch.setattr(pipeline, "lower", fail_once)
+    with pytest.warns(UserWarning, match="region0"):
+        pipeline.run(graph, LENIENT)
+    assert calls == ["region0", "region1"]
+    assert counters["mixorder"]["fused_regions"] == 1 and launches(graph) == 2
+    graph.lint()
+
+
+def test_strict_mode_verifies_between_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that returns an illegal program is stopped at its border."""
+    monkeypatch.setattr(pipeline, "split_outer", lambda program: program)
+    graph = graphs.pair_graph()
+    with pytest.raises(MixorderError, match="outer reduction"):
+        pipeline.run(graph, STRICT)
+
+
+def test_an_unwritable_dump_directory_does_not_break_the_compile(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    graph = graphs.pair_graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline.run(graph, Options(**{**vars(LENIENT), "dump_dir": str(blocked)}))
+    graph.lint()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_is_not_swallowed(
+    interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(region: Any) -> Any:
+        raise interrupt
+
+    monkeypatch.setattr(pipeline, "lower", stop)
+    with pytest.raises(interrupt):
+        pipeline.run(graphs.pair_graph(), LENIENT)

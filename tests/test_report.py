@@ -1,0 +1,188 @@
+"""What the user is told: counters, records, log lines, dump files, and a reason for every refusal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import f32, node, pair, traced
+from torch._dynamo.utils import counters
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason
+from mixorder.options import Options
+from mixorder.report import Dump, RegionRecord, collect
+
+FULL = ((512, 256), f32)
+SQUARE = ((256, 256), f32)
+OPTIONS = Options(enabled=True, strict=True, interpret=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_counters() -> None:
+    counters["mixorder"].clear()
+
+
+def run(graph: Graph, options: Options = OPTIONS) -> list[RegionRecord | Decline]:
+    with collect() as records:
+        pipeline.run(graph, options)
+    return records
+
+
+def cycle() -> Graph:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dw = (x * dy).sum(0)
+        return (x * dy * (dw.reshape(1, 256) @ m)).sum(1), dw
+
+    return traced(function, FULL, FULL, SQUARE)
+
+
+def mutated() -> Graph:
+    def function(x: Any, dy: Any, new: Any) -> Any:
+        product = x * dy
+        x.copy_(new)
+        return dy - x * product.sum(-1, keepdim=True), product.sum(0)
+
+    return traced(function, FULL, FULL, FULL, in_place=True)
+
+
+def complex_input() -> Graph:
+    return traced(lambda x, dy: pair(x.abs(), dy), ((512, 256), torch.complex64), FULL)
+
+
+def with_value_of_x(make: Callable[[Any], Any]) -> Callable[[], Graph]:
+    def graph() -> Graph:
+        made = graphs.pair_graph()
+        x = node(made, "x_1")
+        with x.meta["val"].fake_mode as mode:
+            x.meta["val"] = make(mode)
+        return made
+
+    return graph
+
+
+def two_live_tiles_per_input() -> Graph:
+    def function(*xs: Any) -> Any:
+        total = xs[0]
+        for x in xs[1:]:
+            total = total * x
+        dx = sum(x * total.sum(1, keepdim=True) for x in xs)
+        return dx, total.sum(0)
+
+    return traced(function, *[((512, 8192), f32)] * 24)
+
+
+def symbolic_factor() -> Graph:
+    """x is multiplied by a symbolic number, which is no tensor."""
+    graph = graphs.pair_graph()
+    mul = node(graph, "mul")
+    mode = mul.meta["val"].fake_mode
+    with graph.inserting_before(next(iter(graph.nodes))):
+        number = graph.placeholder("number")
+    number.meta["val"] = mode.shape_env.create_unbacked_symint()
+    mul.args = (mul.args[0], mul.args[1])
+    with graph.inserting_before(mul):
+        scaled = graph.call_function(torch.ops.aten.mul.Tensor, (mul.args[0], number))
+    scaled.meta["val"] = mul.meta["val"]
+    mul.args = (scaled, mul.args[1])
+    return graph
+
+
+SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
+    DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 8193),
+    DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(255, 256),
+    DeclineReason.CYCLE: cycle,
+    DeclineReason.INPUT_MUTATED: mutated,
+    DeclineReason.UNSUPPORTED_OP: symbolic_factor,
+    DeclineReason.UNSUPPORTED_DTYPE: complex_input,
+    DeclineReason.DYNAMIC_SHAPE: with_value_of_x(
+        lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
+    ),
+    DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
+    DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum(0), x.sum(1)), ((8, 128, 256), f32)),
+    DeclineReason.TOO_MANY_LIVE_TILES: two_live_tiles_per_input,
+}
+
+
+@pytest.mark.parametrize("reason", DeclineReason, ids=lambda r: r.value)
+def test_every_reason_is_raised_by_its_smallest_graph(
+    reason: DeclineReason, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = SMALLEST[reason]()
+    before = graphs.snapshot(graph)
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        (decline,) = run(graph)
+    assert isinstance(decline, Decline) and decline.reason is reason
+    assert graphs.snapshot(graph) == before
+    assert counters["mixorder"] == {f"declined:{reason.value}": 1}
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    assert reason.value in line and reason.explanation in line and decline.detail in line
+
+
+@pytest.mark.parametrize("graph", [lambda: graphs.pair_graph(16, 8192), lambda: graphs.pair_graph(256, 256)])
+def test_at_the_limit_is_not_declined(graph: Callable[[], Graph]) -> None:
+    (record,) = run(graph())
+    assert isinstance(record, RegionRecord)
+
+
+def test_a_decline_names_its_node() -> None:
+    (decline,) = run(mutated())
+    assert isinstance(decline, Decline)
+    assert decline.node_name == "x_1" and str(decline).endswith("(at %x_1)")
+
+
+def test_record_of_a_fused_region(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        (record,) = run(graphs.layer_norm_backward(4096, 256))
+    assert isinstance(record, RegionRecord)
+    assert (record.name, record.rows, record.cols) == ("region0", 4096, 256)
+    assert (len(record.inner), len(record.outer), len(record.kernels)) == (2, 2, 2)
+    assert counters["mixorder"] == {"fused_regions": 1}
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    assert all(word in line for word in ("region0", "4096x256", record.kernels[0].name))
+
+
+def test_collectors_nest_and_end() -> None:
+    with collect() as outer:
+        with collect() as inner:
+            pipeline.run(graphs.pair_graph(), OPTIONS)
+        pipeline.run(graphs.pair_graph(255, 256), OPTIONS)
+    pipeline.run(graphs.pair_graph(), OPTIONS)
+    assert [type(r) for r in inner] == [RegionRecord]
+    assert [type(r) for r in outer] == [RegionRecord, Decline]
+
+
+def test_dump_has_one_numbered_file_per_stage(tmp_path: Path) -> None:
+    run(graphs.pair_graph(), Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path)}))
+    (graph_dir,) = tmp_path.iterdir()
+    names = sorted(p.name for p in (graph_dir / "region0").iterdir())
+    assert names == [
+        "00_fx.txt", "01_region.txt", "02_loops.txt", "03_split.txt", "04_reordered.txt",
+        "05_merged.txt", "06_schedule.txt", "07_kernel.py", "08_fx_after.txt",
+    ]  # fmt: skip
+    texts = {p.name: p.read_text() for p in (graph_dir / "region0").iterdir()}
+    assert texts["03_split.txt"].count("partial_accumulate") == 1
+    assert "@triton.jit" in texts["07_kernel.py"]
+    assert "triton_kernel_wrapper_functional" in texts["08_fx_after.txt"]
+    assert "triton_kernel_wrapper_functional" not in texts["00_fx.txt"]
+
+
+def test_dump_of_a_declined_region_ends_with_the_reason(tmp_path: Path) -> None:
+    options = Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path)})
+    run(graphs.pair_graph(255, 256), options)
+    files = sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    assert files[-1].name.endswith("_declined.txt")
+    assert "too-small" in files[-1].read_text()
+
+
+def test_no_dump_without_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(graphs.pair_graph())
+    Dump("").write("region0", "fx.txt", "text")
+    assert list(tmp_path.iterdir()) == []
