@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from _timing import capture, count_graph_nodes, flush_buffer, time_graph
 from cases import CASES, Case
 from torch import Tensor

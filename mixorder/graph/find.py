@@ -16,6 +16,7 @@ from .axes import Reduced, Size, Space, classify, is_inner_like, is_outer_like, 
 from .grow import Growth, Scope, by_position
 from .nodes import reduced
 from .region import Region
+from .stages import with_stages
 
 
 def find_regions(graph: Graph) -> Iterator[Region | Decline]:
@@ -40,6 +41,7 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
             continue
         try:
             space, inner, outer = agree(node, inner, outer)
+            inner, outer = with_stages(scope, space, inner, outer)
             region = Growth(scope, space, inner, outer).grow(f"region{count}")
         except Decline as decline:
             spoken_for = {*inner, *outer}
