@@ -75,6 +75,7 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Non
     loops = show("merged.txt", step("merge", merge, loops), Stage.MERGED)
     device = step("device", device_info, legality.device_of(region))
     work = step("workload", workload, loops)
+    step("layout", cost.check_coalesced, loops)
     step("cost", cost.gate, work.rows * work.cols * work.kept, options.min_numel)
     schedule = show(
         "schedule.txt", step("schedule", choose, work, device, options.split_size, options.autotune)

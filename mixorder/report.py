@@ -53,7 +53,7 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
 
 def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...]) -> RegionRecord:
     """The record of a region; taken before the rewrite, which erases the region's nodes."""
-    val = region.inner[0].args[0].meta["val"]  # type: ignore[union-attr]
+    val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
     return RegionRecord(
         region.name,
         str(region.space),

@@ -129,6 +129,32 @@ def classify(inner: Reduced, outer: Reduced) -> Space:
     return _checked(axes)
 
 
+MAX_BLOCK, MIN_BLOCK = 2048, 256
+
+
+def columns_alone(outer: Reduced) -> Space | None:
+    """The space of an outer reduction over leading dims with no inner one beside it.
+
+    No result needs a whole row, so long rows are cut into equal blocks: a kept axis numbers them. None where
+    rows are symbolic in the columns, or cannot be cut.
+    """
+    count = len(outer.dims)
+    cols = product(outer.shape[count:])
+    if outer.dims != tuple(range(count)) or not isinstance(cols, int) or cols < 2:
+        return None
+    powers = [1 << i for i in range(MIN_BLOCK.bit_length() - 1, MAX_BLOCK.bit_length())]
+    whole = [cols] if cols <= MAX_BLOCK else []
+    fitting = [n for n in powers if cols % n == 0] or [
+        n for n in range(MIN_BLOCK, MAX_BLOCK + 1) if cols % n == 0
+    ]
+    if not (whole or fitting):
+        return None
+    block = (whole or fitting)[-1]
+    rows = product(outer.shape[:count])
+    kept = () if block == cols else ((cols // block, KEPT),)
+    return Space(((rows, ROW), *kept, (block, COLUMN)))
+
+
 def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
     kinds = [kind for _, kind in axes]
     # An axis of size 1 leaves no trace in the shapes' products.

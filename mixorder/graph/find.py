@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from torch.fx import Graph, Node
 
 from ..errors import Decline
-from .axes import Reduced, Size, Space, classify, is_inner_like, is_outer_like, product
+from .axes import Reduced, Size, Space, classify, columns_alone, is_inner_like, is_outer_like, product
 from .grow import Growth, Scope, by_position
-from .nodes import reduced
+from .nodes import is_pointwise, is_view, operands, reduced
 from .region import Region
 from .stages import with_stages
 
@@ -32,26 +32,62 @@ def find_regions(graph: Graph) -> Iterator[Region | Decline]:
             scope = scopes.setdefault(numel, Scope(numel))
             scope.outer.add(node)
             outers.append((node, scope))
-    count = 0
-    for node, scope in outers:
-        if node not in scope.outer or not scope.inner:
-            continue
-        inner, outer = pair(scope, node)
-        if not inner:
-            continue
+    yield from _Numbered(scopes).regions(outers)
+
+
+class _Numbered:
+    """Grows and numbers regions, pairs first, then outer reductions whose source must be written anyway."""
+
+    def __init__(self, scopes: dict[Size, Scope]) -> None:
+        self.scopes = scopes
+        self.count = 0
+
+    def regions(self, outers: list[tuple[Node, Scope]]) -> Iterator[Region | Decline]:
+        for node, scope in outers:
+            if node in scope.outer and scope.inner:
+                inner, outer = pair(scope, node)
+                if inner:
+                    yield from self.attempt(scope, inner, outer, node)
+        for node, scope in outers:
+            if node in scope.outer and _source_is_written(scope, node):
+                yield from self.attempt(scope, [], [node], node)
+
+    def attempt(
+        self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
+    ) -> Iterator[Region | Decline]:
+        """Yield the region or the reason against it; afterwards its reductions are spoken for."""
+        spoken_for = {*inner, *outer}
         try:
-            space, inner, outer = agree(node, inner, outer)
-            inner, outer = with_stages(scope, space, inner, outer)
-            region = Growth(scope, space, inner, outer).grow(f"region{count}")
+            space: Space | None
+            if inner:
+                space, inner, outer = agree(first, inner, outer)
+                inner, outer = with_stages(scope, space, inner, outer)
+            else:
+                space = columns_alone(_reduced(first))
+            if space is not None:
+                region = Growth(scope, space, inner, outer).grow(f"region{self.count}")
+                spoken_for = set(region.nodes)
+                self.count += 1
+                yield region
         except Decline as decline:
-            spoken_for = {*inner, *outer}
             yield decline
-        else:
-            count += 1
-            spoken_for = set(region.nodes)
-            yield region
-        for other in scopes.values():
+        for other in self.scopes.values():
             other.forget(spoken_for)
+
+
+def _source_is_written(scope: Scope, outer: Node) -> bool:
+    """Whether what an outer reduction reads is made by pointwise ops of several tensors, and kept.
+
+    The reduction then rides along where its source is made, and saves reading it again.
+    """
+    if scope.level(outer) > 0:
+        return False
+    source = operands(outer)[0]
+    others = [user for user in source.users if user is not outer]
+    while is_view(source):
+        source = operands(source)[0]
+        others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
+    return bool(others) and is_pointwise(source) and scope.fusible(source) and not scope.recomputed(source)
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:

@@ -166,7 +166,7 @@ class Growth:
         nodes = self.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
-        if not inner or not outer:
+        if not outer or (self.inner and not inner):
             lost = by_position((self.inner | self.outer) - set(nodes))
             raise Decline(
                 DeclineReason.CYCLE,
@@ -235,9 +235,12 @@ class Growth:
 
     def is_in_space(self, outer: Node) -> bool:
         """Whether an outer reduction found on the way runs over the region's axes."""
-        what, inner = reduced(outer), reduced(next(iter(self.inner)))
+        what = reduced(outer)
+        if what is None or not self.inner:
+            return False
+        inner = reduced(next(iter(self.inner)))
         try:
-            return what is not None and inner is not None and classify(inner, what) == self.space
+            return inner is not None and classify(inner, what) == self.space
         except Decline:
             return False
 

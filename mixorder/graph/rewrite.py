@@ -65,7 +65,7 @@ class _Writer:
         self.graph = graph
         self.created: list[Node] = []
         self._sizes: dict[sympy.Expr, Node] = {}
-        self.like = region.inner[0]
+        self.like = region.outer[0]
         inputs = set(region.inputs)
         place = next(n for n in reversed(graph.nodes) if n in inputs)
         while place.next.op == "placeholder":
