@@ -144,6 +144,17 @@ class ConvBiasAndSum(nn.Module):
         return (x.sin() + self.bias[:, None, None]) * self.gate[:, :, None, None]
 
 
+class GeluMLP(nn.Module):
+    """No norm: the first Linear's bias gradient rides along with GELU's backward."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
 class Checkpointed(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -176,6 +187,7 @@ CASES = {
     "post-norm residual": Case(lambda: PostNorm(2048), (8, 2048, 2048)),
     "BitLinear": Case(lambda: BitLinear(2048), (8, 2048, 2048)),
     "softmax with bias": Case(lambda: SoftmaxWithBias(1024), (16384, 1024)),
+    "Linear, GELU, Linear": Case(lambda: GeluMLP(768), (32, 1024, 768)),
     "conv bias and gate": Case(lambda: ConvBiasAndSum(64, 256), (64, 256, 56, 56)),
     "checkpointed Cohere": Case(lambda: Checkpointed(CohereNorm(2048)), (8, 2048, 2048)),
     "checkpointed LayerNorm": Case(lambda: Checkpointed(nn.LayerNorm(2048)), (8, 2048, 2048)),
