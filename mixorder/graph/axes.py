@@ -129,6 +129,16 @@ def classify(inner: Reduced, outer: Reduced) -> Space:
     return _checked(axes)
 
 
+def fits(space: Space, inner: Reduced | None, outer: Reduced | None) -> bool:
+    """Whether two reductions make a pair of just this space."""
+    if inner is None or outer is None:
+        return False
+    try:
+        return classify(inner, outer) == space
+    except Decline:
+        return False
+
+
 MAX_BLOCK, MIN_BLOCK = 2048, 256
 
 

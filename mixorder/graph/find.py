@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from torch.fx import Graph, Node
 
 from ..errors import Decline
-from .axes import Reduced, Size, Space, classify, columns_alone, is_inner_like, is_outer_like, product
+from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .grow import Growth, Scope, by_position
 from .nodes import is_pointwise, is_view, operands, reduced
 from .region import Region
@@ -125,18 +125,11 @@ def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, li
             continue
         return (
             space,
-            [n for n in inner if fits(space, n, outer)],
-            [n for n in outers if fits(space, candidate, n)],
+            [n for n in inner if fits(space, reduced(n), reduced(outer))],
+            [n for n in outers if fits(space, reduced(candidate), reduced(n))],
         )
     assert refusal is not None
     raise refusal
-
-
-def fits(space: Space, inner: Node, outer: Node) -> bool:
-    try:
-        return classify(_reduced(inner), _reduced(outer)) == space
-    except Decline:
-        return False
 
 
 def _reduced(node: Node) -> Reduced:

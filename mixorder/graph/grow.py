@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import ANY
-from .axes import Size, Space, classify, product, ratio
+from .axes import Size, Space, fits, product, ratio
 from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region
 
@@ -112,6 +112,20 @@ class Scope:
             seen.add(arg)
             if self.fusible(arg):
                 todo.extend(operands(arg))
+        return False
+
+    def feeds_inner(self, node: Node, known: set[Node]) -> bool:
+        """Whether a node feeds an inner reduction outside `known` with nothing but pointwise ops between."""
+        todo, seen = [node], {node}
+        while todo:
+            for user in todo.pop().users:
+                if user in self.inner and user not in known:
+                    return True
+                if user in seen or not self.fusible(user):
+                    continue
+                seen.add(user)
+                if not self.depends_on_inner(user, ignoring=known | seen):
+                    todo.append(user)
         return False
 
     def recomputed(self, node: Node) -> bool:
@@ -227,41 +241,19 @@ class Growth:
             # Another norm reads it: write this one tensor, and leave what uses it to that norm.
             return False
         if node in self.scope.outer:
-            return live[0] not in self.column and self.is_in_space(node)
+            return live[0] not in self.column and any(
+                fits(self.space, reduced(n), reduced(node)) for n in self.inner
+            )
         if not self.scope.fusible(node):
             return False
         column = [a for a in args if a in self.column]
         return not column or (len(column) == len(live) and not self.scope.is_full(node))
 
-    def is_in_space(self, outer: Node) -> bool:
-        """Whether an outer reduction found on the way runs over the region's axes."""
-        what = reduced(outer)
-        if what is None or not self.inner:
-            return False
-        inner = reduced(next(iter(self.inner)))
-        try:
-            return inner is not None and classify(inner, what) == self.space
-        except Decline:
-            return False
-
     def feeds_another(self, node: Node) -> bool:
         """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
         if node not in self._feeds_another:
-            self._feeds_another[node] = self._reaches_foreign_inner(node)
+            self._feeds_another[node] = self.scope.feeds_inner(node, {*self.inner, *self.members})
         return self._feeds_another[node]
-
-    def _reaches_foreign_inner(self, node: Node) -> bool:
-        todo, seen = [node], {node}
-        while todo:
-            for user in todo.pop().users:
-                if user in self.scope.inner and user not in self.inner:
-                    return True
-                if user in seen or not self.scope.fusible(user):
-                    continue
-                seen.add(user)
-                if not self.scope.depends_on_inner(user, ignoring=(*self.members, *seen)):
-                    todo.append(user)
-        return False
 
     def waits(self, node: Node) -> bool:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""

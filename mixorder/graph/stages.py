@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ..errors import Decline
-from .axes import Space, classify
+from .axes import Space, fits
 from .grow import Scope
 from .nodes import operands, reduced
 
@@ -35,8 +34,8 @@ def _next_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node
     for node in candidates:
         above = scope.above(node)
         siblings = (e for e in exits if any(a in above and a in derived for a in operands(e)))
-        if _fits(space, node, outer[0]) and not any(
-            _feeds_inner(scope, e, {*derived, *candidates}) for e in siblings
+        if fits(space, reduced(node), reduced(outer[0])) and not any(
+            scope.feeds_inner(e, {*derived, *candidates}) for e in siblings
         ):
             found.append(node)
     return found
@@ -69,26 +68,3 @@ def _derive(scope: Scope, inner: list[Node], outer: list[Node]) -> tuple[set[Nod
             else:
                 exits[user] = None
     return known, list(exits), list(candidates)
-
-
-def _feeds_inner(scope: Scope, node: Node, known: set[Node]) -> bool:
-    """Whether a node feeds an inner reduction with nothing but pointwise ops and views between."""
-    todo, seen = [node], {node}
-    while todo:
-        for user in todo.pop().users:
-            if user in scope.inner and user not in known:
-                return True
-            if user in seen or not scope.fusible(user):
-                continue
-            seen.add(user)
-            if not scope.depends_on_inner(user, ignoring=known | seen):
-                todo.append(user)
-    return False
-
-
-def _fits(space: Space, inner: Node, outer: Node) -> bool:
-    mine, other = reduced(inner), reduced(outer)
-    try:
-        return mine is not None and other is not None and classify(mine, other) == space
-    except Decline:
-        return False
