@@ -1,8 +1,7 @@
 """The whole family on this GPU: each case of `tools/cases.py` in bf16, stock Inductor beside mixorder.
 
-Prints, per case, the regions fused, and for the backward: launches, bytes that the generated kernels access
-(`torch._inductor.metrics`), microseconds (CUDA-graph replay, L2 flushed, median), and the largest relative
-gradient error against float64. Exit status 1 if a case is not fused, slower than stock, or less accurate.
+Prints, per case, the regions fused, and for the backward: launches, microseconds (CUDA-graph replay, L2
+flushed, median), and the largest relative gradient error against float64. Exit status 1 if a case is not fused, slower than stock, or less accurate.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ SLACK = 1.02  # two medians of the same kernels differ by up to this factor
 @dataclasses.dataclass
 class Measured:
     launches: int
-    megabytes: float
     microseconds: float
     error: float
     fused: list[str]
@@ -43,19 +41,15 @@ class Measured:
 def measure(
     case: Case, module: torch.nn.Module, options: dict[str, Any], exact: list[Tensor], flush: Tensor
 ) -> Measured:
-    from torch._inductor import metrics
-
     from mixorder.errors import Decline
     from mixorder.report import collect
 
     torch._dynamo.reset()
-    metrics.reset()
     leaves = [make_input(case), *module.parameters()]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), collect() as records:
         y = torch.compile(module, options=options, dynamic=False)(leaves[0])
         dy = upstream(y)
-        forward_bytes = metrics.num_bytes_accessed
 
         def step() -> Sequence[Tensor]:
             return torch.autograd.grad(y, leaves, dy, retain_graph=True)
@@ -63,14 +57,12 @@ def measure(
         for _ in range(3):
             step()
         stream.synchronize()
-    total_bytes = metrics.num_bytes_accessed - forward_bytes
     captured = capture(step, stream)
     time = time_graph(captured, stream, flush).median_us
     counts = count_graph_nodes(captured.graph.raw_cuda_graph())
     errors = [float((g.double() - e).norm() / e.norm()) for g, e in zip(captured.outputs, exact, strict=True)]
     return Measured(
         counts["kernels"] + counts["memsets"] + counts["memcpys"],
-        total_bytes / 1e6,
         time,
         max(errors),
         [record.space for record in records if not isinstance(record, Decline)],
@@ -109,7 +101,7 @@ def row(name: str, found: dict[str, Measured]) -> str:
     stock, ours = found["stock"], found["mixorder"]
     return (
         f"| {name} | {', '.join(ours.fused) or 'no: ' + '; '.join(ours.declined)} "
-        f"| {stock.launches} -> {ours.launches} | {stock.megabytes:.0f} -> {ours.megabytes:.0f} "
+        f"| {stock.launches} -> {ours.launches} "
         f"| {stock.microseconds:.1f} -> {ours.microseconds:.1f} "
         f"| {stock.microseconds / ours.microseconds:.2f} | {stock.error:.2e} / {ours.error:.2e} |"
     )
@@ -126,8 +118,8 @@ def main() -> int:
     results: dict[str, Any] = {}
     bad: list[str] = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print("| case | fused | launches | MB | us | speedup | error stock / ours |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| case | fused | launches | us | speedup | error stock / ours |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in wanted:
         try:
             found = run_case(name, CASES[name], flush)
