@@ -1,7 +1,8 @@
 """The whole family on this GPU: each case of `tools/cases.py` in bf16, stock Inductor beside mixorder.
 
 Prints, per case, the regions fused, and for the backward: launches, microseconds (CUDA-graph replay, L2
-flushed, median), and the largest relative gradient error against float64. Exit status 1 if a case is not fused, slower than stock, or less accurate.
+flushed, median), and the largest relative gradient error against float64. Exit status 1 if a case is not
+fused, slower than stock, or less accurate.
 """
 
 from __future__ import annotations

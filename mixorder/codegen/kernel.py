@@ -160,7 +160,7 @@ class _Writer:
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code)
         self.buffers = _buffers_of(program, nest)
-        self.sizes = tuple(map(str, program.sizes)) if nest is program.nests[0] else ()
+        self.sizes = tuple(map(str, program.sizes_of(nest)))
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 

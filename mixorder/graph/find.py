@@ -108,7 +108,43 @@ def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(scope.full_reads(n) for n in inner))
+    inner = _of_this_norm(scope, inner, outer, outers)
+    known = _leaves(scope, outer).union(*(_leaves(scope, n) for n in inner))
+    # One that depends on a reduction and reads more belongs to another norm down the residual stream.
+    outers = {n for n in outers if n is outer or scope.level(n) == 0 or _leaves(scope, n) <= known}
     return by_position(inner), by_position(outers)
+
+
+def _of_this_norm(scope: Scope, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
+    """Leave out inner reductions that only share recomputed activations (another norm's statistics).
+
+    One of this norm lies above an outer reduction of the norm, or reads what they all do and nothing else,
+    itself or where its result is used. If that leaves none, all are kept.
+    """
+    mine = _leaves(scope, outer)
+    related = [n for n in outers if mine <= _leaves(scope, n) or _leaves(scope, n) <= mine]
+    above = {n for other in related for n in scope.above(other)}
+    reads = [_leaves(scope, n) for n in related]
+    least, most = frozenset.intersection(*reads), frozenset.union(*reads)
+    own = {n for n in inner if n in above or any(least <= _leaves(scope, m) <= most for m in _uses(scope, n))}
+    return own or inner
+
+
+def _leaves(scope: Scope, node: Node) -> frozenset[Node]:
+    return frozenset(read for read in scope.full_reads(node) if not scope.fusible(read))
+
+
+def _uses(scope: Scope, inner: Node) -> Iterator[Node]:
+    """An inner reduction, and the full-size nodes that its result goes into."""
+    yield inner
+    seen, todo = {inner}, [inner]
+    while todo:
+        for user in todo.pop().users:
+            if user not in seen and (scope.fusible(user) or user in scope.inner):
+                seen.add(user)
+                todo.append(user)
+                if scope.is_full(user):
+                    yield user
 
 
 def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import ANY
+from ..loops.ir import ANY, AxisClass
 from .axes import Size, Space, fits, product, ratio
 from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region
@@ -247,7 +247,14 @@ class Growth:
         if not self.scope.fusible(node):
             return False
         column = [a for a in args if a in self.column]
-        return not column or (len(column) == len(live) and not self.scope.is_full(node))
+        size = product(shape_of(node) or ())
+        if column:
+            return len(column) == len(live) and size == self.result_size(AxisClass.ROW)
+        return size in (self.space.numel, self.result_size(AxisClass.COLUMN))
+
+    def result_size(self, reduced: AxisClass) -> Size:
+        """Elements of a result of one side: what a node behind it must have to be made where it is."""
+        return product(size for size, kind in self.space.axes if kind not in (reduced, AxisClass.COMMON))
 
     def feeds_another(self, node: Node) -> bool:
         """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""

@@ -33,6 +33,8 @@ def _next_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node
     found = []
     for node in candidates:
         above = scope.above(node)
+        if above.isdisjoint(inner):
+            continue  # not a stage that follows: another norm's statistics of the same activations
         siblings = (e for e in exits if any(a in above and a in derived for a in operands(e)))
         if fits(space, reduced(node), reduced(outer[0])) and not any(
             scope.feeds_inner(e, {*derived, *candidates}) for e in siblings

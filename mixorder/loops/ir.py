@@ -243,12 +243,18 @@ class LoopProgram:
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
         """The symbolic sizes that the nests need, in a fixed order."""
-        loops = {axis.symbol for nest in self.nests for axis in nest.loops}
-        exprs = [axis.size for nest in self.nests for axis in nest.loops]
-        exprs += [s.index for n in self.nests for s in n.statements if not isinstance(s, Compute | Reduce)]
+        return tuple(sorted({s for nest in self.nests for s in self.sizes_of(nest)}, key=str))
+
+    def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that one nest needs: in its extents, its indices, and as numbers."""
+        exprs = [axis.size for axis in nest.loops]
+        for stmt in nest.statements:
+            if isinstance(stmt, Compute):
+                exprs += [arg for arg in stmt.args if isinstance(arg, sympy.Expr)]
+            elif not isinstance(stmt, Reduce):
+                exprs.append(stmt.index)
         hinted = dict(self.hints)
-        found = {s for expr in exprs for s in expr.free_symbols if s in hinted} - loops
-        return tuple(sorted(found, key=str))
+        return tuple(sorted({s for expr in exprs for s in expr.free_symbols if s in hinted}, key=str))
 
     def hint(self, expr: sympy.Expr) -> int:
         return int(expr.xreplace(dict(self.hints)))

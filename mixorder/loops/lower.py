@@ -60,13 +60,13 @@ def lower(region: Region) -> LoopProgram:
         stores: dict[bool, list[Store]] = {False: [], True: []}
         for i, node in enumerate(region.outputs):
             stores[node in column_side].append(tracer.store(f"out{i}", node))
+        hints = tracer.hints()
     # A common axis is reduced with the rows, so it stays inside them.
     outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
     nests = []
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
             nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
-        hints = tracer.hints()
     return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
@@ -142,6 +142,13 @@ class _Recorder(DefaultHandler):
             return x  # half precision computes in fp32: a cast between the two changes nothing
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
         return self._default("to_dtype", (x, dtype), kwargs)
+
+    def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
+        unknown = expr.free_symbols - {symbol for symbol, _ in self.tracer.hints()}
+        if unknown:
+            detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.tracer.current)
+        return self._default("index_expr", (expr, dtype), {})
 
     def load(self, name: str, index: sympy.Expr) -> Any:
         raise Decline(DeclineReason.UNSUPPORTED_OP, f"load of {name}", self.tracer.current)
