@@ -18,6 +18,7 @@ class DeclineReason(Enum):
     UNSUPPORTED_OP = "unsupported-op", "The region needs an operator that cannot be lowered."
     UNSUPPORTED_DTYPE = "unsupported-dtype", "The region has a dtype the kernels do not take."
     DYNAMIC_SHAPE = "dynamic-shape", "A size that must be known at compile time is symbolic."
+    LAYOUT = "layout", "A tensor's strides would make the innermost loop uncoalesced."
     TOO_MANY_LIVE_TILES = (
         "too-many-live-tiles",
         "The region keeps more tiles alive at once than the registers hold.",

@@ -25,7 +25,8 @@ class RegionRecord:
     that the kernels compute, the schedule and the kernels' text."""
 
     name: str
-    rows: int
+    space: str
+    rows: int | str
     cols: int
     dtype: str
     inner: tuple[str, ...]
@@ -52,11 +53,12 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
 
 def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...]) -> RegionRecord:
     """The record of a region; taken before the rewrite, which erases the region's nodes."""
-    val = region.inner[0].args[0].meta["val"]  # type: ignore[union-attr]
+    val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
     return RegionRecord(
         region.name,
-        region.space.rows,
-        region.space.cols,
+        str(region.space),
+        region.space.rows if isinstance(region.space.rows, int) else str(region.space.rows),
+        int(region.space.cols),
         str(val.dtype),
         tuple(n.name for n in region.inner),
         tuple(n.name for n in region.outer),
@@ -69,10 +71,9 @@ def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ..
 def fused(record: RegionRecord) -> None:
     counters["mixorder"]["fused_regions"] += 1
     log.info(
-        "%s: fused %sx%s, inner %s, outer %s -> %s",
+        "%s: fused %s, inner %s, outer %s -> %s",
         record.name,
-        record.rows,
-        record.cols,
+        record.space,
         ", ".join(record.inner),
         ", ".join(record.outer),
         ", ".join(k.name for k in record.kernels),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.decomposition import select_decomp_table
@@ -24,7 +25,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
@@ -155,6 +156,27 @@ def traced_symbolic(function: Callable[..., Any], *specs: Spec) -> Graph:
     """As `traced`, with every size above 1 symbolic."""
     args = [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
     return make_fx(function, tracing_mode="symbolic")(*args).graph
+
+
+def traced_rows(function: Callable[..., Any], *specs: Spec, symbolic: Sequence[int] | None = None) -> Graph:
+    """As `traced`, with symbolic sizes in the dims of `symbolic`, by default all but the last.
+
+    Those that are equal share a symbol.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    args = []
+    for i, (shape, dtype) in enumerate(specs):
+        free = range(len(shape) - 1) if symbolic is None else symbolic
+        dims = [DimDynamic.DUCK if d in free else DimDynamic.STATIC for d in range(len(shape))]
+        context = StatelessSymbolicContext(dynamic_sizes=dims)
+        value = torch.empty(shape, dtype=dtype)
+        args.append(mode.from_tensor(value, symbolic_context=context, source=ConstantSource(f"arg{i}")))
+    decompositions = select_decomp_table()
+    gm = make_fx(function, decomposition_table=decompositions, tracing_mode="symbolic")(*args)
+    with V.set_fake_mode(mode):
+        post_grad_passes(gm, is_inference=False)
+    gm.graph.eliminate_dead_code()
+    return gm.graph
 
 
 def layer_norm_backward(

@@ -1,4 +1,4 @@
-"""What README.md states and the code can confirm."""
+"""What README.md and docs/reasons.md state and the code can confirm."""
 
 import ast
 import dataclasses
@@ -11,11 +11,12 @@ from mixorder.schedule.heuristics import MAX_RESIDENT_COLS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+REASONS = (ROOT / "docs" / "reasons.md").read_text()
 
 
-def table(first_header: str) -> list[list[str]]:
+def table(first_header: str, page: str = README) -> list[list[str]]:
     """The rows of the table whose first column has this header; code marks taken off."""
-    lines = README.splitlines()
+    lines = page.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_header} |"))
     rows = []
     for line in lines[start + 2 :]:
@@ -37,8 +38,22 @@ def test_the_reasons_given_by_the_code_are_listed() -> None:
     assert given == {row[0] for row in table("reason")}
 
 
+def test_every_reason_has_a_meaning_and_a_remedy() -> None:
+    rows = table("reason", REASONS)
+    assert [name for name, *_ in rows] == list(dict.fromkeys(name for name, *_ in rows))
+    assert {name for name, *_ in rows} == {reason.value for reason in DeclineReason}
+    assert all(len(row) == 3 and min(map(len, row[1:])) > 15 for row in rows)
+
+
 def test_the_widest_row() -> None:
     assert f"rows of up to {MAX_RESIDENT_COLS} columns" in README
+    assert f"more than {MAX_RESIDENT_COLS} elements" in REASONS
+
+
+def test_the_options_that_the_reasons_name() -> None:
+    keys = {config_key(field) for field in dataclasses.fields(Options)}
+    named = set(re.findall(r"`(mixorder_\w+)`", REASONS))
+    assert named and named <= keys
 
 
 def test_the_files_that_it_names_exist() -> None:

@@ -104,8 +104,9 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.DYNAMIC_SHAPE: with_value_of_x(
         lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
     ),
+    DeclineReason.LAYOUT: with_value_of_x(lambda mode: torch.empty((256, 512)).t()),
     DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
-    DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum(0), x.sum(1)), ((8, 128, 256), f32)),
+    DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((8, 128, 256), f32)),
     DeclineReason.TOO_MANY_LIVE_TILES: two_live_tiles_per_input,
 }
 

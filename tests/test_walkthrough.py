@@ -297,12 +297,13 @@ def triton_mixorder_rms_norm_backward_6b40ee04(in0_ptr, in1_ptr, in2_ptr, in3_pt
             final.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_final_f9d388a0(out1_ptr, ws0_ptr):
+def triton_mixorder_rms_norm_backward_final_aaa90b0f(out1_ptr, ws0_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 16
+    block = tl.program_id(0)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
-    y = tl.program_id(0) * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
     tl.store(out1_ptr + (y), tmp1)

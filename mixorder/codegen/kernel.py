@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 
 import sympy
 import torch
@@ -21,7 +22,10 @@ from torch._inductor.utils import IndentedBuffer
 from ..loops.ir import (
     AMAX,
     AMIN,
+    ANY,
+    PROD,
     SUM,
+    Axis,
     AxisClass,
     Buffer,
     BufferRole,
@@ -43,18 +47,24 @@ from .source import KernelSource, LaunchConfig
 _INT32_LIMIT = 2**31
 
 # The Triton function that reduces one tile dim; each propagates NaN as eager does.
-_TILE_REDUCE = {SUM: "tl.sum", AMAX: "triton_helpers.max2", AMIN: "triton_helpers.min2"}
+_TILE_REDUCE = {
+    SUM: "tl.sum",
+    AMAX: "triton_helpers.max2",
+    AMIN: "triton_helpers.min2",
+    PROD: "triton_helpers.prod",
+    ANY: "triton_helpers.any",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class TileDim:
-    """One dim of the tile: the loop symbol it holds, its extent, and the constexpr name of its block size.
+    """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
 
     `masked` where some lane of a tile may lie beyond the extent.
     """
 
     symbol: sympy.Symbol
-    extent: int
+    extent: str
     block: str
     masked: bool
 
@@ -76,18 +86,17 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
 
 
 def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
-    rows, cols = (int(program.axis(kind).size) for kind in (AxisClass.ROW, AxisClass.COLUMN))  # type: ignore[union-attr]
-    ragged = any(rows % tile.xblock for tile in schedule.tiles)
-    dims = (
-        TileDim(_symbol(program, AxisClass.ROW), rows, "XBLOCK", ragged),
-        TileDim(_symbol(program, AxisClass.COLUMN), cols, "R0_BLOCK", cols != schedule.r0_block),
-    )
-    writer = _Writer(program, nest, dims, schedule.num_splits)
+    row, last = _row_and_last(program)
+    ragged = any(row.size % tile.xblock != 0 for tile in schedule.tiles)
+    x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
+    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block)
+    writer = _Writer(program, nest, (x, y), schedule.num_splits)
     writer.begin(("XBLOCK", "NUM_STAGES"))
-    x, y = dims
     code = writer.code
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
-    code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0)")
+    if not row.size.is_number:
+        code.writeline(f"rows = {texpr(row.size)}")
+    writer.programs(str(SPLIT_SYMBOL))
     writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
     for stmt in nest.preamble:
         writer.statement(stmt)
@@ -95,7 +104,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     for acc in accumulators:
         identity = writer.identity(acc.kind, writer.dtype(acc))
         for name in writer.accumulators(acc):
-            writer.code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
+            code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
     code.writeline(
         f"for tile in tl.range({SPLIT_SYMBOL}, tl.cdiv({x.extent}, XBLOCK), {schedule.num_splits}, "
         "num_stages=NUM_STAGES):"
@@ -106,33 +115,32 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         for stmt in nest.body:
             writer.statement(stmt)
     for acc in accumulators:
-        partial = writer.reduced(acc.kind, " - ".join(writer.accumulators(acc)), axis=0)
-        writer.store(acc.buffer, acc.index, partial, frozenset({y.symbol}))
+        writer.store_partial(acc)
     configs = tuple(
         LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
         for t in schedule.tiles
     )
-    return writer.finish(f"triton_mixorder_{label}", schedule.num_splits, configs)
+    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, configs)
 
 
 def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
-    cols = int(program.axis(AxisClass.COLUMN).size)  # type: ignore[union-attr]
+    col = program.axis(AxisClass.COLUMN)
+    cols = 1 if col is None else int(col.size)
     s_block = 1 << (schedule.num_splits - 1).bit_length()
-    block = schedule.final_block
-    dims = (
-        TileDim(SPLIT_SYMBOL, schedule.num_splits, "SBLOCK", s_block != schedule.num_splits),
-        TileDim(_symbol(program, AxisClass.COLUMN), cols, "YBLOCK", bool(cols % block)),
-    )
-    writer = _Writer(program, nest, dims, schedule.num_splits)
+    block = min(schedule.final_block, 1 << (cols - 1).bit_length())
+    s = TileDim(SPLIT_SYMBOL, str(schedule.num_splits), "SBLOCK", s_block != schedule.num_splits)
+    y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
+    writer = _Writer(program, nest, (s, y), schedule.num_splits)
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    writer.index(dims[0], "tl.arange(0, SBLOCK)[:, None]")
-    writer.index(dims[1], "tl.program_id(0) * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    writer.programs("block")
+    writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
+    writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", -(-cols // block), (config,))
+    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), (config,))
 
 
 class _Writer:
@@ -144,14 +152,21 @@ class _Writer:
         self.program = program
         self.nest = nest
         self.dims = dims
-        self.deps = nest.dependence()
+        self.tiled = frozenset(d.symbol for d in dims)
+        self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
+        kept = program.axis(AxisClass.KEPT)
+        self.kept_symbol = None if kept is None else kept.symbol
+        self.kept = 1 if kept is None else int(kept.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code)
         self.buffers = _buffers_of(program, nest)
-        self.wide = any(int(b.max_offset.subs(NUM_SPLITS, num_splits)) >= _INT32_LIMIT for b in self.buffers)
+        self.sizes = tuple(map(str, program.sizes_of(nest)))
+        offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
+        self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
-        args = [_pointer(b.name) for b in self.buffers] + [f"{c}: tl.constexpr" for c in constants]
+        args = [_pointer(b.name) for b in self.buffers] + list(self.sizes)
+        args += [f"{c}: tl.constexpr" for c in constants]
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
         self.code.do_indent()
@@ -165,9 +180,18 @@ class _Writer:
             text.replace("def KERNEL(", f"def {name}(", 1),
             tuple(b.name for b in self.buffers),
             written,
+            self.sizes,
             grid,
             configs,
         )
+
+    def programs(self, name: str) -> None:
+        """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
+        if self.kept_symbol is None:
+            self.code.writeline(f"{name} = tl.program_id(0)")
+            return
+        self.code.writeline(f"{self.kept_symbol} = tl.program_id(0) % {self.kept}")
+        self.code.writeline(f"{name} = tl.program_id(0) // {self.kept}")
 
     def index(self, dim: TileDim, text: str) -> None:
         self.code.writeline(f"{dim.symbol} = {text}")
@@ -215,12 +239,12 @@ class _Writer:
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
-        value = self.masked_value(stmt.value.name, stmt.kind, self.dims[dim])
+        value = self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],))
         self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
         dtype = self.dtype(stmt)
-        value = self.masked_value(stmt.value.name, stmt.kind, self.dims[0])
+        value = self.masked_value(stmt.value.name, stmt.kind, self.reduced_dims(stmt))
         acc, *error = self.accumulators(stmt)
         if not error:
             self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
@@ -232,22 +256,31 @@ class _Writer:
         self.code.writeline(f"{error[0]} = tl.where({finite}, ({total} - {acc}) - {term}, 0.0)")
         self.code.writeline(f"{acc} = {total}")
 
+    def reduced_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
+        """The tile dims that a partial does not keep: rows, and a common axis."""
+        return tuple(d for d in self.dims if d.symbol not in stmt.index.free_symbols)
+
+    def store_partial(self, stmt: PartialAccumulate) -> None:
+        value = " - ".join(self.accumulators(stmt))
+        for dim in self.reduced_dims(stmt):
+            value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
+        self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
+
     def accumulators(self, stmt: PartialAccumulate) -> list[str]:
         """The tiles that hold a partial: the sum, and what was added to it too much by rounding."""
         return [f"{stmt.buffer}_acc"] + [f"{stmt.buffer}_error"] * stmt.compensated
 
-    def masked_value(self, name: str, kind: ReductionKind, dim: TileDim) -> str:
-        """The value over the whole tile, with the reduction's identity in lanes beyond `dim`'s extent.
+    def masked_value(self, name: str, kind: ReductionKind, dims: tuple[TileDim, ...]) -> str:
+        """The value over the whole tile, with the reduction's identity in lanes beyond the extents of `dims`.
 
         The identity goes on the value, not on the loads below it: what a prologue makes of a zero fill is
         not zero.
         """
         value = str(self.ops.variables[name])
-        if self.deps[name] != frozenset(d.symbol for d in self.dims):
+        if self.deps[name] != self.tiled:
             value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
-        if dim.masked:
-            dtype = self.ops.variables[name].dtype
-            value = f"tl.where({dim.mask}, {value}, {self.literal(kind, dtype)})"
+        if mask := " & ".join(d.mask for d in dims if d.masked):
+            value = f"tl.where({mask}, {value}, {self.literal(kind)})"
         return value
 
     def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
@@ -268,22 +301,24 @@ class _Writer:
         return self.program.buffer(stmt.buffer).dtype
 
     def identity(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        return f"{self.literal(kind, dtype)}, {triton_compute_type(dtype)}"
+        return f"{self.literal(kind)}, {triton_compute_type(dtype)}"
 
-    def literal(self, kind: ReductionKind, dtype: torch.dtype | None) -> str:
-        return str(kind.identity) if kind.identity == 0 else f"float('{kind.identity}')"
+    def literal(self, kind: ReductionKind) -> str:
+        return f"float('{kind.identity}')" if math.isinf(kind.identity) else str(kind.identity)
 
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
-        return frozenset(index.free_symbols) & {d.symbol for d in self.dims}
+        return frozenset(index.free_symbols) & self.tiled
 
     def mask(self, symbols: frozenset[sympy.Symbol]) -> str:
         return " & ".join(d.mask for d in self.dims if d.masked and d.symbol in symbols)
 
 
-def _symbol(program: LoopProgram, kind: AxisClass) -> sympy.Symbol:
-    axis = program.axis(kind)
-    assert axis is not None
-    return axis.symbol
+def _row_and_last(program: LoopProgram) -> tuple[Axis, Axis]:
+    """The axes of the main kernel's tile: rows, and the axis that the inner reduction runs over."""
+    row = program.axis(AxisClass.ROW)
+    last = program.axis(AxisClass.COLUMN) or program.axis(AxisClass.COMMON)
+    assert row is not None and last is not None
+    return row, last
 
 
 def _pointer(buffer: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._inductor.codegen.common import CSEVariable
-from torch._inductor.codegen.triton import TritonOverrides
+from torch._inductor.codegen.triton import TritonOverrides, texpr, triton_compute_type
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.utils import IndentedBuffer
@@ -80,6 +80,8 @@ class OpPrinter(DefaultHandler):
     def _print(
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> CSEVariable:
+        if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
+            return self.define(f"tl.full([], {texpr(args[0])}, {triton_compute_type(dtype)})", dtype)
         text = getattr(self._printer, op)(*args, **kwargs)
         text = text.value if isinstance(text, OpsValue) else text
         return text if isinstance(text, CSEVariable) else self.define(text, dtype)

@@ -23,15 +23,17 @@ class LaunchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSource:
-    """`text` defines the kernel `name`; it takes `buffers` (IR names) in order, then the config's constants.
+    """`text` defines the kernel `name`; it takes `buffers` (IR names), `sizes`, and the config's constants.
 
-    `written` are the buffers that it writes; `grid` is its number of programs.
+    `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
+    number of programs.
     """
 
     name: str
     text: str
     buffers: tuple[str, ...]
     written: tuple[str, ...]
+    sizes: tuple[str, ...]
     grid: int
     configs: tuple[LaunchConfig, ...]
 

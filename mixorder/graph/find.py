@@ -11,114 +11,171 @@ from collections.abc import Iterable, Iterator
 
 from torch.fx import Graph, Node
 
-from ..errors import Decline, DeclineReason
+from ..errors import Decline
+from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .grow import Growth, Scope, by_position
-from .nodes import (
-    Space,
-    fake,
-    inner_space,
-    is_static,
-    outer_space,
-    reduced_dims,
-    reduction_kind,
-)
+from .nodes import is_pointwise, is_view, operands, reduced
 from .region import Region
+from .stages import with_stages
 
 
 def find_regions(graph: Graph) -> Iterator[Region | Decline]:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction."""
-    scopes: dict[Space, Scope] = {}
+    scopes: dict[Size, Scope] = {}
     outers: list[tuple[Node, Scope]] = []
     for node in graph.nodes:
-        if (space := inner_space(node)) is not None:
-            scopes.setdefault(space, Scope(space)).inner.add(node)
-        if (space := outer_space(node)) is not None:
-            scope = scopes.setdefault(space, Scope(space))
+        if (what := reduced(node)) is None or not (numel := product(what.shape)):
+            continue
+        if is_inner_like(what):
+            scopes.setdefault(numel, Scope(numel)).inner.add(node)
+        elif is_outer_like(what):
+            scope = scopes.setdefault(numel, Scope(numel))
             scope.outer.add(node)
             outers.append((node, scope))
-    count = 0
-    for node, scope in outers:
-        if node not in scope.outer or not scope.inner:
-            continue
-        inner, outer = pair(scope, node)
-        if not inner:
-            continue
+    yield from _Numbered(scopes).regions(outers)
+
+
+class _Numbered:
+    """Grows and numbers regions, pairs first, then outer reductions whose source must be written anyway."""
+
+    def __init__(self, scopes: dict[Size, Scope]) -> None:
+        self.scopes = scopes
+        self.count = 0
+
+    def regions(self, outers: list[tuple[Node, Scope]]) -> Iterator[Region | Decline]:
+        for node, scope in outers:
+            if node in scope.outer and scope.inner:
+                inner, outer = pair(scope, node)
+                if inner:
+                    yield from self.attempt(scope, inner, outer, node)
+        for node, scope in outers:
+            if node in scope.outer and _source_is_written(scope, node):
+                yield from self.attempt(scope, [], [node], node)
+
+    def attempt(
+        self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
+    ) -> Iterator[Region | Decline]:
+        """Yield the region or the reason against it; afterwards its reductions are spoken for."""
+        spoken_for = {*inner, *outer}
         try:
-            region = Growth(scope, inner, outer).grow(f"region{count}")
+            space: Space | None
+            if inner:
+                space, inner, outer = agree(first, inner, outer)
+                inner, outer = with_stages(scope, space, inner, outer)
+            else:
+                space = columns_alone(_reduced(first))
+            if space is not None:
+                region = Growth(scope, space, inner, outer).grow(f"region{self.count}")
+                spoken_for = set(region.nodes)
+                self.count += 1
+                yield region
         except Decline as decline:
-            spoken_for = {*inner, *outer}
             yield decline
-        else:
-            count += 1
-            spoken_for = set(region.nodes)
-            yield region
-        for other in scopes.values():
-            other.inner -= spoken_for
-            other.outer -= spoken_for
-    yield from _dynamic_pairs(graph)
-    for node, scope in outers:
-        if node in scope.outer and (other := _other_axes(scope, node)) is not None:
-            detail = f"beside {other.name}, which reduces dims {reduced_dims(other)} of the same tensor"
-            yield Decline(DeclineReason.AXIS_CLASS, detail, node.name)
+        for other in self.scopes.values():
+            other.forget(spoken_for)
 
 
-def _dynamic_pairs(graph: Graph) -> Iterator[Decline]:
-    """One decline for each symbolic shape that is reduced over leading and over trailing dims."""
-    sides: dict[str, set[str]] = {}
-    for node in graph.nodes:
-        source = fake(node.args[0]) if reduction_kind(node) is not None else None
-        if source is None or is_static(node.args[0]):
-            continue
-        dims, ndim = reduced_dims(node), source.dim()
-        shape = str(tuple(source.shape))
-        seen = sides.setdefault(shape, set())
-        if dims == tuple(range(len(dims))):
-            seen.add("leading")
-        if dims == tuple(range(ndim - len(dims), ndim)):
-            seen.add("trailing")
-        if len(seen) == 2:
-            yield Decline(DeclineReason.DYNAMIC_SHAPE, shape, node.name)
-            sides[shape] = {"reported", *seen}
+def _source_is_written(scope: Scope, outer: Node) -> bool:
+    """Whether what an outer reduction reads is made by pointwise ops of several tensors, and kept.
 
-
-def _other_axes(scope: Scope, outer: Node) -> Node | None:
-    """A reduction that shares a full-size read with `outer`, over axes that make no pair with it."""
-    for node in _walk_down(scope, scope.full_reads(outer)):
-        if reduction_kind(node) is not None and scope.space not in (inner_space(node), outer_space(node)):
-            return node
-    return None
+    The reduction then rides along where its source is made, and saves reading it again.
+    """
+    if scope.level(outer) > 0:
+        return False
+    source = operands(outer)[0]
+    others = [user for user in source.users if user is not outer]
+    while is_view(source):
+        source = operands(source)[0]
+        others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
+    return bool(others) and is_pointwise(source) and scope.fusible(source) and not scope.recomputed(source)
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
     """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
 
-    Of inner reductions that depend on each other only the first are taken, so that norms in a chain give
-    one region each.
+    Reductions of a higher level than `outer` are left: they depend on what the pair computes, and belong to
+    the next norm of a chain.
     """
-    if _is_degenerate_inner(scope, outer):
-        return [], []
-    inner, outers = {outer} & scope.inner, {outer}
+    level = scope.level(outer)
+    inner: set[Node] = set()
+    outers = {outer}
     reads = scope.full_reads(outer)
     while True:
-        found = _reductions_below(scope, reads)
-        inner_now = inner | {n for n in found if n in scope.inner and n is not outer}
-        outers_now = outers | {n for n in found if n in scope.outer and n not in inner_now}
+        found = set(_walk_down(scope, reads, level))
+        inner_now = inner | (found & scope.inner)
+        outers_now = outers | (found & scope.outer)
         if inner_now == inner and outers_now == outers:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(scope.full_reads(n) for n in inner))
-    inner.discard(outer)
+    inner = _of_this_norm(scope, inner, outer, outers)
+    known = _leaves(scope, outer).union(*(_leaves(scope, n) for n in inner))
+    # One that depends on a reduction and reads more belongs to another norm down the residual stream.
+    outers = {n for n in outers if n is outer or scope.level(n) == 0 or _leaves(scope, n) <= known}
     return by_position(inner), by_position(outers)
 
 
-def _reductions_below(scope: Scope, reads: frozenset[Node]) -> set[Node]:
-    """Reductions that can be reached from `reads` without passing an inner reduction."""
-    reached = _walk_down(scope, reads)
-    return {n for n in reached if n in scope.inner or n in scope.outer}
+def _of_this_norm(scope: Scope, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
+    """Leave out inner reductions that only share recomputed activations (another norm's statistics).
+
+    One of this norm lies above an outer reduction of the norm, or reads what they all do and nothing else,
+    itself or where its result is used. If that leaves none, all are kept.
+    """
+    mine = _leaves(scope, outer)
+    related = [n for n in outers if mine <= _leaves(scope, n) or _leaves(scope, n) <= mine]
+    above = {n for other in related for n in scope.above(other)}
+    reads = [_leaves(scope, n) for n in related]
+    least, most = frozenset.intersection(*reads), frozenset.union(*reads)
+    own = {n for n in inner if n in above or any(least <= _leaves(scope, m) <= most for m in _uses(scope, n))}
+    return own or inner
 
 
-def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
-    """Users of `reads`, through pointwise ops and views, that no inner reduction precedes."""
+def _leaves(scope: Scope, node: Node) -> frozenset[Node]:
+    return frozenset(read for read in scope.full_reads(node) if not scope.fusible(read))
+
+
+def _uses(scope: Scope, inner: Node) -> Iterator[Node]:
+    """An inner reduction, and the full-size nodes that its result goes into."""
+    yield inner
+    seen, todo = {inner}, [inner]
+    while todo:
+        for user in todo.pop().users:
+            if user not in seen and (scope.fusible(user) or user in scope.inner):
+                seen.add(user)
+                todo.append(user)
+                if scope.is_full(user):
+                    yield user
+
+
+def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:
+    """The space of `outer` and the first inner reduction that fits it, and all reductions of that space.
+
+    Raises `Decline` if no inner reduction fits.
+    """
+    refusal: Decline | None = None
+    for candidate in inner:
+        try:
+            space = classify(_reduced(candidate), _reduced(outer))
+        except Decline as decline:
+            refusal = refusal or Decline(decline.reason, decline.detail, candidate.name)
+            continue
+        return (
+            space,
+            [n for n in inner if fits(space, reduced(n), reduced(outer))],
+            [n for n in outers if fits(space, reduced(candidate), reduced(n))],
+        )
+    assert refusal is not None
+    raise refusal
+
+
+def _reduced(node: Node) -> Reduced:
+    what = reduced(node)
+    assert what is not None
+    return what
+
+
+def _walk_down(scope: Scope, reads: Iterable[Node], level: int) -> Iterator[Node]:
+    """Users of `reads`, through pointwise ops and views, up to a level."""
     seen: set[Node] = set()
     todo = list(reads)
     while todo:
@@ -126,25 +183,7 @@ def _walk_down(scope: Scope, reads: Iterable[Node]) -> Iterator[Node]:
             if user in seen or user.op != "call_function":
                 continue
             seen.add(user)
-            if not scope.depends_on_inner(user):
+            if scope.level(user) <= level:
                 yield user
                 if scope.fusible(user):
                     todo.append(user)
-
-
-def _is_degenerate_inner(scope: Scope, outer: Node) -> bool:
-    """With one row or one column, a reduction fits both sides; one whose result goes back into a full-size
-    node is the inner one."""
-    if 1 not in (scope.space.rows, scope.space.cols):
-        return False
-    derived, todo = {outer}, list(outer.users)
-    while todo:
-        user = todo.pop()
-        if user in derived or not scope.fusible(user):
-            continue
-        others = (a for a in user.all_input_nodes if a not in derived)
-        if any(scope.is_full(a) and not scope.is_broadcast(a) for a in others):
-            return True
-        derived.add(user)
-        todo.extend(user.users)
-    return False

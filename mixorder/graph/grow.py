@@ -13,20 +13,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from .nodes import (
-    DTYPES,
-    Space,
-    fake,
-    is_full,
-    is_pointwise,
-    is_small,
-    is_static,
-    is_view,
-    reduction_kind,
-)
+from ..loops.ir import ANY, AxisClass
+from .axes import Size, Space, fits, product, ratio
+from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region
 
 
@@ -40,51 +33,76 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
 
 
 class Scope:
-    """One iteration space of a graph: its reductions that no region has taken yet, and what can be fused."""
+    """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, numel: Size) -> None:
+        self.numel = numel
         self.inner: set[Node] = set()
         self.outer: set[Node] = set()
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
+        self._level: dict[Node, int] = {}
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
-            self._full[node] = is_full(node, self.space)
+            self._full[node] = self.share(node) == 1
         return self._full[node]
 
+    def share(self, node: Node) -> Size:
+        """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
+        shape = shape_of(node)
+        return 0 if shape is None else ratio(self.numel, product(shape)) or 0
+
     def fusible(self, node: Node) -> bool:
-        """Pointwise or a view, and a tile, a row vector, a column vector or a scalar of the space."""
+        """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
         if node not in self._fusible:
-            shaped = self.is_full(node) or is_small(node, self.space)
-            self._fusible[node] = shaped and (is_pointwise(node) or is_view(node))
+            self._fusible[node] = self.share(node) != 0 and (is_pointwise(node) or is_view(node))
         return self._fusible[node]
 
     def is_broadcast(self, node: Node) -> bool:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
-        return self.fusible(node) and not any(map(self.is_full, node.all_input_nodes))
+        return self.fusible(node) and not any(map(self.is_full, operands(node)))
 
     def above(self, reduction: Node) -> set[Node]:
         """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
         seen: set[Node] = set()
-        todo = list(reduction.all_input_nodes)
+        todo = list(operands(reduction))
         while todo:
             node = todo.pop()
             if node not in seen and (self.fusible(node) or node in self.inner):
                 seen.add(node)
-                todo.extend(node.all_input_nodes)
+                todo.extend(operands(node))
         return seen
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
         """The full-size tensors that computing a reduction reads or passes through."""
         nodes = {reduction, *self.above(reduction)}
-        reads = {arg for n in nodes for arg in n.all_input_nodes if self.is_full(arg)}
+        reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
-    def depends_on_inner(self, node: Node, ignoring: Iterable[Node] = ()) -> bool:
+    def level(self, node: Node) -> int:
+        """How many inner reductions that depend on each other lie above a node."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            above = [a for a in operands(current) if a in self.inner or self.fusible(a)]
+            unknown = [a for a in above if a not in self._level]
+            if unknown and current not in self._level:
+                todo.extend(unknown)
+                continue
+            self._level[current] = max((self._level[a] + (a in self.inner) for a in above), default=0)
+            todo.pop()
+        return self._level[node]
+
+    def forget(self, nodes: set[Node]) -> None:
+        """Drop reductions that are spoken for, and what was concluded from nodes that may be rewritten."""
+        self.inner -= nodes
+        self.outer -= nodes
+        self._level.clear()
+
+    def depends_on_inner(self, node: Node, ignoring: Iterable[Node]) -> bool:
         """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
-        seen, todo = set(ignoring), list(node.all_input_nodes)
+        seen, todo = set(ignoring), operands(node)
         while todo:
             arg = todo.pop()
             if arg in seen:
@@ -93,44 +111,62 @@ class Scope:
                 return True
             seen.add(arg)
             if self.fusible(arg):
-                todo.extend(arg.all_input_nodes)
+                todo.extend(operands(arg))
+        return False
+
+    def feeds_inner(self, node: Node, known: set[Node]) -> bool:
+        """Whether a node feeds an inner reduction outside `known` with nothing but pointwise ops between."""
+        todo, seen = [node], {node}
+        while todo:
+            for user in todo.pop().users:
+                if user in self.inner and user not in known:
+                    return True
+                if user in seen or not self.fusible(user):
+                    continue
+                seen.add(user)
+                if not self.depends_on_inner(user, ignoring=known | seen):
+                    todo.append(user)
         return False
 
     def recomputed(self, node: Node) -> bool:
         """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
         if is_view(node) or not self.is_full(node):
             return True
-        reads = [a for a in node.all_input_nodes if self.is_full(a)]
-        return sum(fake(a).nbytes for a in reads) <= fake(node).nbytes  # type: ignore[union-attr]
+        reads = [a for a in operands(node) if self.is_full(a)]
+        sizes = [fake(n).dtype.itemsize for n in (node, *reads)]  # type: ignore[union-attr]
+        return sum(sizes[1:]) <= sizes[0]
 
     def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one static tensor of a dtype that the kernels take."""
+        """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
         val = fake(node)
         if val is None:
             detail = f"{node.target} does not give one tensor"
             raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
-        if not is_static(node):
+        if shape_of(node) is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        needs_float = val.dtype.is_floating_point or val.dtype.is_complex or reduction_kind(node) is not None
-        if needs_float and val.dtype not in DTYPES:
+        kind = reduction_kind(node)
+        needs_float = val.dtype.is_floating_point or val.dtype.is_complex or kind is not None
+        if needs_float and val.dtype not in ({torch.bool} if kind is ANY else DTYPES):
             raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
 
 
 class Growth:
     """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
 
-    def __init__(self, scope: Scope, inner: list[Node], outer: list[Node]) -> None:
+    def __init__(self, scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> None:
         self.scope = scope
-        self.inner = frozenset(inner)
+        self.space = space
         self.outer = frozenset(outer)
         reductions = (*inner, *outer)
         self.core = frozenset({*reductions}.union(*(scope.above(n) for n in reductions)))
+        self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
         self.copied: set[Node] = set()  # members that users outside keep, made without the region
         self.column: set[Node] = set()  # outer reductions and their epilogues
         # Nodes outside that depend on the region but would be taken if a node that joins needs them.
         self.pending: set[Node] = set()
         self._tainted: dict[Node, bool] = {}
+        self._feeds_another: dict[Node, bool] = {}
         # Only from here on can a node depend on the region.
         self.start = min(position(n) for n in self.core if n in reductions or not scope.recomputed(n))
 
@@ -142,20 +178,16 @@ class Growth:
         self.members = {n: self.members[n] for n in by_position(self.members)}
         outputs = self.outputs()
         nodes = self.needed(outputs)
-        reductions = [n for n in nodes if reduction_kind(n) is not None]
-        # The core may hold inner reductions above an outer one that the pair does not name.
-        inner = tuple(
-            n for n in reductions if n in self.inner or (n in self.scope.inner and n not in self.outer)
-        )
-        outer = tuple(n for n in reductions if n not in inner)
-        if not inner or not outer:
+        inner = tuple(n for n in nodes if n in self.inner)
+        outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
+        if not outer or (self.inner and not inner):
             lost = by_position((self.inner | self.outer) - set(nodes))
             raise Decline(
                 DeclineReason.CYCLE,
-                f"the reductions of {self.scope.space} depend on each other through a node outside",
+                f"the reductions of {self.space} depend on each other through a node outside",
                 lost[0].name,
             )
-        region = Region(name, self.scope.space, nodes, tuple(outputs), inner, outer)
+        region = Region(name, self.space, nodes, tuple(outputs), inner, outer)
         for node in region.inputs:
             self.scope.check(node)
         return region
@@ -176,7 +208,7 @@ class Growth:
 
     def joins(self, node: Node) -> bool:
         """Take the node if it may be taken; whether it was."""
-        args = node.all_input_nodes
+        args = operands(node)
         if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
             return False
         if node in self.core:
@@ -189,7 +221,7 @@ class Growth:
         return True
 
     def take(self, node: Node) -> None:
-        args = node.all_input_nodes
+        args = operands(node)
         for arg in args:
             if arg in self.pending:
                 self.pending.remove(arg)
@@ -203,37 +235,36 @@ class Growth:
     def follows(self, node: Node, args: list[Node]) -> bool:
         """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
         live = [a for a in args if self.members.get(a, False)]
-        if not live or not all(a in self.members or is_static(a) for a in args):
+        if not live or not all(a in self.members or shape_of(a) is not None for a in args):
+            return False
+        if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
+            # Another norm reads it: write this one tensor, and leave what uses it to that norm.
             return False
         if node in self.scope.outer:
-            return live[0] not in self.column
+            return live[0] not in self.column and any(
+                fits(self.space, reduced(n), reduced(node)) for n in self.inner
+            )
         if not self.scope.fusible(node):
             return False
         column = [a for a in args if a in self.column]
+        size = product(shape_of(node) or ())
         if column:
-            return len(column) == len(live) and not self.scope.is_full(node)
-        if self.is_prologue(node):
-            # Another norm reads it: cut here, unless following it does not add a tensor to write.
-            return all(len(a.users) == 1 for a in live)
-        return True
+            return len(column) == len(live) and size == self.result_size(AxisClass.ROW)
+        return size in (self.space.numel, self.result_size(AxisClass.COLUMN))
 
-    def is_prologue(self, node: Node) -> bool:
-        """Whether the node feeds an inner reduction of another region, with nothing but pointwise between."""
-        todo, seen = [node], {node}
-        while todo:
-            for user in todo.pop().users:
-                if user in self.scope.inner and user not in self.inner:
-                    return True
-                if user in seen or not self.scope.fusible(user):
-                    continue
-                seen.add(user)
-                if not self.scope.depends_on_inner(user, ignoring=(*self.members, *seen)):
-                    todo.append(user)
-        return False
+    def result_size(self, reduced: AxisClass) -> Size:
+        """Elements of a result of one side: what a node behind it must have to be made where it is."""
+        return product(size for size, kind in self.space.axes if kind not in (reduced, AxisClass.COMMON))
+
+    def feeds_another(self, node: Node) -> bool:
+        """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
+        if node not in self._feeds_another:
+            self._feeds_another[node] = self.scope.feeds_inner(node, {*self.inner, *self.members})
+        return self._feeds_another[node]
 
     def waits(self, node: Node) -> bool:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
-        args = node.all_input_nodes
+        args = operands(node)
         uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
         if not uses or node in self.core or not self.scope.fusible(node):
             return False
@@ -246,7 +277,7 @@ class Growth:
 
     def note_copy(self, node: Node) -> None:
         """Users outside keep the original of a member that is cheap and needs no result of the region."""
-        own = all(a in self.copied for a in node.all_input_nodes if a in self.members)
+        own = all(a in self.copied for a in operands(node) if a in self.members)
         if own and not self.members[node] and self.scope.recomputed(node):
             self.copied.add(node)
 
@@ -258,7 +289,7 @@ class Growth:
             if current in self._tainted:
                 todo.pop()
                 continue
-            args = [a for a in current.all_input_nodes if position(a) >= self.start]
+            args = [a for a in operands(current) if position(a) >= self.start]
             if current in self.pending or any(
                 a not in self.copied if a in self.members else self._tainted.get(a, False) for a in args
             ):
@@ -277,7 +308,7 @@ class Growth:
         No user outside waits for such a node, so it cannot close a cycle.
         """
         staying: set[Node] = set()  # members that remain in the graph for somebody outside
-        todo = {*self.members, *(a for n in self.members for a in n.all_input_nodes)}
+        todo = {*self.members, *(a for n in self.members for a in operands(n))}
         while todo:
             # Last first: by then all its users have been decided.
             node = max(todo, key=position)
@@ -290,7 +321,7 @@ class Growth:
                 self.note_copy(node)
             if waited and (is_view(node) or node in self.copied):
                 staying.add(node)
-            todo.update(a for a in node.all_input_nodes if a not in self.members)
+            todo.update(a for a in operands(node) if a not in self.members)
 
     def outputs(self) -> list[Node]:
         """The members whose value is needed outside and that are not recomputed there, in graph order."""
@@ -310,5 +341,5 @@ class Growth:
         needed = set(outputs)
         for node in reversed(self.members):
             if node in needed:
-                needed.update(a for a in node.all_input_nodes if a in self.members)
+                needed.update(a for a in operands(node) if a in self.members)
         return tuple(n for n in self.members if n in needed)

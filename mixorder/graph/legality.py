@@ -29,7 +29,7 @@ def _check_devices(region: Region) -> None:
 
 
 def device_of(region: Region) -> torch.device:
-    val = fake(region.inner[0])
+    val = fake(region.outer[0])
     assert val is not None
     return val.device
 

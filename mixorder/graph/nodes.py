@@ -5,22 +5,27 @@ Takes nodes of a functional post-grad graph, answers questions, changes nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 
+import sympy
 import torch
 from torch.fx import Node
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ..loops.ir import AMAX, AMIN, SUM, ReductionKind
+from ..loops.ir import AMAX, AMIN, ANY, PROD, SUM, ReductionKind
+from .axes import Reduced, Size
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 REDUCTIONS: dict[object, ReductionKind] = {
     aten.sum.dim_IntList: SUM,
+    aten.mean.dim: SUM,
     aten.amax.default: AMAX,
     aten.amin.default: AMIN,
+    aten.prod.dim_int: PROD,
+    aten.any.dim: ANY,
+    aten.any.dims: ANY,
 }
 
 VIEWS = frozenset(
@@ -39,30 +44,36 @@ VIEWS = frozenset(
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-@dataclasses.dataclass(frozen=True)
-class Space:
-    """The shared iteration space of a pair: `rows` x `cols` elements, rows outermost."""
-
-    rows: int
-    cols: int
-
-    @property
-    def numel(self) -> int:
-        return self.rows * self.cols
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.cols}"
-
-
 def fake(node: Node) -> torch.Tensor | None:
     """The fake tensor that a node produces, None if it does not produce exactly one tensor."""
     val = node.meta.get("val")
     return val if isinstance(val, torch.Tensor) else None
 
 
-def is_static(node: Node) -> bool:
+def size_of(n: int | torch.SymInt) -> Size:
+    """A size or stride as the axes see it: an int, or the expression behind a symbolic one."""
+    return n if isinstance(n, int) else _int_if_constant(n.node.expr)
+
+
+def _int_if_constant(expr: sympy.Expr) -> Size:
+    return int(expr) if expr.is_Integer else sympy.expand(expr)
+
+
+def shape_of(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node that gives one tensor, None for any other and for data-dependent sizes."""
     val = fake(node)
-    return val is not None and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
+    if val is None:
+        return None
+    shape = tuple(map(size_of, val.shape))
+    symbols = {
+        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
+    }
+    return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
+
+
+def operands(node: Node) -> list[Node]:
+    """The nodes that a node computes with, other than symbolic sizes."""
+    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), torch.SymInt | int)]
 
 
 @functools.cache
@@ -107,51 +118,9 @@ def keeps_dims(node: Node) -> bool:
     return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
 
 
-def inner_space(node: Node) -> Space | None:
-    """The space of a reduction over trailing dims, None for any other node."""
-    return _space(node, inner=True)
-
-
-def outer_space(node: Node) -> Space | None:
-    """The space of a reduction over leading dims, None for any other node."""
-    return _space(node, inner=False)
-
-
-def _space(node: Node, inner: bool) -> Space | None:
+def reduced(node: Node) -> Reduced | None:
+    """What a reduction node reduces; None for any other node, or a source of data-dependent size."""
     if reduction_kind(node) is None or not isinstance(node.args[0], Node):
         return None
-    source = fake(node.args[0])
-    if source is None or not is_static(node.args[0]):
-        return None
-    shape, reduced = source.shape, frozenset(reduced_dims(node))
-    leading = {d for d in range(len(shape)) if (d in reduced) != inner}
-    long = [d for d in range(len(shape)) if shape[d] != 1]
-    # The dims of the leading group must all come before the others; dims of size 1 fit anywhere.
-    first_trailing = min((d for d in long if d not in leading), default=len(shape))
-    if any(d > first_trailing for d in long if d in leading):
-        return None
-    rows = math.prod(shape[d] for d in leading)
-    return Space(rows, math.prod(shape) // rows) if math.prod(shape) else None
-
-
-def split_point(shape: tuple[int, ...], space: Space) -> int | None:
-    """`k` with prod(shape[:k]) == rows and prod(shape[k:]) == cols, None if the shape is not of the space."""
-    if math.prod(shape) != space.numel:
-        return None
-    rows = 1
-    for k, size in enumerate((*shape, 1)):
-        if rows == space.rows:
-            return k
-        rows *= size
-    return None
-
-
-def is_full(node: Node, space: Space) -> bool:
-    val = fake(node)
-    return val is not None and is_static(node) and split_point(tuple(val.shape), space) is not None
-
-
-def is_small(node: Node, space: Space) -> bool:
-    """A row vector, a column vector or a scalar of the space, whatever its number of dims."""
-    val = fake(node)
-    return val is not None and is_static(node) and val.numel() in (1, space.rows, space.cols)
+    shape = shape_of(node.args[0])
+    return None if shape is None else Reduced(shape, reduced_dims(node))

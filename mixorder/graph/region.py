@@ -6,7 +6,8 @@ import dataclasses
 
 from torch.fx import Node
 
-from .nodes import Space
+from .axes import Space
+from .nodes import operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Region:
     def inputs(self) -> tuple[Node, ...]:
         """Tensors that the region reads, in order of first use."""
         members = set(self.nodes)
-        args = (arg for node in self.nodes for arg in node.all_input_nodes)
+        args = (arg for node in self.nodes for arg in operands(node))
         return tuple(dict.fromkeys(arg for arg in args if arg not in members))
 
     def column_side(self) -> frozenset[Node]:
         """The outer reductions and every node of the region that depends on one (the epilogues)."""
         found = set(self.outer)
         for node in self.nodes:
-            if any(a in found for a in node.all_input_nodes):
+            if any(a in found for a in operands(node)):
                 found.add(node)
         return frozenset(found)
 

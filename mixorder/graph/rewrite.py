@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import sympy
 import torch
 from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
@@ -18,9 +19,10 @@ from torch.fx import Graph, Node
 
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
+from ..errors import Decline, DeclineReason
 from ..loops.ir import Buffer, BufferRole, LoopProgram
 from ..loops.split import NUM_SPLITS
-from .nodes import fake
+from .nodes import fake, size_of
 from .region import Region
 
 aten = torch.ops.aten
@@ -39,9 +41,10 @@ def replace(
     try:
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), region.inputs, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
-            nodes[buffer.name] = writer.empty(buffer, num_splits)
+            nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
         for source in kernels:
-            nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}))
+            sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
+            nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
     except BaseException:
         writer.undo()
         raise
@@ -61,7 +64,8 @@ class _Writer:
     def __init__(self, graph: Graph, region: Region) -> None:
         self.graph = graph
         self.created: list[Node] = []
-        self.like = region.inner[0]
+        self._sizes: dict[sympy.Expr, Node] = {}
+        self.like = region.outer[0]
         inputs = set(region.inputs)
         place = next(n for n in reversed(graph.nodes) if n in inputs)
         while place.next.op == "placeholder":
@@ -79,16 +83,49 @@ class _Writer:
         self.created.append(node)
         return node
 
-    def empty(self, buffer: Buffer, num_splits: int) -> Node:
+    def empty(self, buffer: Buffer, num_splits: int, inputs: tuple[Node, ...]) -> Node:
         size, stride = (
-            [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
+            [self.size(e.subs(NUM_SPLITS, num_splits), inputs) for e in exprs]
+            for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
         with self.fake_mode:
-            val = torch.empty_strided(size, stride, **kwargs)
+            val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
         return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
 
-    def launch(self, source: KernelSource, arguments: dict[str, Node]) -> dict[str, Node]:
+    def size(self, expr: sympy.Expr, inputs: tuple[Node, ...]) -> int | Node:
+        """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""
+        if expr.is_number:
+            return int(expr)
+        if expr not in self._sizes:
+            self._sizes[expr] = self._compute_size(expr, inputs)
+        return self._sizes[expr]
+
+    def _compute_size(self, expr: sympy.Expr, inputs: tuple[Node, ...]) -> Node:
+        for node in inputs:
+            val = fake(node)
+            assert val is not None
+            for dim, n in enumerate(val.shape):
+                if size_of(n) == expr:
+                    return self.add(aten.sym_size.int, (node, dim), {}, n)
+        for node in self.graph.nodes:
+            if isinstance(n := node.meta.get("val"), torch.SymInt) and size_of(n) == expr:
+                return node
+            if node is self.place:
+                break
+        function = {sympy.Add: operator.add, sympy.Mul: operator.mul}.get(expr.func)
+        if function is None:
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"nothing before the region has the size {expr}")
+        first, *rest = (self.size(arg, inputs) for arg in expr.args)
+        for other in rest:
+            args = (first, other)
+            first = self.add(function, args, {}, function(*map(_value, args)))
+        assert isinstance(first, Node)
+        return first
+
+    def launch(
+        self, source: KernelSource, arguments: dict[str, Node], sizes: dict[str, int | Node]
+    ) -> dict[str, Node]:
         """Launch a kernel; returns the nodes that hold the buffers it has written."""
         tensors = {f"{name}_ptr": node for name, node in arguments.items()}
         written = [f"{name}_ptr" for name in source.written]
@@ -97,14 +134,14 @@ class _Writer:
             "constant_args_idx": kernel_side_table.add_constant_args({}),
             "grid": [(source.grid, 1, 1)] * len(source.configs),
             "tma_descriptor_metadata": {},
-            "kwargs": tensors,
+            "kwargs": {**tensors, **sizes},
             "tensors_to_clone": written,
         }
         vals = {key: node.meta["val"] for key, node in tensors.items()}
         result = {key: vals[key] for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
-        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), fake)
+        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
         return {
             name: self.add(operator.getitem, (node, key), {}, vals[key])
             for name, key in zip(source.written, written, strict=True)
@@ -113,6 +150,10 @@ class _Writer:
     def undo(self) -> None:
         for node in reversed(self.created):
             self.graph.erase_node(node)
+
+
+def _value(arg: int | Node) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
 def _sink_users(graph: Graph, created: list[Node]) -> None:

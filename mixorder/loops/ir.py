@@ -83,6 +83,8 @@ class ReductionKind:
 SUM = ReductionKind("sum", "add", 0.0, "sum")
 AMAX = ReductionKind("amax", "maximum", float("-inf"), "amax")
 AMIN = ReductionKind("amin", "minimum", float("inf"), "amin")
+PROD = ReductionKind("prod", "mul", 1.0, "prod")
+ANY = ReductionKind("any", "logical_or", False, "any")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,10 +231,33 @@ class Nest:
 
 @dataclasses.dataclass(frozen=True)
 class LoopProgram:
-    """One region: its buffers, and its nests in execution order."""
+    """One region: its buffers, and its nests in execution order.
+
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
+    hints: tuple[tuple[sympy.Symbol, int], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that the nests need, in a fixed order."""
+        return tuple(sorted({s for nest in self.nests for s in self.sizes_of(nest)}, key=str))
+
+    def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that one nest needs: in its extents, its indices, and as numbers."""
+        exprs = [axis.size for axis in nest.loops]
+        for stmt in nest.statements:
+            if isinstance(stmt, Compute):
+                exprs += [arg for arg in stmt.args if isinstance(arg, sympy.Expr)]
+            elif not isinstance(stmt, Reduce):
+                exprs.append(stmt.index)
+        hinted = dict(self.hints)
+        return tuple(sorted({s for expr in exprs for s in expr.free_symbols if s in hinted}, key=str))
+
+    def hint(self, expr: sympy.Expr) -> int:
+        return int(expr.xreplace(dict(self.hints)))
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -27,7 +27,8 @@ from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ..errors import Decline, DeclineReason
-from ..graph.nodes import fake, inner_space, keeps_dims, reduced_dims, reduction_kind, split_point
+from ..graph.axes import Size, Space, product, ratio
+from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind, shape_of, size_of
 from ..graph.region import Region
 from .ir import (
     Axis,
@@ -49,28 +50,40 @@ Index = tuple[sympy.Expr, ...]
 
 
 def lower(region: Region) -> LoopProgram:
-    """Give the region's two nests: loops (row, column) and (column, row), each computing its own outputs."""
-    row = Axis(
-        sympy.Symbol("x", integer=True, nonnegative=True),
-        sympy.Integer(region.space.rows),
-        AxisClass.ROW,
-    )
-    col = Axis(
-        sympy.Symbol("y", integer=True, nonnegative=True),
-        sympy.Integer(region.space.cols),
-        AxisClass.COLUMN,
-    )
+    """Give the region's two nests: rows outside for the inner reductions, rows inside for the outer ones."""
+    loops = {axis.kind: axis for axis in _axes(region.space)}
+    kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
+    row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     with _lowering_context(region):
-        tracer = _Tracer(region, row, col)
+        tracer = _Tracer(region, loops)
         column_side = region.column_side()
         stores: dict[bool, list[Store]] = {False: [], True: []}
         for i, node in enumerate(region.outputs):
             stores[node in column_side].append(tracer.store(f"out{i}", node))
+        hints = tracer.hints()
+    # A common axis is reduced with the rows, so it stays inside them.
+    outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
     nests = []
-    for loops, roots in (((row, col), stores[False]), ((col, row), stores[True])):
+    for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
-            nests.append(Nest(loops, closure(tracer.body, roots)))
-    return LoopProgram(tracer.buffers(), tuple(nests))
+            nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
+    return LoopProgram(tracer.buffers(), tuple(nests), hints)
+
+
+_SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
+
+
+def _axes(space: Space) -> list[Axis]:
+    """One loop per class: axes of a class are one loop, even if others lie between them in memory."""
+    kinds = dict.fromkeys(kind for _, kind in space.axes)
+    return [
+        Axis(
+            sympy.Symbol(_SYMBOLS[kind], integer=True, nonnegative=True),
+            sympy.sympify(space.size(kind)),
+            kind,
+        )
+        for kind in kinds
+    ]
 
 
 @contextlib.contextmanager
@@ -130,6 +143,13 @@ class _Recorder(DefaultHandler):
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
         return self._default("to_dtype", (x, dtype), kwargs)
 
+    def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
+        unknown = expr.free_symbols - {symbol for symbol, _ in self.tracer.hints()}
+        if unknown:
+            detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.tracer.current)
+        return self._default("index_expr", (expr, dtype), {})
+
     def load(self, name: str, index: sympy.Expr) -> Any:
         raise Decline(DeclineReason.UNSUPPORTED_OP, f"load of {name}", self.tracer.current)
 
@@ -146,9 +166,10 @@ def _operand(arg: Any) -> Any:
 class _Tracer:
     """Evaluates region nodes at symbolic indices, on demand, and collects the statements."""
 
-    def __init__(self, region: Region, row: Axis, col: Axis) -> None:
+    def __init__(self, region: Region, loops: dict[AxisClass, Axis]) -> None:
         self.region = region
-        self.row, self.col = row, col
+        self.loops = loops
+        self.place = _place(region.space, loops)
         self.body: list[Statement] = []
         self.current: str | None = None
         self._members = frozenset(region.nodes)
@@ -158,7 +179,7 @@ class _Tracer:
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], _Traced] = {}
         self._recorder = _Recorder(self)
-        self._ranges = {row.symbol: row.size, col.symbol: col.size}
+        self._ranges = {axis.symbol: axis.size for axis in loops.values()}
 
     def buffers(self) -> tuple[Buffer, ...]:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
@@ -168,8 +189,8 @@ class _Tracer:
                 name,
                 role,
                 val.dtype,
-                tuple(map(sympy.sympify, val.shape)),
-                tuple(map(sympy.sympify, val.stride())),
+                _exprs(val.shape),
+                _exprs(val.stride()),
             )
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
@@ -177,17 +198,28 @@ class _Tracer:
         return (*inputs, *outputs)
 
     def store(self, buffer: str, node: Node) -> Store:
+        """The node's value at the point that the loops are at, and where it goes."""
         val = fake(node)
         assert val is not None
-        shape = tuple(val.shape)
+        reduced_by: tuple[AxisClass, ...] = ()
         if node in self.region.column_side():
-            index = _delinearize(self.col.symbol, shape)
-        elif (k := split_point(shape, self.region.space)) is not None:
-            index = _delinearize(self.row.symbol, shape[:k]) + _delinearize(self.col.symbol, shape[k:])
-        else:
-            index = _delinearize(self.row.symbol, shape)
+            reduced_by = (AxisClass.ROW, AxisClass.COMMON)
+        elif product(shape_of(node) or ()) != self.region.space.numel:
+            reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
+        index = self.point(shape_of(node) or (), without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, val.stride()), Ref(value.name))
+
+    def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
+        """The index, into a tensor of `shape` over the axes that are left, of where the loops are."""
+        axes = [
+            (size, at)
+            for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
+            if kind not in without
+        ]
+        if product(shape) != product(size for size, _ in axes):
+            raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
+        return _relayout(shape, axes)
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the two axes' symbols."""
@@ -217,19 +249,31 @@ class _Tracer:
     def reduce(self, node: Node, index: Index) -> _Traced:
         """A reduction runs over the axis of its side; the index keeps the other dims."""
         kind = reduction_kind(node)
-        source: Node = node.args[0]  # type: ignore[assignment]
-        shape = tuple(fake(source).shape)  # type: ignore[union-attr]
-        dims = reduced_dims(node)
-        is_inner = inner_space(node) == self.region.space and node not in self.region.outer
-        axis = self.col if is_inner else self.row
-        over = iter(_delinearize(axis.symbol, tuple(shape[d] for d in dims)))
-        kept = iter(i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims))
-        full = tuple(next(over) if d in dims else next(kept) for d in range(len(shape)))
-        value = self.value(source, full)
         assert kind is not None
+        source: Node = node.args[0]  # type: ignore[assignment]
+        shape = shape_of(source) or ()
+        dims = reduced_dims(node)
+        full = tuple(self.simplify(i) for i in self.point(shape))
+        kept = [i for d, i in enumerate(full) if d not in dims]
+        asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
+        if kept != asked:
+            raise Decline(DeclineReason.AXIS_CLASS, "a reduction is read at another row's place", node.name)
+        value = self.value(source, full)
+        classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
+        symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
         name = self.fresh(node.name)
-        self.body.append(Reduce(name, kind, Ref(value.name), (axis.symbol,), value.dtype))
-        return _Traced(name, value.dtype)
+        self.body.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
+        traced = _Traced(name, value.dtype)
+        if node.target is torch.ops.aten.mean.dim:
+            count = product(shape[d] for d in dims)
+            with V.set_ops_handler(self._recorder):
+                divisor = (
+                    ops.constant(count, value.dtype)
+                    if isinstance(count, int)
+                    else ops.index_expr(count, value.dtype)
+                )
+                traced = _unwrap(ops.truediv(OpsValue(traced), divisor))
+        return traced
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))
@@ -244,8 +288,9 @@ class _Tracer:
         """The node as Inductor sees it; its loader calls back into `value` for its operands."""
         if node not in self._boxes:
 
-            def operand(arg: Node) -> inductor_ir.TensorBox:
-                return self.leaf(arg)
+            def operand(arg: Node) -> inductor_ir.TensorBox | sympy.Expr:
+                val = arg.meta["val"]
+                return sympy.sympify(size_of(val)) if isinstance(val, torch.SymInt) else self.leaf(arg)
 
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             result = lowerings[node.target](*args, **kwargs)  # type: ignore[index]
@@ -271,11 +316,22 @@ class _Tracer:
             device=_gpu(val.device),
             dtype=val.dtype,
             inner_fn=inner_fn,
-            ranges=list(map(sympy.sympify, val.shape)),
+            ranges=list(_exprs(val.shape)),
         )
 
-    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int]) -> sympy.Expr:
-        return self.simplify(sum((i * s for i, s in zip(index, stride, strict=True)), sympy.S.Zero))
+    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
+        terms = (i * s for i, s in zip(index, _exprs(stride), strict=True))
+        return self.simplify(sum(terms, sympy.S.Zero))
+
+    def hints(self) -> tuple[tuple[sympy.Symbol, int], ...]:
+        """A likely value for every symbol in a size or stride of the region's tensors."""
+        vals = [fake(n) for n in (*self.region.inputs, *self.region.nodes)]
+        exprs = [e for val in vals if val is not None for e in (*_exprs(val.shape), *_exprs(val.stride()))]
+        symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
+        if not symbols:
+            return ()
+        values = V.fake_mode.shape_env.backed_var_to_val
+        return tuple((s, int(values[s])) for s in sorted(symbols, key=str))
 
     def simplify(self, expr: sympy.Expr) -> sympy.Expr:
         if expr.is_Symbol or expr.is_number:
@@ -302,20 +358,65 @@ def _is_loop(box: inductor_ir.TensorBox) -> bool:
     return isinstance(data, inductor_ir.Pointwise)
 
 
-def _delinearize(symbol: sympy.Symbol, shape: Sequence[int]) -> Index:
+def _exprs(sizes: Iterable[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
+    return tuple(sympy.sympify(size_of(n)) for n in sizes)
+
+
+def _delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
     """Split a flat index over `shape` (row major) into one index per dim."""
     index: list[sympy.Expr] = []
-    stride = 1
-    sizes = [int(n) for n in shape]
-    total = 1
-    for n in sizes:
-        total *= n
-    for n in reversed(sizes):
+    stride: Size = 1
+    total = product(shape)
+    for n in reversed(shape):
+        end = product((stride, n))
         if n == 1:
             index.append(sympy.S.Zero)
-        elif stride * n == total:
-            index.append(FloorDiv(symbol, stride) if stride > 1 else symbol)
+        elif end == total:
+            index.append(FloorDiv(at, stride) if stride != 1 else at)
         else:
-            index.append(ModularIndexing(symbol, stride, n))
-        stride *= n
+            index.append(ModularIndexing(at, stride, n))
+        stride = end
     return tuple(reversed(index))
+
+
+def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:
+    """The index along each axis of the space, from the loop of its class."""
+    by_class = {
+        kind: iter(_delinearize(axis.symbol, [n for n, k in space.axes if k is kind]))
+        for kind, axis in loops.items()
+    }
+    return [next(by_class[kind]) for _, kind in space.axes]
+
+
+def _relayout(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
+    """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
+
+    Dims and axes are matched in the smallest groups of equal size, so that most need no division.
+    """
+    index: list[sympy.Expr] = []
+    left = [(size, at) for size, at in axes if size != 1]
+    dims: list[Size] = []
+    group: list[tuple[Size, sympy.Expr]] = []
+    for dim in shape:
+        dims.append(dim)
+        total = product(dims)
+        # Take axes while the group is a proper part of the dims, and dims while it is more than they are.
+        while left and _is_part(product(size for size, _ in group), total):
+            group.append(left.pop(0))
+        if product(size for size, _ in group) == total:
+            index.extend(_split_group(dims, group))
+            dims, group = [], []
+    if dims:
+        index.extend(_split_group(dims, [*group, *left]))
+    return tuple(index)
+
+
+def _is_part(part: Size, whole: Size) -> bool:
+    return part != whole and ratio(part, whole) is None
+
+
+def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:
+    flat: sympy.Expr = sympy.S.Zero
+    for size, at in group:
+        flat = flat * size + at
+    return _delinearize(flat, dims)

@@ -22,11 +22,12 @@ from .ir import (
     operands,
 )
 
-# Outermost first. Rows are dealt out by split; a row's columns are innermost, where memory is contiguous.
+# Outermost first. A program has one place on the kept axis and deals with the rows of its split; a row's
+# columns are innermost, where memory is contiguous.
 _ORDER = {
-    AxisClass.SPLIT: 0,
-    AxisClass.ROW: 1,
-    AxisClass.KEPT: 2,
+    AxisClass.KEPT: 0,
+    AxisClass.SPLIT: 1,
+    AxisClass.ROW: 2,
     AxisClass.COLUMN: 3,
     AxisClass.COMMON: 4,
 }
@@ -40,7 +41,7 @@ def reorder(program: LoopProgram) -> LoopProgram:
         loops = nest.loops
         if any(axis.kind is AxisClass.ROW for axis in loops):
             if split is not None and split not in loops:
-                loops = (split, *loops)
+                loops = (*loops, split)
             loops = tuple(sorted(loops, key=lambda axis: _ORDER[axis.kind]))
         nests.append(_arranged(dataclasses.replace(nest, loops=loops)))
     return dataclasses.replace(program, nests=tuple(nests))

@@ -11,6 +11,8 @@ compensated; a result that is cast to half precision has larger errors to hide.
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 import torch
 
@@ -47,12 +49,17 @@ def split_outer(program: LoopProgram) -> LoopProgram:
         if not outers:
             nests.append(nest)
             continue
-        col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
+        col_loops = _result_loops(nest)
         workspaces = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
         buffers.extend(workspaces.values())
         nests.append(_partial_nest(program, nest, outers, workspaces, split))
         nests.append(_final_nest(nest, outers, workspaces, split, col_loops))
-    return LoopProgram(tuple(buffers), tuple(nests))
+    return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
+
+
+def _result_loops(nest: Nest) -> tuple[Axis, ...]:
+    """The loops that an outer reduction's result still runs over."""
+    return tuple(a for a in nest.loops if a.kind in (AxisClass.KEPT, AxisClass.COLUMN))
 
 
 def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
@@ -74,7 +81,7 @@ def _partial_nest(
     loops: list[Axis] = []
     for axis in nest.loops:
         loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
-    col_loops = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.ROW)
+    col_loops = _result_loops(nest)
     roots = []
     for r in outers:
         ws = workspaces[r.name]

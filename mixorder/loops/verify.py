@@ -52,7 +52,7 @@ def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
 
 def _verify_values(program: LoopProgram, nest: Nest) -> None:
     """Static single assignment, and indices over the nest's own loops."""
-    symbols = {axis.symbol for axis in nest.loops} | {NUM_SPLITS}
+    symbols = {axis.symbol for axis in nest.loops} | {NUM_SPLITS} | {size for size, _ in program.hints}
     defined: set[str] = set()
     for stmt in nest.statements:
         for name in operands(stmt):

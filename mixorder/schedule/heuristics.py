@@ -35,7 +35,9 @@ MAX_WARPS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What the heuristic looks at: extents, and per element of the space, what is read and kept.
+    """What the heuristic looks at: extents, and per element of the space, what is read and held.
+
+    `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
 
     `load_bytes`: bytes of full-size tensors that one element loads. `live_tiles`: full-size tiles that a
     program holds in registers at once: what it loads, accumulators, and hoisted column vectors.
@@ -45,21 +47,24 @@ class Workload:
     cols: int
     load_bytes: int
     live_tiles: int
+    kept: int = 1
 
 
 def workload(program: LoopProgram) -> Workload:
     """Read the numbers off a merged program."""
-    row, col = program.axis(AxisClass.ROW), program.axis(AxisClass.COLUMN)
+    row, kept = program.axis(AxisClass.ROW), program.axis(AxisClass.KEPT)
+    col = program.axis(AxisClass.COLUMN) or program.axis(AxisClass.COMMON)
     assert row is not None and col is not None
     main = program.nests[0]
     tiles = [s for s in main.body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
     columns = [s for s in main.preamble if isinstance(s, Load) and s.index.free_symbols]
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     return Workload(
-        int(row.size),
+        program.hint(row.size),
         int(col.size),
         load_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
         live_tiles=len(tiles) + len(columns) + sum(1 + p.compensated for p in partials),
+        kept=1 if kept is None else int(kept.size),
     )
 
 
@@ -75,7 +80,9 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
         )
     tile, per_sm = _tile(work, r0_block, device)
     tiles = -(-work.rows // tile.xblock)
-    num_splits = -(-work.rows // split_size) if split_size else min(tiles, per_sm * device.num_sm)
+    num_splits = (
+        -(-work.rows // split_size) if split_size else min(tiles, -(-per_sm * device.num_sm // work.kept))
+    )
     return Schedule(
         tile,
         r0_block,
@@ -89,11 +96,11 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
 def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
     resident = 1 << round(math.log2(RESIDENT_BYTES / max(1, work.load_bytes)))
-    few_tiles = work.rows * r0_block < MIN_TILES_PER_PROGRAM * resident * device.num_sm
+    few_tiles = work.rows * work.kept * r0_block < MIN_TILES_PER_PROGRAM * resident * device.num_sm
     per_sm = 1 if few_tiles else max(1, min(PROGRAMS_PER_SM, resident // r0_block))
     elements = resident // per_sm
     xblock = max(1, elements // r0_block)
-    while xblock > 1 and -(-work.rows // xblock) < device.num_sm:
+    while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
     threads = elements // _elements_per_thread(work, elements)

@@ -91,12 +91,13 @@ def triton_mixorder_test_685d0935(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
 
 
 @triton.jit
-def triton_mixorder_test_final_af62fd60(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_49a91b5c(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 16
+    block = tl.program_id(0)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
-    y = tl.program_id(0) * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.load(ws1_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
@@ -158,12 +159,13 @@ def triton_mixorder_test_9fcf2b30(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
 
 
 @triton.jit
-def triton_mixorder_test_final_35a64e4c(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_62e672bb(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 256
     YBLOCK: tl.constexpr = 16
+    block = tl.program_id(0)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 132
-    y = tl.program_id(0) * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.load(ws1_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
     tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]

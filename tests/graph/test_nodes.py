@@ -7,13 +7,16 @@ from typing import Any
 
 import graphs
 import pytest
+import sympy
 import torch
 from graphs import f32
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from mixorder.graph import nodes
-from mixorder.graph.nodes import Space
-from mixorder.loops.ir import AMAX, AMIN, SUM
+from mixorder.graph.axes import Reduced
+from mixorder.loops.ir import AMAX, AMIN, ANY, PROD, SUM
 
 aten = torch.ops.aten
 
@@ -24,72 +27,80 @@ def one(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dty
     return [n for n in graph.nodes if n.op == "call_function"][-1]
 
 
-INNER = [
-    ((6, 4), [1], Space(6, 4)),
-    ((6, 4), [-1], Space(6, 4)),
-    ((2, 3, 4), [2], Space(6, 4)),
-    ((2, 3, 4), [1, 2], Space(2, 12)),
-    ((2, 3, 4), [2, 1], Space(2, 12)),
-    ((6, 1, 4), [1, 2], Space(6, 4)),
-    ((6, 4), None, Space(1, 24)),
-    ((6, 1), [1], Space(6, 1)),
-    ((1, 4), [1], Space(1, 4)),
+REDUCED = [
+    ((6, 4), [1], (1,)),
+    ((6, 4), [-1], (1,)),
+    ((6, 4), [-2], (0,)),
+    ((2, 3, 4), [2, 1], (1, 2)),
+    ((2, 3, 4), [-1, 0], (0, 2)),
+    ((2, 3, 4), [1], (1,)),
+    ((6, 4), None, (0, 1)),
+    ((6, 4), [], (0, 1)),
 ]
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize(("shape", "dims", "space"), INNER)
-def test_inner_space(shape: Any, dims: Any, space: Space, keepdim: bool) -> None:
+@pytest.mark.parametrize(("shape", "dims", "expected"), REDUCED)
+def test_reduced(shape: Any, dims: Any, expected: Any, keepdim: bool) -> None:
     node = one(lambda x: aten.sum.dim_IntList(x, dims, keepdim), shape)
-    assert nodes.inner_space(node) == space
+    assert nodes.reduced(node) == Reduced(shape, expected)
     assert nodes.keeps_dims(node) == keepdim
-
-
-OUTER = [
-    ((6, 4), [0], Space(6, 4)),
-    ((6, 4), [-2], Space(6, 4)),
-    ((2, 3, 4), [0, 1], Space(6, 4)),
-    ((2, 3, 4), [0], Space(2, 12)),
-    ((2, 1, 4), [0], Space(2, 4)),
-    ((1, 4), [0], Space(1, 4)),
-]
-
-
-@pytest.mark.parametrize(("shape", "dims", "space"), OUTER)
-def test_outer_space(shape: Any, dims: Any, space: Space) -> None:
-    assert nodes.outer_space(one(lambda x: aten.sum.dim_IntList(x, dims), shape)) == space
-
-
-@pytest.mark.parametrize(("shape", "dims"), [((2, 3, 4), [1]), ((2, 3, 4, 5), [0, 2])])
-def test_a_dim_reduced_in_the_middle_is_on_no_side(shape: Any, dims: Any) -> None:
-    node = one(lambda x: aten.sum.dim_IntList(x, dims), shape)
-    assert nodes.inner_space(node) is None and nodes.outer_space(node) is None
 
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.prod(1), lambda x: x.cumsum(1), lambda x: x.relu(), lambda x: x.argmax(1)],
+    [
+        lambda x: aten.mean.dim(x, [1], True),
+        lambda x: aten.amax.default(x, [1], True),
+        lambda x: aten.prod.dim_int(x, 1, True),
+        lambda x: aten.prod.dim_int(x, -1, True),
+        lambda x: aten.any.dim(x > 0, 1, True),
+        lambda x: aten.any.dims(x > 0, [1], True),
+    ],
 )
-def test_what_is_no_reduction_of_ours_has_no_space(function: Any) -> None:
+def test_dims_of_every_overload(function: Any) -> None:
     node = one(function, (6, 4))
-    assert nodes.reduction_kind(node) is None
-    assert nodes.inner_space(node) is None and nodes.outer_space(node) is None
+    assert nodes.reduced(node) == Reduced((6, 4), (1,)) and nodes.keeps_dims(node)
 
 
-def test_an_empty_tensor_has_no_space() -> None:
-    assert nodes.inner_space(one(lambda x: x.sum(1), (0, 4))) is None
-    assert nodes.outer_space(one(lambda x: x.sum(0), (0, 4))) in (None, Space(0, 4))
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.cumsum(1), lambda x: x.relu(), lambda x: x.argmax(1), lambda x: aten.prod.default(x)],
+)
+def test_what_is_no_reduction_of_ours_reduces_nothing(function: Any) -> None:
+    node = one(function, (6, 4))
+    assert nodes.reduction_kind(node) is None and nodes.reduced(node) is None
 
 
-def test_a_symbolic_size_has_no_space() -> None:
+def test_a_symbolic_size_is_an_expression() -> None:
     graph = graphs.traced_symbolic(lambda x: x.sum(1), ((6, 4), f32))
     (node,) = (n for n in graph.nodes if n.target is aten.sum.dim_IntList)
-    assert not nodes.is_static(node) and nodes.inner_space(node) is None
+    what = nodes.reduced(node)
+    assert what is not None and what.dims == (1,)
+    assert all(isinstance(n, sympy.Symbol) for n in what.shape)
+
+
+def test_a_size_that_depends_on_data_is_unknown() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True)) as mode:
+        rows = mode.shape_env.create_unbacked_symint()
+        val = torch.empty(6, 4).new_empty((rows, 4))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(aten.sum.dim_IntList, (x, [1]))
+    x.meta["val"] = val
+    assert nodes.shape_of(x) is None and nodes.reduced(total) is None
 
 
 @pytest.mark.parametrize(
     ("function", "kind"),
-    [(lambda x: x.sum(1), SUM), (lambda x: x.amax(1), AMAX), (lambda x: x.amin([0]), AMIN)],
+    [
+        (lambda x: x.sum(1), SUM),
+        (lambda x: x.mean(1), SUM),
+        (lambda x: x.amax(1), AMAX),
+        (lambda x: x.amin([0]), AMIN),
+        (lambda x: x.prod(1), PROD),
+        (lambda x: (x > 0).any(1), ANY),
+    ],
 )
 def test_reduction_kind(function: Any, kind: Any) -> None:
     assert nodes.reduction_kind(one(function, (6, 4))) is kind
@@ -140,42 +151,6 @@ def test_not_pointwise(function: Any) -> None:
 )
 def test_view(function: Any, view: bool) -> None:
     assert nodes.is_view(one(function, (6, 4))) == view
-
-
-@pytest.mark.parametrize(
-    ("shape", "at"),
-    [((6, 4), 1), ((2, 3, 4), 2), ((6, 2, 2), 1), ((6, 1, 4), 1), ((1, 6, 4), 2), ((24,), None)],
-)
-def test_split_point(shape: Any, at: int | None) -> None:
-    assert nodes.split_point(shape, Space(6, 4)) == at
-
-
-@pytest.mark.parametrize("shape", [(4, 6), (12, 2), (6,), (6, 8), (3, 8)])
-def test_other_shapes_are_not_of_the_space(shape: Any) -> None:
-    assert nodes.split_point(shape, Space(6, 4)) is None
-
-
-def test_split_point_with_one_row_or_column() -> None:
-    assert nodes.split_point((1, 4), Space(1, 4)) == 0
-    assert nodes.split_point((6, 1), Space(6, 1)) == 1
-    assert nodes.split_point((1, 1), Space(1, 1)) == 0
-
-
-@pytest.mark.parametrize(
-    ("shape", "full", "small"),
-    [
-        ((6, 4), True, False),
-        ((2, 3, 4), True, False),
-        ((6, 1), False, True),
-        ((4,), False, True),
-        ((1,), False, True),
-        ((5, 4), False, False),
-    ],
-)
-def test_full_and_small(shape: Any, full: bool, small: bool) -> None:
-    node = one(lambda x: x.relu(), shape)
-    space = Space(6, 4)
-    assert (nodes.is_full(node, space), nodes.is_small(node, space)) == (full, small)
 
 
 def test_a_node_with_two_results_has_no_fake() -> None:

@@ -7,20 +7,26 @@ from typing import Any
 
 import graphs
 import pytest
+import sympy
 import torch
 from graphs import bf16, f32, find, in_turn, node, output_args, pair, path_through_outside, traced
 from torch import nn
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
+from mixorder.graph.axes import Space
 from mixorder.graph.find import find_regions
-from mixorder.graph.nodes import Space
 from mixorder.graph.region import Region
+from mixorder.loops.ir import AxisClass
 
 FULL = ((512, 256), f32)
 SQUARE = ((256, 256), f32)
 WEIGHT = ((256,), f32)
 aten = torch.ops.aten
+
+
+def plane(rows: int, cols: int) -> Space:
+    return Space(((rows, AxisClass.ROW), (cols, AxisClass.COLUMN)))
 
 
 def names(nodes: Any) -> set[str]:
@@ -66,7 +72,7 @@ def test_each_norm_is_one_region_that_reads_and_writes_what_it_must(name: str) -
     module = graphs.randomised(graphs.NORMS[name](256), bf16)
     graph = graphs.backward_graph(module, (2, 64, 256), bf16)
     (region,) = convex(graph)
-    assert region.space == Space(128, 256)
+    assert region.space == plane(128, 256)
     layer = name.startswith("layer")
     assert (len(region.inner), len(region.outer)) == (
         2 if layer else 1,
@@ -80,7 +86,7 @@ def test_each_norm_is_one_region_that_reads_and_writes_what_it_must(name: str) -
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, graphs.HFRMSNorm])
-def test_block_has_three_regions_with_residual_and_bias_gradients(norm: Any) -> None:
+def test_block_has_a_region_per_norm_with_residual_and_bias_gradients(norm: Any) -> None:
     block = graphs.randomised(graphs.Block(64, norm), bf16)
     graph = graphs.backward_graph(block, (2, 64, 64), bf16)
     outers, residuals = [], []
@@ -91,9 +97,10 @@ def test_block_has_three_regions_with_residual_and_bias_gradients(norm: Any) -> 
         assert (riding.dim() == 2) == (region.name != "region2")
     per_norm = 2 if norm is nn.LayerNorm else 1
     # The first two also sum the bias gradient of the Linear before them, from (B*T, D).
-    assert outers == [per_norm + 1, per_norm + 1, per_norm]
+    # The last one has no norm: the bias gradient of `up`, where GELU's backward makes its source.
+    assert outers == [per_norm + 1, per_norm + 1, per_norm, 1]
     # The residual's add of two gradients is written where there is one, in place of the norm's dx.
-    assert residuals == [0, 1, 1]
+    assert residuals == [0, 1, 1, 0]
 
 
 def test_x_with_another_consumer_outside_is_only_read() -> None:
@@ -183,7 +190,7 @@ def test_reshapes_to_rows_are_inside() -> None:
         return dx.reshape(512, 256), product.reshape(512, 256).sum(0)
 
     (region,) = convex(traced(function, ((4, 128, 256), f32), FULL))
-    assert region.space == Space(512, 256) and names(region.inputs) == {"x_1", "dy_1"}
+    assert region.space == plane(512, 256) and names(region.inputs) == {"x_1", "dy_1"}
 
 
 def test_bias_gradient_of_a_linear_rides_along() -> None:
@@ -206,26 +213,26 @@ def test_epilogue_of_an_outer_reduction_joins() -> None:
     assert region.outer[0] not in region.outputs
 
 
-def test_of_inner_reductions_in_a_chain_over_the_same_tensor_the_first_is_taken() -> None:
+def test_inner_reductions_in_a_chain_over_the_same_tensors_are_stages_of_one_region() -> None:
     def function(x: Any, dy: Any) -> Any:
         scaled = x / x.abs().amax(1, keepdim=True)
         return dy - scaled * (scaled * dy).sum(1, keepdim=True), (x * dy).sum(0)
 
     (region,) = convex(traced(function, FULL, FULL))
-    assert names(region.inner) == {"amax"}
+    assert names(region.inner) == {"amax", "sum_1"} and names(region.inputs) == {"x_1", "dy_1"}
 
 
 def test_one_column() -> None:
     for graph in (graphs.layer_norm_backward(4096, 1), graphs.rms_norm_backward(4096, 1)):
         (region,) = convex(graph)
-        assert region.space == Space(4096, 1)
+        assert region.space == plane(4096, 1)
         assert len(region.outputs) == len(output_args(graph))
 
 
 def test_one_row() -> None:
     for graph in (graphs.pair_graph(1, 4096), graphs.layer_norm_backward(1, 4096)):
         (region,) = convex(graph)
-        assert region.space == Space(1, 4096)
+        assert region.space == plane(1, 4096)
         assert len(region.outputs) == len(output_args(graph))
 
 
@@ -234,7 +241,83 @@ def test_two_unrelated_pairs_are_two_regions() -> None:
         return *pair(a, b), *pair(c, d)
 
     regions = convex(traced(function, FULL, FULL, ((64, 128), f32), ((64, 128), f32)))
-    assert [r.space for r in regions] == [Space(512, 256), Space(64, 128)]
+    assert [r.space for r in regions] == [plane(512, 256), plane(64, 128)]
+
+
+def test_heads_seen_by_one_side_only_are_a_kept_axis() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        return dy - x * product.sum(1, keepdim=True), product.reshape(128, 4, 256).sum(0)
+
+    (region,) = convex(traced(function, FULL, FULL))
+    assert region.space == Space(((128, AxisClass.ROW), (4, AxisClass.KEPT), (256, AxisClass.COLUMN)))
+    assert len(region.outputs) == 2
+
+
+def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
+    """Both sums over rows share the inner reduction, but not the space: the first takes it."""
+
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        per_head = product.reshape(128, 4, 256).sum(0)
+        return dy - x * product.sum(1, keepdim=True), per_head, product.sum(0)
+
+    (region,) = convex_in_turn(traced(function, FULL, FULL))
+    assert len(region.outer) == 1 and region.space.kept == 4
+
+
+def test_common_axes() -> None:
+    def function(x: Any) -> Any:
+        return x.sum((2, 3)), x.sum((0, 2, 3)), x * 2
+
+    (region,) = convex(traced(function, ((16, 6, 10, 14), f32)))
+    assert region.space == Space(((16, AxisClass.ROW), (6, AxisClass.KEPT), (140, AxisClass.COMMON)))
+
+
+@pytest.mark.parametrize("kind", ["mean", "prod", "amax", "any"])
+def test_other_reductions(kind: str) -> None:
+    def function(x: Any, dy: Any) -> Any:
+        value = x > dy if kind == "any" else x * dy
+        return torch.where(getattr(value, kind)(1, keepdim=True) != 0, x, dy), getattr(value, kind)(0)
+
+    (region,) = convex(traced(function, FULL, FULL))
+    assert (len(region.inner), len(region.outer)) == (1, 1)
+
+
+def test_symbolic_rows() -> None:
+    (region,) = convex(graphs.traced_rows(pair, FULL, FULL))
+    (rows, row), (cols, column) = region.space.axes
+    assert isinstance(rows, sympy.Symbol) and (row, cols, column) == (AxisClass.ROW, 256, AxisClass.COLUMN)
+    assert not any(isinstance(n.meta["val"], torch.SymInt) for n in region.inputs)
+
+
+def test_symbolic_rows_of_two_dims() -> None:
+    (region,) = convex(
+        graphs.traced_rows(lambda x, dy: (pair(x, dy)[0], (x * dy).sum((0, 1))), *[((3, 5, 256), f32)] * 2)
+    )
+    assert len(region.space.rows.free_symbols) == 2 and region.space.cols == 256
+
+
+def test_statistics_recomputed_above_the_outer_reduction_are_stages_of_the_region() -> None:
+    """As in a checkpointed norm: dw needs rstd, which needs a row sum; dx needs both."""
+
+    def function(x: Any, dy: Any) -> Any:
+        rstd = torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-5)
+        x_hat = x * rstd
+        return (dy - x_hat * (dy * x_hat).mean(1, keepdim=True)) * rstd, (dy * x_hat).sum(0)
+
+    (region,) = convex(traced(function, FULL, FULL))
+    assert (len(region.inner), len(region.outer)) == (2, 1)
+    assert names(region.inputs) == {"x_1", "dy_1"} and len(region.outputs) == 2
+
+
+@pytest.mark.parametrize("cols", [256, 8192, 3 * 1000])
+def test_a_sum_over_rows_rides_along_where_its_source_is_written(cols: int) -> None:
+    """No inner reduction: a row may be cut into blocks, which a kept axis numbers."""
+    full = ((512, cols), f32)
+    (region,) = convex(traced(lambda a, b: (product := a * b, product.sum(0)), full, full))
+    assert (len(region.inner), len(region.outer), len(region.outputs)) == (0, 1, 2)
+    assert region.space.kept * region.space.cols == cols and region.space.cols <= 2048
 
 
 # Refusals, and what a region must not swallow.
@@ -309,8 +392,13 @@ def test_a_column_result_used_over_the_rows_stays_outside_the_loop() -> None:
         lambda x, dy: (x * dy).sum(1),
         lambda x, dy: x * dy,
         lambda x, dy: (x.sum(1), dy.sum(0)),
-        lambda x, dy: (x.sum(1), x.reshape(256, 512).sum(0)),
+        lambda x, dy: (x.sum(1), x.flip(0).sum(0)),
+        lambda x, dy: (x.sum(), x.sum(0)),
         lambda x, dy: (x.cumsum(1), dy.sum(0)),
+        # Written anyway, but not where its sum could ride along.
+        lambda x, dy: ((y := (x @ x.t() @ dy)), y.sum(0)),
+        lambda x, dy: ((y := torch.exp(x)), y.sum(0)),
+        lambda x, dy: ((y := x * dy), y.sum()),
     ],
 )
 def test_no_pair_no_region(function: Any) -> None:
@@ -324,9 +412,37 @@ def test_reductions_that_share_only_a_weight_are_no_pair() -> None:
     assert list(find_regions(traced(function, FULL, FULL, WEIGHT))) == []
 
 
-def test_dynamic_rows_give_no_region() -> None:
-    graph = graphs.traced_symbolic(pair, FULL, FULL)
-    assert [r for r in find_regions(graph) if isinstance(r, Region)] == []
+def test_dynamic_columns_are_declined() -> None:
+    assert declines(graphs.traced_symbolic(pair, FULL, FULL)) == [DeclineReason.DYNAMIC_SHAPE]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        # The rows of the one are no run of rows of the other, nor the other way round.
+        (lambda x: (x.sum(1), x.reshape(384, 240).sum(0)), DeclineReason.AXIS_CLASS),
+        (
+            lambda x: (x.reshape(8, 64, 180).sum((1, 2)), x.reshape(8, 64, 180).sum((0, 1))),
+            DeclineReason.AXIS_CLASS,
+        ),
+    ],
+)
+def test_pairs_that_do_not_agree_on_axes(function: Any, reason: DeclineReason) -> None:
+    assert declines(traced(function, ((512, 180), f32))) == [reason]
+
+
+@pytest.mark.parametrize("side", ["row", "column"])
+def test_a_result_spread_over_another_shape_is_left_outside(side: str) -> None:
+    """Its number of elements divides the space's, but the kernels have no loop over its shape."""
+
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        row, col = (x * dy).sum(1), (x * dy).sum(0)
+        table = row.reshape(512, 1) * m.reshape(512, 128) if side == "row" else m * col
+        return dy * row.reshape(512, 1), col, table
+
+    graph = traced(function, FULL, FULL, SQUARE)
+    (region,) = convex_in_turn(graph)
+    assert len(region.outputs) >= 2
 
 
 def test_a_dynamic_stride_is_declined() -> None:

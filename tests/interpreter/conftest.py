@@ -5,8 +5,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 HERE = Path(__file__).parent
 
@@ -17,3 +20,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1"))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.manual_seed(0)
+    counters["mixorder"].clear()
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Outputs and workspaces start full of NaN; gives their sizes."""
+    original, sizes = torch.fx.Interpreter.call_function, []
+
+    def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        result = original(self, target, args, kwargs)
+        if target is torch.ops.aten.empty_strided.default:
+            result.fill_(float("nan"))
+            sizes.append(result.numel())
+        return result
+
+    monkeypatch.setattr(torch.fx.Interpreter, "call_function", call_function)
+    return sizes

@@ -1,0 +1,197 @@
+"""One compile for every number of rows: symbolic sizes through all stages, down to launches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import Block, HFRMSNorm, f32, pair, snapshot, traced_rows
+from running import ON, Tensors
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule, Interpreter
+
+from mixorder import pipeline
+from mixorder.errors import Decline
+from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.report import RegionRecord, collect
+
+
+class Concatenated(nn.Module):
+    """The rows of the norm are a sum of two symbols."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.cat([x, y], 0))
+
+
+class Counting:
+    """The interpreting backend; counts the graphs it gets (Dynamo may start a trace over)."""
+
+    def __init__(self) -> None:
+        self.compiles = 0
+        self.backend = compile_for_interpreter(ON)
+
+    def __call__(self, *args: Any) -> Any:
+        self.compiles += 1
+        return self.backend(*args)
+
+
+def gradients(function: Callable[..., Any], module: nn.Module, xs: Tensors, dy: torch.Tensor) -> Tensors:
+    xs = tuple(x.clone().requires_grad_() for x in xs)
+    return torch.autograd.grad(function(*xs), [*xs, *module.parameters()], dy)
+
+
+def check(compiled: Callable[..., Any], module: nn.Module, xs: Tensors) -> None:
+    dy = torch.randn_like(module(*xs))
+    ours = gradients(compiled, module, xs, dy)
+    exact_module = copy.deepcopy(module).double()
+    exact = gradients(exact_module, exact_module, tuple(x.double() for x in xs), dy.double())
+    for mine, truth in zip(ours, exact, strict=True):
+        assert mine.shape == truth.shape and mine.isfinite().all()
+        assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], list[list[tuple[int, ...]]], list[int]]] = {
+    "layer": (lambda: nn.LayerNorm(16), [[(n, 16)] for n in (5, 9, 300, 2)], [1]),
+    "hugging_face": (lambda: HFRMSNorm(16), [[(n, 16)] for n in (5, 9, 300, 2)], [1]),
+    "two_leading_dims": (lambda: nn.LayerNorm(16), [[(a, b, 16)] for a, b in ((2, 5), (3, 7), (40, 9))], [2]),
+    "heads": (lambda: nn.RMSNorm(16), [[(a, 4, b, 16)] for a, b in ((2, 5), (3, 7), (7, 40))], [3]),
+    "sum_of_two": (lambda: Concatenated(16), [[(a, 16), (b, 16)] for a, b in ((5, 3), (7, 2), (9, 11))], [2]),
+    "block": (lambda: Block(16), [[(n, 16)] for n in (5, 9, 40)], [1] * 4),
+    "block_of_two_dims": (lambda: Block(16, nn.RMSNorm), [[(2, 5, 16)], [(3, 7, 16)], [(4, 9, 16)]], [2] * 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_one_compile_for_all_row_counts(name: str) -> None:
+    make, calls, symbols = MODULES[name]
+    module, backend, first = make(), Counting(), 0
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend, dynamic=True)
+    with collect() as records:
+        for shapes in calls:
+            check(compiled, module, tuple(torch.randn(shape) for shape in shapes))
+            first = first or backend.compiles
+    assert backend.compiles == first and not any(isinstance(r, Decline) for r in records)
+    rows = [r.rows for r in records if isinstance(r, RegionRecord)]
+    assert [str(r).count("s") for r in rows] == symbols and all(isinstance(r, str) for r in rows)
+
+
+def test_mark_dynamic() -> None:
+    """Only what is marked is symbolic; a mark that has to be given up would raise."""
+    module, backend = nn.LayerNorm(24), Counting()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend, dynamic=False)
+    with collect() as records:
+        for rows in (7, 30, 133):
+            x = torch.randn(rows, 3, 24, requires_grad=True)
+            torch._dynamo.mark_dynamic(x, 0)
+            dy = torch.randn(rows, 3, 24)
+            for mine, theirs in zip(
+                torch.autograd.grad(compiled(x), [x, *module.parameters()], dy),
+                torch.autograd.grad(module(x), [x, *module.parameters()], dy),
+                strict=True,
+            ):
+                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and str(record.rows).startswith("3*s")
+    assert backend.compiles == 1
+
+
+def test_one_row_and_no_rows_after_many() -> None:
+    """Dynamo compiles sizes 0 and 1 on their own; all of them are right."""
+    module = nn.LayerNorm(16)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=True)
+    for rows in (5, 0, 1, 6):
+        x, dy = torch.randn(rows, 16), torch.randn(rows, 16)
+        ours, theirs = gradients(compiled, module, (x,), dy), gradients(module, module, (x,), dy)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+# Functions, on graphs with symbolic leading dims.
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "pair": pair,
+    "mean_of_rows": lambda x, dy: (dy - x.mean(1, keepdim=True), x.mean(0)),
+    "number_of_rows": lambda x, dy: (dy * x.shape[0] - x.sum(1, keepdim=True), x.sum(0) / x.shape[0]),
+    "in_the_epilogue_only": lambda x, dy: (dy - x.sum(1, keepdim=True), x.sum(0) * (x.shape[0] + 2)),
+    "other_kinds": lambda x, dy: (dy - x.amax(1, keepdim=True), (x > 2).any(0), x.prod(0)),
+}
+
+
+def fused(
+    function: Callable[..., Any], shape: tuple[int, ...], symbolic: tuple[int, ...] = (0,)
+) -> GraphModule:
+    _map_libdevice()
+    graph = traced_rows(function, (shape, f32), (shape, f32), symbolic=symbolic)
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"fused_regions": 1}
+    graph.lint()
+    return GraphModule({}, graph)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    module = fused(FUNCTIONS[name], (37, 20))
+    for rows in (37, 2, 1, 60):
+        args = torch.randn(rows, 20), torch.randn(rows, 20)
+        for mine, theirs in zip(Interpreter(module).run(*args), FUNCTIONS[name](*args), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_no_rows_give_the_identity() -> None:
+    """A graph made for many rows, run with none: the loop is not entered."""
+    dx, dw = Interpreter(fused(pair, (37, 20))).run(torch.empty(0, 20), torch.empty(0, 20))
+    assert dx.shape == (0, 20) and torch.equal(dw, torch.zeros(20))
+
+
+@pytest.mark.parametrize(
+    ("shape", "symbolic", "rows"),
+    [((7, 4, 20), (0,), 0), ((4, 7, 20), (1,), 1), ((5, 4, 7, 20), (0, 2), (0, 2))],
+)
+def test_kept_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return dy - (x * dy).sum(-1, keepdim=True), (x * dy).sum(rows)
+
+    module = fused(function, shape, symbolic)
+    for size in (2, 7, 33):
+        now = [size + d if d in symbolic else n for d, n in enumerate(shape)]
+        args = torch.randn(now), torch.randn(now)
+        for mine, theirs in zip(Interpreter(module).run(*args), function(*args), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_common_axis() -> None:
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return dy * x.sum((2, 3), keepdim=True), x.sum((0, 2, 3))
+
+    module = fused(function, (5, 3, 4, 6), (0,))
+    for images in (1, 5, 40):
+        args = torch.randn(images, 3, 4, 6), torch.randn(images, 3, 4, 6)
+        for mine, theirs in zip(Interpreter(module).run(*args), function(*args), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "symbolic"), [((37, 20), (1,)), ((37, 20), (0, 1))])
+def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[int, ...]) -> None:
+    graph = traced_rows(pair, (shape, f32), (shape, f32), symbolic=symbolic)
+    before = snapshot(graph)
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
+
+
+def test_a_symbolic_kept_axis_is_declined() -> None:
+    shape = (7, 4, 20)
+    graph = traced_rows(lambda x, dy: (x.sum(2), x.sum(0)), (shape, f32), (shape, f32), symbolic=(1,))
+    before = snapshot(graph)
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
