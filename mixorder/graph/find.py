@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from torch.fx import Graph, Node
 
-from ..errors import Decline
+from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .grow import Growth, Scope, by_position
 from .nodes import is_pointwise, is_view, operands, reduced
@@ -41,21 +41,41 @@ class _Numbered:
     def __init__(self, scopes: dict[Size, Scope]) -> None:
         self.scopes = scopes
         self.count = 0
+        self.cycles: dict[Node, Decline] = {}
 
     def regions(self, outers: list[tuple[Node, Scope]]) -> Iterator[Region | Decline]:
         for node, scope in outers:
             if node in scope.outer and scope.inner:
                 inner, outer = pair(scope, node)
                 if inner:
-                    yield from self.attempt(scope, inner, outer, node)
+                    yield from self.attempt_pair(scope, inner, outer, node)
         for node, scope in outers:
             if node in scope.outer and _source_is_written(scope, node):
                 yield from self.attempt(scope, [], [node], node)
+        for node, scope in outers:
+            if node in scope.outer and node in self.cycles:
+                yield self.cycles[node]
+
+    def attempt_pair(
+        self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
+    ) -> Iterator[Region | Decline]:
+        """Try all outer reductions that share a read, then only those that read what `first` does.
+
+        What shares no more than an activation may come before a matrix product that the others come after.
+        """
+        for outers in (outer, [n for n in outer if _is_related(scope, n, first)]):
+            results = list(self.attempt(scope, inner, outers, first))
+            cycle = next((r for r in results if isinstance(r, Decline)), None)
+            if cycle is None or cycle.reason is not DeclineReason.CYCLE:
+                yield from results
+                return
+        self.cycles[first] = cycle
 
     def attempt(
         self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
     ) -> Iterator[Region | Decline]:
-        """Yield the region or the reason against it; afterwards its reductions are spoken for."""
+        """Yield the region or the reason against it; afterwards its reductions are spoken for, unless a cycle
+        stood in the way: another choice may have none."""
         spoken_for = {*inner, *outer}
         try:
             space: Space | None
@@ -70,6 +90,8 @@ class _Numbered:
                 self.count += 1
                 yield region
         except Decline as decline:
+            if decline.reason is DeclineReason.CYCLE:
+                spoken_for = set()
             yield decline
         for other in self.scopes.values():
             other.forget(spoken_for)
@@ -121,13 +143,18 @@ def _of_this_norm(scope: Scope, inner: set[Node], outer: Node, outers: set[Node]
     One of this norm lies above an outer reduction of the norm, or reads what they all do and nothing else,
     itself or where its result is used. If that leaves none, all are kept.
     """
-    mine = _leaves(scope, outer)
-    related = [n for n in outers if mine <= _leaves(scope, n) or _leaves(scope, n) <= mine]
+    related = [n for n in outers if _is_related(scope, n, outer)]
     above = {n for other in related for n in scope.above(other)}
     reads = [_leaves(scope, n) for n in related]
     least, most = frozenset.intersection(*reads), frozenset.union(*reads)
     own = {n for n in inner if n in above or any(least <= _leaves(scope, m) <= most for m in _uses(scope, n))}
     return own or inner
+
+
+def _is_related(scope: Scope, node: Node, outer: Node) -> bool:
+    """Whether one reads all that the other does, as a norm's dw and db."""
+    mine, other = _leaves(scope, outer), _leaves(scope, node)
+    return mine <= other or other <= mine
 
 
 def _leaves(scope: Scope, node: Node) -> frozenset[Node]:

@@ -64,7 +64,7 @@ def values(*shape: int) -> Tensors:
 
 @pytest.mark.parametrize("columns_first", [False, True], ids=["row_first", "column_first"])
 @pytest.mark.parametrize("prologue", PROLOGUES)
-@pytest.mark.parametrize(("row", "column"), itertools.product(KINDS, KINDS))
+@pytest.mark.parametrize(("row", "column"), list(itertools.product(KINDS, KINDS)))
 def test_kinds(row: str, column: str, prologue: str, columns_first: bool) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
