@@ -77,14 +77,13 @@ class ReductionKind:
     name: str
     combine: str
     identity: float
-    torch_name: str
 
 
-SUM = ReductionKind("sum", "add", 0.0, "sum")
-AMAX = ReductionKind("amax", "maximum", float("-inf"), "amax")
-AMIN = ReductionKind("amin", "minimum", float("inf"), "amin")
-PROD = ReductionKind("prod", "mul", 1.0, "prod")
-ANY = ReductionKind("any", "logical_or", False, "any")
+SUM = ReductionKind("sum", "add", 0.0)
+AMAX = ReductionKind("amax", "maximum", float("-inf"))
+AMIN = ReductionKind("amin", "minimum", float("inf"))
+PROD = ReductionKind("prod", "mul", 1.0)
+ANY = ReductionKind("any", "logical_or", False)
 
 
 @dataclasses.dataclass(frozen=True)
