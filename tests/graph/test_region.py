@@ -495,7 +495,9 @@ def test_random_programs_give_convex_regions(seed: int) -> None:
     for region in regions:
         assert path_through_outside(region) is None
         assert closed(region)
-        assert region.inner and region.outer
+        # Without an inner reduction, what the outer ones read is written by the same kernel.
+        full = [n for n in region.outputs if n.meta["val"].numel() == region.space.numel]
+        assert region.outer and (region.inner or full)
 
 
 def test_random_programs_do_have_regions() -> None:
