@@ -44,23 +44,25 @@ def run(graph: Graph, options: Options) -> None:
     regions = find_regions(graph)
     while True:
         runner = _Runner(options, dump)
+        found: Region | Decline | None = None
         try:
-            region = runner.step("find", next, regions, None)
-            if region is None:
+            found = runner.step("find", next, regions, None)
+            if found is None:
                 break
-            if isinstance(region, Decline):
-                raise region
-            runner.region = region.name
-            fuse(graph, region, options, runner)
-        except Decline as decline:
-            dump.write(runner.region, "declined.txt", decline)
-            declined(decline)
+            try:
+                if isinstance(found, Decline):
+                    raise found
+                runner.region = found.name
+                fuse(graph, found, options, runner)
+            except Decline as decline:
+                declined(decline)
+                runner.dump("declined.txt", decline)
         except MixorderError as error:
             if options.strict:
                 raise
             _warn_once(str(error))
-            if runner.region == "graph":
-                break
+            if found is None:
+                break  # the search itself failed: there is nothing to go on with
 
 
 def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> None:

@@ -81,7 +81,7 @@ class _Numbered:
             space: Space | None
             if inner:
                 space, inner, outer = agree(first, inner, outer)
-                inner, outer = with_stages(scope, space, inner, outer)
+                inner = with_stages(scope, space, inner, outer)
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:

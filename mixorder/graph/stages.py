@@ -16,16 +16,12 @@ from .grow import Scope
 from .nodes import operands, reduced
 
 
-def with_stages(
-    scope: Scope, space: Space, inner: list[Node], outer: list[Node]
-) -> tuple[list[Node], list[Node]]:
-    """`inner`, and the stages that follow from it one after the other; `outer` as it is."""
+def with_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> list[Node]:
+    """`inner`, and the stages that follow from it one after the other, in a region with `outer`."""
     inner = list(inner)
-    while True:
-        found = _next_stages(scope, space, inner, outer)
-        if not found:
-            return inner, outer
+    while found := _next_stages(scope, space, inner, outer):
         inner.extend(found)
+    return inner
 
 
 def _next_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> list[Node]:
