@@ -6,6 +6,7 @@ that a bug stops, leaves it as it was; Inductor carries on with what is there.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -17,11 +18,13 @@ import torch
 from torch.fx import Graph
 
 from .codegen.kernel import generate
-from .errors import Decline, MixorderError
+from .errors import Decline, DeclineReason, MixorderError
 from .graph import legality
-from .graph.find import find_regions
+from .graph.cut import parts
+from .graph.find import Found, find_regions
 from .graph.region import Region
 from .graph.rewrite import replace
+from .loops.ir import LoopProgram
 from .loops.lower import lower
 from .loops.reorder import merge, reorder
 from .loops.split import split_outer
@@ -30,7 +33,8 @@ from .options import Options
 from .report import Dump, declined, describe, fused
 from .schedule import cost
 from .schedule.device import device_info
-from .schedule.heuristics import choose, workload
+from .schedule.heuristics import Workload, choose, workload
+from .schedule.schedule import Schedule
 
 log = logging.getLogger("mixorder")
 T = TypeVar("T")
@@ -42,18 +46,19 @@ def run(graph: Graph, options: Options) -> None:
         return
     dump = Dump(options.dump_dir)
     regions = find_regions(graph)
+    found: Region | Decline | None = None
     while True:
         runner = _Runner(options, dump)
-        found: Region | Decline | None = None
         try:
-            found = runner.step("find", next, regions, None)
+            taken, found = (found if isinstance(found, Region) else None), None
+            found = runner.step("find", _send, regions, taken)
             if found is None:
                 break
             try:
                 if isinstance(found, Decline):
                     raise found
                 runner.region = found.name
-                fuse(graph, found, options, runner)
+                found = fuse(graph, found, options, runner)
             except Decline as decline:
                 declined(decline)
                 runner.dump("declined.txt", decline)
@@ -65,29 +70,76 @@ def run(graph: Graph, options: Options) -> None:
                 break  # the search itself failed: there is nothing to go on with
 
 
-def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> None:
-    """Take one region from the graph to its kernels. Raises `Decline`, or `MixorderError` on a bug."""
+def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Region:
+    """Take one region from the graph to its kernels; returns it, or the smaller one that was taken instead.
+
+    Raises `Decline`, or `MixorderError` on a bug.
+    """
     step, show = runner.step, runner.dump
     show("fx.txt", graph)
-    show("region.txt", region)
-    step("legality", legality.check, region)
-    loops = show("loops.txt", step("lower", lower, region), Stage.LOWERED)
-    loops = show("split.txt", step("split", split_outer, loops), Stage.SPLIT)
-    loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)
-    loops = show("merged.txt", step("merge", merge, loops), Stage.MERGED)
-    device = step("device", device_info, legality.device_of(region))
-    work = step("workload", workload, loops)
+    plan = fit(region, options, runner)
+    region, loops, schedule = plan.region, plan.loops, plan.schedule
     step("layout", cost.check_coalesced, loops)
-    step("cost", cost.gate, work.rows * work.cols * work.kept, options.min_numel)
-    schedule = show(
-        "schedule.txt", step("schedule", choose, work, device, options.split_size, options.autotune)
-    )
+    step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
     kernels = step("codegen", generate, loops, schedule, step("label", label, region))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
-    record = step("report", describe, region, schedule, kernels)
+    record = step("report", describe, region, schedule, kernels, plan.traffic)
     step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
     show("fx_after.txt", graph)
     fused(record)
+    return region
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a region would be run, and what that takes."""
+
+    region: Region
+    loops: LoopProgram
+    work: Workload
+    schedule: Schedule
+    traffic: cost.Traffic
+
+
+def fit(region: Region, options: Options, runner: _Runner) -> Plan:
+    """The plan of a region or, where it holds too much, of the part of it that saves the most bytes."""
+    step = runner.step
+    tried = [region]
+    while True:
+        plans: list[Plan] = []
+        held: list[tuple[int, Region]] = []
+        for part in tried:
+            lowered, loops = loops_of(part, runner)
+            work = step("workload", workload, loops)
+            device = step("device", device_info, legality.device_of(part))
+            try:
+                schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
+            except Decline as decline:
+                if decline.reason is not DeclineReason.TOO_MANY_LIVE_TILES:
+                    raise
+                refusal = decline
+                held.append((work.held_words, part))
+                continue
+            runner.dump("schedule.txt", schedule)
+            moved = step("cost", cost.traffic, lowered, loops, schedule.num_splits)
+            plans.append(Plan(part, loops, work, schedule, moved))
+        if plans:
+            return max(plans, key=lambda plan: plan.traffic.saved)
+        _, narrowest = min(held, key=lambda words_and_part: words_and_part[0])
+        tried = step("cut", parts, narrowest)
+        if not tried:
+            raise refusal
+
+
+def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]:
+    """The region's loops as they are lowered, and as the main kernel and the finalisation run them."""
+    step, show = runner.step, runner.dump
+    show("region.txt", region)
+    step("legality", legality.check, region)
+    lowered = show("loops.txt", step("lower", lower, region), Stage.LOWERED)
+    loops = show("split.txt", step("split", split_outer, lowered), Stage.SPLIT)
+    loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)
+    return lowered, show("merged.txt", step("merge", merge, loops), Stage.MERGED)
 
 
 class _Runner:
@@ -111,6 +163,14 @@ class _Runner:
             self.step("verify", verify, value, stage)
         self.step("dump", self.files.write, self.region, name, value)
         return value
+
+
+def _send(regions: Found, taken: Region | None) -> Region | Decline | None:
+    """What the search finds next, told what became of the last region; None at its end."""
+    try:
+        return regions.send(taken)
+    except StopIteration:
+        return None
 
 
 def label(region: Region) -> str:

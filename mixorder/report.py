@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from .codegen.source import KernelSource
 from .errors import Decline
 from .graph.region import Region
+from .schedule.cost import Traffic
 from .schedule.schedule import Schedule
 
 log = logging.getLogger("mixorder")
@@ -22,7 +23,7 @@ log = logging.getLogger("mixorder")
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
     """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule and the kernels' text."""
+    that the kernels compute, the schedule, the kernels' text, and the bytes they move."""
 
     name: str
     space: str
@@ -34,6 +35,7 @@ class RegionRecord:
     num_nodes: int
     schedule: Schedule
     kernels: tuple[KernelSource, ...]
+    traffic: Traffic
 
 
 # Not a context variable: autograd compiles a GPU's backward on a thread of its own.
@@ -51,7 +53,9 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
         _collectors[:] = [other for other in _collectors if other is not records]
 
 
-def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...]) -> RegionRecord:
+def describe(
+    region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...], traffic: Traffic
+) -> RegionRecord:
     """The record of a region; taken before the rewrite, which erases the region's nodes."""
     val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
     return RegionRecord(
@@ -65,17 +69,20 @@ def describe(region: Region, schedule: Schedule, kernels: tuple[KernelSource, ..
         len(region.nodes),
         schedule,
         kernels,
+        traffic,
     )
 
 
 def fused(record: RegionRecord) -> None:
     counters["mixorder"]["fused_regions"] += 1
     log.info(
-        "%s: fused %s, inner %s, outer %s -> %s",
+        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f -> %s",
         record.name,
         record.space,
         ", ".join(record.inner),
         ", ".join(record.outer),
+        record.traffic.total / 1e6,
+        record.traffic.apart / 1e6,
         ", ".join(k.name for k in record.kernels),
     )
     for records in list(_collectors):

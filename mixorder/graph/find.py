@@ -7,20 +7,25 @@ changes the graph, reads device properties, or weighs cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
-from .grow import Growth, Scope, by_position
+from .grow import Scope, by_position, grow
 from .nodes import is_pointwise, is_view, operands, reduced
-from .region import Region
+from .region import Region, Seed
 from .stages import with_stages
 
+Found = Generator[Region | Decline, Region | None, None]
 
-def find_regions(graph: Graph) -> Iterator[Region | Decline]:
-    """Yield the graph's regions, or the reason against each, in the order of their first outer reduction."""
+
+def find_regions(graph: Graph) -> Found:
+    """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
+
+    Whoever takes a smaller region instead sends that back: what it left out may be part of another one.
+    """
     scopes: dict[Size, Scope] = {}
     outers: list[tuple[Node, Scope]] = []
     for node in graph.nodes:
@@ -43,7 +48,7 @@ class _Numbered:
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
 
-    def regions(self, outers: list[tuple[Node, Scope]]) -> Iterator[Region | Decline]:
+    def regions(self, outers: list[tuple[Node, Scope]]) -> Found:
         for node, scope in outers:
             if node in scope.outer and scope.inner:
                 inner, outer = pair(scope, node)
@@ -56,24 +61,18 @@ class _Numbered:
             if node in scope.outer and node in self.cycles:
                 yield self.cycles[node]
 
-    def attempt_pair(
-        self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
-    ) -> Iterator[Region | Decline]:
+    def attempt_pair(self, scope: Scope, inner: list[Node], outer: list[Node], first: Node) -> Found:
         """Try all outer reductions that share a read, then only those that read what `first` does.
 
         What shares no more than an activation may come before a matrix product that the others come after.
         """
         for outers in (outer, [n for n in outer if _is_related(scope, n, first)]):
-            results = list(self.attempt(scope, inner, outers, first))
-            cycle = next((r for r in results if isinstance(r, Decline)), None)
-            if cycle is None or cycle.reason is not DeclineReason.CYCLE:
-                yield from results
+            self.cycles.pop(first, None)
+            yield from self.attempt(scope, inner, outers, first)
+            if first not in self.cycles:
                 return
-        self.cycles[first] = cycle
 
-    def attempt(
-        self, scope: Scope, inner: list[Node], outer: list[Node], first: Node
-    ) -> Iterator[Region | Decline]:
+    def attempt(self, scope: Scope, inner: list[Node], outer: list[Node], first: Node) -> Found:
         """Yield the region or the reason against it; afterwards its reductions are spoken for, unless a cycle
         stood in the way: another choice may have none."""
         spoken_for = {*inner, *outer}
@@ -85,13 +84,14 @@ class _Numbered:
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:
-                region = Growth(scope, space, inner, outer).grow(f"region{self.count}")
-                spoken_for = set(region.nodes)
+                region = grow(Seed(scope, space, tuple(inner), tuple(outer)), f"region{self.count}")
                 self.count += 1
-                yield region
+                taken = yield region
+                spoken_for = set((taken or region).nodes)
         except Decline as decline:
             if decline.reason is DeclineReason.CYCLE:
-                spoken_for = set()
+                self.cycles[first] = decline
+                return
             yield decline
         for other in self.scopes.values():
             other.forget(spoken_for)

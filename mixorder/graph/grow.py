@@ -11,16 +11,16 @@ Reads the graph around the pair, never writes it. Raises `Decline` where the pai
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import ANY, AxisClass
-from .axes import Size, Space, fits, product, ratio
+from .axes import Size, fits, product, ratio
 from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
-from .region import Region
+from .region import Region, Seed
 
 
 def position(node: Node) -> tuple[int, ...]:
@@ -63,13 +63,13 @@ class Scope:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
         return self.fusible(node) and not any(map(self.is_full, operands(node)))
 
-    def above(self, reduction: Node) -> set[Node]:
+    def above(self, reduction: Node, without: Collection[Node] = ()) -> set[Node]:
         """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
         seen: set[Node] = set()
         todo = list(operands(reduction))
         while todo:
             node = todo.pop()
-            if node not in seen and (self.fusible(node) or node in self.inner):
+            if node not in seen and node not in without and (self.fusible(node) or node in self.inner):
                 seen.add(node)
                 todo.extend(operands(node))
         return seen
@@ -150,15 +150,22 @@ class Scope:
             raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
 
 
-class Growth:
+def grow(seed: Seed, name: str) -> Region:
+    """The region of a seed. Raises `Decline` where it cannot be one kernel."""
+    return _Growth(seed).grow(name)
+
+
+class _Growth:
     """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
 
-    def __init__(self, scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> None:
-        self.scope = scope
-        self.space = space
-        self.outer = frozenset(outer)
-        reductions = (*inner, *outer)
-        self.core = frozenset({*reductions}.union(*(scope.above(n) for n in reductions)))
+    def __init__(self, seed: Seed) -> None:
+        self.seed = seed
+        self.scope = scope = seed.scope
+        self.space = seed.space
+        self.without = seed.without
+        self.outer = frozenset(seed.outer)
+        reductions = (*seed.inner, *seed.outer)
+        self.core = frozenset({*reductions}.union(*(scope.above(n, seed.without) for n in reductions)))
         self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
         self.copied: set[Node] = set()  # members that users outside keep, made without the region
@@ -176,6 +183,7 @@ class Growth:
         self.sweep()
         self.pull_operands()
         self.members = {n: self.members[n] for n in by_position(self.members)}
+        self.trim()
         outputs = self.outputs()
         nodes = self.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
@@ -185,9 +193,9 @@ class Growth:
             raise Decline(
                 DeclineReason.CYCLE,
                 f"the reductions of {self.space} depend on each other through a node outside",
-                lost[0].name,
+                lost[0].name if lost else None,
             )
-        region = Region(name, self.space, nodes, tuple(outputs), inner, outer)
+        region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
         for node in region.inputs:
             self.scope.check(node)
         return region
@@ -208,6 +216,8 @@ class Growth:
 
     def joins(self, node: Node) -> bool:
         """Take the node if it may be taken; whether it was."""
+        if node in self.without:
+            return False
         args = operands(node)
         if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
             return False
@@ -266,7 +276,7 @@ class Growth:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
         args = operands(node)
         uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
-        if not uses or node in self.core or not self.scope.fusible(node):
+        if not uses or node in self.core or node in self.without or not self.scope.fusible(node):
             return False
         if any(self.members.get(a, False) for a in args):
             return False
@@ -315,13 +325,38 @@ class Growth:
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
             if node not in self.members:
-                if not self.scope.fusible(node) or (waited and not self.scope.recomputed(node)):
+                if node in self.without or not self.scope.fusible(node):
+                    continue
+                if waited and not self.scope.recomputed(node):
                     continue
                 self.members[node] = False
                 self.note_copy(node)
             if waited and (is_view(node) or node in self.copied):
                 staying.add(node)
             todo.update(a for a in operands(node) if a not in self.members)
+
+    def trim(self) -> None:
+        """Leave out what is written only for loops outside that had better compute it themselves.
+
+        Such a node costs a write, a read outside, and reads that nothing else here needs; left out, its
+        operands are read outside, and those not written anyway are written.
+        """
+        for node in reversed(tuple(self.members)):
+            if node in self.core or not self.members[node] or not self.scope.is_full(node) or is_view(node):
+                continue
+            if not all(_is_loop(user) for user in _users_behind_views(node)) or self.feeds_member(node):
+                continue
+            reads = [a for a in operands(node) if self.scope.is_full(a)]
+            outputs = self.outputs()
+            unwritten = [a for a in reads if self.members.get(a, False) and a not in outputs]
+            only_here = [
+                a for a in reads if a not in self.members and not self.feeds_member(a, other_than=node)
+            ]
+            if _bytes(*reads, *unwritten) < _bytes(node, node, *only_here):
+                del self.members[node]
+
+    def feeds_member(self, node: Node, other_than: Node | None = None) -> bool:
+        return any(user in self.members and user is not other_than for user in node.users)
 
     def outputs(self) -> list[Node]:
         """The members whose value is needed outside and that are not recomputed there, in graph order."""
@@ -343,3 +378,21 @@ class Growth:
             if node in needed:
                 needed.update(a for a in operands(node) if a in self.members)
         return tuple(n for n in self.members if n in needed)
+
+
+def _users_behind_views(node: Node) -> Iterator[Node]:
+    for user in node.users:
+        if is_view(user):
+            yield from _users_behind_views(user)
+        else:
+            yield user
+
+
+def _is_loop(node: Node) -> bool:
+    """Whether Inductor computes a node in a loop of its own making, operands and all."""
+    return is_pointwise(node) or torch.Tag.reduction in getattr(node.target, "tags", ())
+
+
+def _bytes(*nodes: Node) -> int:
+    """Bytes of full-size tensors, per element of the space."""
+    return sum(fake(n).dtype.itemsize for n in nodes)  # type: ignore[union-attr]

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from .axes import Space
 from .nodes import operands
+
+if TYPE_CHECKING:
+    from .grow import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """What a region is grown from: reductions of one space, and nodes that it must do without."""
+
+    scope: Scope
+    space: Space
+    inner: tuple[Node, ...]
+    outer: tuple[Node, ...]
+    without: frozenset[Node] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Region:
     outputs: tuple[Node, ...]
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
+    seed: Seed = dataclasses.field(repr=False, compare=False)
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -271,6 +271,14 @@ class LoopProgram:
             raise ValueError(f"{len(found)} {kind.value} axes, at most one expected")
         return next(iter(found), None)
 
+    @property
+    def tile_axes(self) -> tuple[Axis, Axis]:
+        """The axes of the main kernel's tile: rows, and the axis that the inner reduction runs over."""
+        row = self.axis(AxisClass.ROW)
+        last = self.axis(AxisClass.COLUMN) or self.axis(AxisClass.COMMON)
+        assert row is not None and last is not None
+        return row, last
+
     def __str__(self) -> str:
         return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
 

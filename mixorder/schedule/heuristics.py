@@ -20,7 +20,8 @@ import dataclasses
 import math
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import AxisClass, Load, LoopProgram, PartialAccumulate
+from ..loops.ir import AxisClass, Load, LoopProgram
+from . import cost
 from .device import DeviceInfo
 from .schedule import Schedule, Tile
 
@@ -28,9 +29,8 @@ MAX_RESIDENT_COLS = 8192  # wider rows do not stay in one program's registers
 RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
 PROGRAMS_PER_SM = 4
 MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
-MAX_REGISTERS = 224  # of 255: the estimate leaves out addresses and what the compiler keeps twice
-REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 MAX_WARPS = 32
+SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,31 +39,31 @@ class Workload:
 
     `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
 
-    `load_bytes`: bytes of full-size tensors that one element loads. `live_tiles`: full-size tiles that a
-    program holds in registers at once: what it loads, accumulators, and hoisted column vectors.
+    `load_bytes`: bytes of full-size tensors that one element loads. `held_words`: 32-bit words that it keeps
+    in registers from one reduction to the next (`cost.held_words`).
     """
 
     rows: int
     cols: int
     load_bytes: int
-    live_tiles: int
+    held_words: int
     kept: int = 1
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.cols * self.kept
 
 
 def workload(program: LoopProgram) -> Workload:
     """Read the numbers off a merged program."""
-    row, kept = program.axis(AxisClass.ROW), program.axis(AxisClass.KEPT)
-    col = program.axis(AxisClass.COLUMN) or program.axis(AxisClass.COMMON)
-    assert row is not None and col is not None
-    main = program.nests[0]
-    tiles = [s for s in main.body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
-    columns = [s for s in main.preamble if isinstance(s, Load) and s.index.free_symbols]
-    partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
+    (row, col), kept = program.tile_axes, program.axis(AxisClass.KEPT)
+    body = program.nests[0].body
+    tiles = [s for s in body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
     return Workload(
         program.hint(row.size),
         int(col.size),
         load_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
-        live_tiles=len(tiles) + len(columns) + sum(1 + p.compensated for p in partials),
+        held_words=cost.held_words(program),
         kept=1 if kept is None else int(kept.size),
     )
 
@@ -73,10 +73,10 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
     if work.cols > MAX_RESIDENT_COLS:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_RESIDENT_COLS} fit")
     r0_block = _next_power_of_2(work.cols)
-    if (work.live_tiles + 1) * r0_block > 5 * device.registers // 4:
+    if (work.held_words + 1) * r0_block > SPILL_FACTOR * device.registers:
         raise Decline(
             DeclineReason.TOO_MANY_LIVE_TILES,
-            f"{work.live_tiles} tiles of {work.cols} columns in {device.registers} registers",
+            f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers",
         )
     tile, per_sm = _tile(work, r0_block, device)
     tiles = -(-work.rows // tile.xblock)
@@ -113,7 +113,7 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]
 def _elements_per_thread(work: Workload, elements: int) -> int:
     """The most that a thread's registers hold, down to 4; 32-bit registers, one per element and tile."""
     count = 32
-    while count > 4 and count * (work.live_tiles + 1) + REGISTER_OVERHEAD > MAX_REGISTERS:
+    while count > 4 and cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS:
         count //= 2
     return min(count, elements)
 

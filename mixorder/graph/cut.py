@@ -1,0 +1,58 @@
+"""Smaller regions, for one that holds more than the registers do.
+
+What a program must hold from one reduction to the next is there for a reduction still to come (its
+accumulator), or for what uses one. So these are what a cut leaves out: one reduction with all that depends on
+it, or everything of full size behind the inner ones, so that only their results are written.
+
+Takes a region, gives others; growth decides what else stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from ..errors import Decline
+from .grow import grow
+from .nodes import operands
+from .region import Region, Seed
+
+
+def parts(region: Region) -> list[Region]:
+    """Regions that do without some nodes of `region` and still hold an outer reduction, and an inner one if
+    `region` does."""
+    found = []
+    seed = region.seed
+    behind = frozenset(_behind_inner(region))
+    for without in (*({n} for n in (*region.outer, *region.inner)), behind):
+        rest = dataclasses.replace(
+            seed,
+            inner=tuple(n for n in seed.inner if n not in without),
+            outer=tuple(n for n in seed.outer if n not in without),
+            without=seed.without | without,
+        )
+        if without and (rest.inner if seed.inner else rest.outer):
+            part = _grown(rest, region.name)
+            if part is not None and set(part.nodes) < set(region.nodes):
+                found.append(part)
+    return found
+
+
+def _behind_inner(region: Region) -> Iterator[Node]:
+    """The full-size members that depend on an inner reduction, other than what further reductions need."""
+    needed = set().union(*(region.seed.scope.above(n) for n in (*region.inner, *region.outer)))
+    below = set(region.inner)
+    for node in region.nodes:
+        if any(a in below for a in operands(node)):
+            below.add(node)
+            if region.seed.scope.is_full(node) and node not in needed:
+                yield node
+
+
+def _grown(seed: Seed, name: str) -> Region | None:
+    try:
+        return grow(seed, name)
+    except Decline:
+        return None
