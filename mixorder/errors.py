@@ -50,6 +50,14 @@ class Decline(Exception):
         return f"{self.reason.value}: {self.detail}{at}"
 
 
+class TooWide(Decline):
+    """A region holds too much for any schedule: `words`, 32 bits each, per element. A smaller one may fit."""
+
+    def __init__(self, words: int, detail: str) -> None:
+        super().__init__(DeclineReason.TOO_MANY_LIVE_TILES, detail)
+        self.words = words
+
+
 class MixorderError(RuntimeError):
     """A bug in mixorder, raised at a stage border with the error that caused it as `__cause__`."""
 

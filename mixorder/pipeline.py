@@ -18,10 +18,11 @@ import torch
 from torch.fx import Graph
 
 from .codegen.kernel import generate
-from .errors import Decline, DeclineReason, MixorderError
+from .errors import Decline, MixorderError, TooWide
 from .graph import legality
 from .graph.cut import parts
 from .graph.find import Found, find_regions
+from .graph.nodes import leaves_the_graph
 from .graph.region import Region
 from .graph.rewrite import replace
 from .loops.ir import LoopProgram
@@ -79,7 +80,6 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
     show("fx.txt", graph)
     plan = fit(region, options, runner)
     region, loops, schedule = plan.region, plan.loops, plan.schedule
-    step("layout", cost.check_coalesced, loops)
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
     kernels = step("codegen", generate, loops, schedule, step("label", label, region))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
@@ -103,39 +103,52 @@ class Plan:
 
 def fit(region: Region, options: Options, runner: _Runner) -> Plan:
     """The plan of a region or, where it holds too much, of the part of it that saves the most bytes."""
-    step = runner.step
     tried = [region]
     while True:
         plans: list[Plan] = []
         held: list[tuple[int, Region]] = []
         for part in tried:
-            lowered, loops = loops_of(part, runner)
-            work = step("workload", workload, loops)
-            device = step("device", device_info, legality.device_of(part))
-            try:
-                schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
-            except Decline as decline:
-                if decline.reason is not DeclineReason.TOO_MANY_LIVE_TILES:
-                    raise
-                refusal = decline
-                held.append((work.held_words, part))
-                continue
-            runner.dump("schedule.txt", schedule)
-            moved = step("cost", cost.traffic, lowered, loops, schedule.num_splits)
-            plans.append(Plan(part, loops, work, schedule, moved))
+            plan = plan_of(part, options, runner)
+            if isinstance(plan, Plan):
+                plans.append(plan)
+            else:
+                held.append((plan.words, part))
+                refusal = plan
         if plans:
             return max(plans, key=lambda plan: plan.traffic.saved)
         _, narrowest = min(held, key=lambda words_and_part: words_and_part[0])
-        tried = step("cut", parts, narrowest)
+        tried = runner.step("cut", parts, narrowest)
         if not tried:
             raise refusal
+
+
+def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
+    """Every stage up to the schedule."""
+    step = runner.step
+    step("legality", legality.check, region)
+    lowered, loops = loops_of(region, runner)
+    copied: tuple[str, ...] = ()
+    if across := step("layout", cost.across_memory, loops):
+        nodes = {name: region.buffers[name] for name in across}
+        copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
+        step("layout", cost.check_layout, loops, copied)
+        region = dataclasses.replace(region, relaid=frozenset(nodes.values()))
+        lowered, loops = loops_of(region, runner)
+    work = step("workload", workload, loops)
+    device = step("device", device_info, legality.device_of(region))
+    try:
+        schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
+    except TooWide as refusal:
+        return refusal
+    runner.dump("schedule.txt", schedule)
+    moved = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
+    return Plan(region, loops, work, schedule, moved)
 
 
 def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]:
     """The region's loops as they are lowered, and as the main kernel and the finalisation run them."""
     step, show = runner.step, runner.dump
     show("region.txt", region)
-    step("legality", legality.check, region)
     lowered = show("loops.txt", step("lower", lower, region), Stage.LOWERED)
     loops = show("split.txt", step("split", split_outer, lowered), Stage.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)

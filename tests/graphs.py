@@ -133,14 +133,19 @@ def backward_graph(
     return seen[-1].graph
 
 
-def traced(function: Callable[..., Any], *specs: Spec, in_place: bool = False) -> Graph:
+def traced(
+    function: Callable[..., Any], *specs: Spec, in_place: bool = False, transposed: Sequence[int] = ()
+) -> Graph:
     """The graph of `function`, after Inductor's decompositions and its post-grad passes.
 
-    With `in_place` there are no passes: writes stay where they are, and reads of what is written name
-    the tensor itself.
+    Arguments in `transposed` are of the shape stated, but lie in memory with their two dims swapped. With
+    `in_place` there are no passes: writes stay where they are, and reads of what is written name the tensor
+    itself.
     """
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         args = [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
+        for i in transposed:
+            args[i] = torch.empty(args[i].shape[::-1], dtype=args[i].dtype).t()
         gm = make_fx(function, decomposition_table=select_decomp_table())(*args)
     if in_place:
         for copy in [n for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default]:

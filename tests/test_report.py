@@ -80,6 +80,16 @@ def twelve_tiles_between_two_reductions() -> Graph:
     return traced(function, *[((512, 8192), f32)] * 12)
 
 
+def transposed() -> Graph:
+    """Every large tensor lies across memory."""
+    graph = graphs.pair_graph()
+    for name in ("x_1", "dy_1", "mul", "mul_1", "sub"):
+        meta = node(graph, name).meta
+        with meta["val"].fake_mode:
+            meta["val"] = torch.empty((256, 512)).t()
+    return graph
+
+
 def symbolic_factor() -> Graph:
     """x is multiplied by a symbolic number, which is no tensor."""
     graph = graphs.pair_graph()
@@ -106,7 +116,7 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.DYNAMIC_SHAPE: with_value_of_x(
         lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
     ),
-    DeclineReason.LAYOUT: with_value_of_x(lambda mode: torch.empty((256, 512)).t()),
+    DeclineReason.LAYOUT: transposed,
     DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
     DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((8, 128, 256), f32)),
     DeclineReason.TOO_MANY_LIVE_TILES: twelve_tiles_between_two_reductions,

@@ -76,6 +76,11 @@ def operands(node: Node) -> list[Node]:
     return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), torch.SymInt | int)]
 
 
+def leaves_the_graph(node: Node) -> bool:
+    """Whether the graph's caller gets the tensor or a view of it, and so its strides."""
+    return any(user.op == "output" or (is_view(user) and leaves_the_graph(user)) for user in node.users)
+
+
 @functools.cache
 def _is_pointwise_target(target: object) -> bool:
     from torch._inductor.lowering import fallbacks, lowerings

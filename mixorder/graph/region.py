@@ -31,7 +31,8 @@ class Region:
 
     `nodes` are in graph order and closed under what `outputs` need; `outputs` are those whose value somebody
     outside uses. A node of `nodes` that is not an output may have users outside as well: it is cheap, stays
-    in the graph for them, and is computed again in the kernel.
+    in the graph for them, and is computed again in the kernel. An input in `relaid` is copied into contiguous
+    memory first, and an output written so, whatever strides the graph states.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Region:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     seed: Seed = dataclasses.field(repr=False, compare=False)
+    relaid: frozenset[Node] = frozenset()
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -48,6 +50,13 @@ class Region:
         members = set(self.nodes)
         args = (arg for node in self.nodes for arg in operands(node))
         return tuple(dict.fromkeys(arg for arg in args if arg not in members))
+
+    @property
+    def buffers(self) -> dict[str, Node]:
+        """The names that inputs and outputs have in the region's loops."""
+        return {f"in{i}": n for i, n in enumerate(self.inputs)} | {
+            f"out{i}": n for i, n in enumerate(self.outputs)
+        }
 
     def column_side(self) -> frozenset[Node]:
         """The outer reductions and every node of the region that depends on one (the epilogues)."""
@@ -66,6 +75,7 @@ class Region:
             f"  inner:   {names(self.inner)}",
             f"  outer:   {names(self.outer)}",
             f"  inputs:  {names(self.inputs)}",
+            *([f"  relaid:  {names(tuple(self.relaid))}"] if self.relaid else []),
             f"  outputs: {names(self.outputs)}",
             *(f"    {n.format_node()}" for n in self.nodes),
         ]

@@ -22,7 +22,7 @@ from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
 from ..loops.ir import Buffer, BufferRole, LoopProgram
 from ..loops.split import NUM_SPLITS
-from .nodes import fake, size_of
+from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
 
 aten = torch.ops.aten
@@ -39,7 +39,8 @@ def replace(
     """Replace the region by its kernels, launched in order. The graph's order is legal afterwards."""
     writer = _Writer(graph, region)
     try:
-        nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), region.inputs, strict=True))
+        read = [writer.contiguous(n) if n in region.relaid else n for n in region.inputs]
+        nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
             nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
         for source in kernels:
@@ -50,6 +51,8 @@ def replace(
         raise
     for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
         new = nodes[buffer.name]
+        if old in region.relaid and leaves_the_graph(old):
+            new = writer.strided(new, old)
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
     for node in reversed(region.nodes):
@@ -92,6 +95,20 @@ class _Writer:
         with self.fake_mode:
             val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
         return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+
+    def contiguous(self, node: Node) -> Node:
+        """A copy that Inductor may fuse into the loop that makes the original."""
+        kwargs = {"memory_format": torch.contiguous_format}
+        with self.fake_mode:
+            val = fake(node).contiguous()  # type: ignore[union-attr]
+        return self.add(aten.clone.default, (node,), kwargs, val)
+
+    def strided(self, node: Node, like: Node) -> Node:
+        """A copy with the strides that the graph's caller expects."""
+        val = fake(like)
+        assert val is not None
+        place = self.add(aten.empty_strided.default, (val.shape, val.stride()), {}, val)
+        return self.add(aten.copy.default, (place, node), {}, val)
 
     def size(self, expr: sympy.Expr, inputs: tuple[Node, ...]) -> int | Node:
         """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""

@@ -23,6 +23,7 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.utils import upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V, ops
+from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -190,7 +191,7 @@ class _Tracer:
                 role,
                 val.dtype,
                 _exprs(val.shape),
-                _exprs(val.stride()),
+                _exprs(self.strides(node)),
             )
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
@@ -208,7 +209,7 @@ class _Tracer:
             reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
         index = self.point(shape_of(node) or (), without=reduced_by)
         value = self.value(node, index)
-        return Store(buffer, self.offset(index, val.stride()), Ref(value.name))
+        return Store(buffer, self.offset(index, self.strides(node)), Ref(value.name))
 
     def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
         """The index, into a tensor of `shape` over the axes that are left, of where the loops are."""
@@ -243,8 +244,14 @@ class _Tracer:
         assert val is not None
         name = self.fresh(node.name)
         dtype = upcast_compute_type(val.dtype)
-        self.body.append(Load(name, self._inputs[node], self.offset(index, val.stride()), dtype))
+        self.body.append(Load(name, self._inputs[node], self.offset(index, self.strides(node)), dtype))
         return _Traced(name, dtype)
+
+    def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
+        """As the graph states them, or contiguous ones."""
+        val = fake(node)
+        assert val is not None
+        return make_contiguous_strides_for(val.shape) if node in self.region.relaid else val.stride()
 
     def reduce(self, node: Node, index: Index) -> _Traced:
         """A reduction runs over the axis of its side; the index keeps the other dims."""

@@ -46,31 +46,42 @@ MAX_REGISTERS = 255  # per thread; the estimate is of what ptxas takes where it 
 class Traffic:
     """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
 
-    `workspace` is written by the main kernel and read by the finalisation, and counted twice.
+    `workspace` is written by the main kernel and read by the finalisation, and counted twice, as is what is
+    `copied` before the main kernel can read it.
     """
 
     read: int
     written: int
     workspace: int
+    copied: int
     apart: int
 
     @property
     def total(self) -> int:
-        return self.read + self.written + 2 * self.workspace
+        return self.read + self.written + 2 * (self.workspace + self.copied)
 
     @property
     def saved(self) -> int:
         return self.apart - self.total
 
 
-def traffic(lowered: LoopProgram, merged: LoopProgram, num_splits: int) -> Traffic:
-    """Of a region's merged program with `num_splits` programs, and of the nests that it was merged from."""
+def traffic(
+    lowered: LoopProgram, merged: LoopProgram, num_splits: int, copied: Collection[str] = ()
+) -> Traffic:
+    """Of a region's merged program with `num_splits` programs, and of the nests that it was merged from;
+    the inputs in `copied` are copies made for it."""
     statements = [s for nest in merged.nests for s in nest.statements]
     workspace = sum(
         int(merged.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
         for b in merged.role(BufferRole.WORKSPACE)
     )
-    return Traffic(_read(merged, statements), _written(merged, statements), workspace, _apart(lowered))
+    return Traffic(
+        _read(merged, statements),
+        _written(merged, statements),
+        workspace,
+        _size(merged, copied),
+        _apart(lowered),
+    )
 
 
 def _apart(program: LoopProgram) -> int:
@@ -171,18 +182,29 @@ def gate(numel: int, rows: int, moved: Traffic, min_numel: int) -> None:
         raise Decline(DeclineReason.TOO_SMALL, detail)
 
 
-def check_coalesced(program: LoopProgram) -> None:
-    """Raise `Decline` if a full tile is read or written across memory: 32 times the traffic at worst.
+def across_memory(program: LoopProgram) -> tuple[str, ...]:
+    """The buffers of which full tiles are read or written across memory: 32 times the traffic at worst.
 
     Stride 0 is a broadcast. An index with divisions runs along memory for some of its length and passes.
     """
-    row, last = program.tile_axes
-    if last.size == 1:
-        return
-    for stmt in program.nests[0].body:
-        if isinstance(stmt, Load | Store) and {row.symbol, last.symbol} <= stmt.index.free_symbols:
-            stride = sympy.expand(stmt.index).coeff(last.symbol)
-            if stride.is_number and stride not in (0, 1):
-                buffer = program.buffer(stmt.buffer)
-                detail = f"{buffer.name} of shape {buffer.shape} has strides {buffer.stride}"
-                raise Decline(DeclineReason.LAYOUT, detail)
+    found: dict[str, None] = {}
+    for stmt in _full_tiles(program):
+        stride = sympy.expand(stmt.index).coeff(program.tile_axes[1].symbol)
+        if program.tile_axes[1].size != 1 and stride.is_number and stride not in (0, 1):
+            found[stmt.buffer] = None
+    return tuple(found)
+
+
+def check_layout(program: LoopProgram, across: Collection[str]) -> None:
+    """Raise `Decline` if more bytes of full tiles lie across memory, and have to be copied, than along it."""
+    full = {stmt.buffer for stmt in _full_tiles(program)}
+    if _size(program, full & set(across)) > _size(program, full - set(across)):
+        buffer = program.buffer(min(across))
+        detail = f"{buffer.name} of shape {buffer.shape} has strides {buffer.stride}, and others are like it"
+        raise Decline(DeclineReason.LAYOUT, detail)
+
+
+def _full_tiles(program: LoopProgram) -> list[Load | Store]:
+    tile = {axis.symbol for axis in program.tile_axes}
+    body = program.nests[0].body
+    return [s for s in body if isinstance(s, Load | Store) and tile <= s.index.free_symbols]

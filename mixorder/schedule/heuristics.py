@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..errors import Decline, DeclineReason
+from ..errors import Decline, DeclineReason, TooWide
 from ..loops.ir import AxisClass, Load, LoopProgram
 from . import cost
 from .device import DeviceInfo
@@ -74,10 +74,8 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_RESIDENT_COLS} fit")
     r0_block = _next_power_of_2(work.cols)
     if (work.held_words + 1) * r0_block > SPILL_FACTOR * device.registers:
-        raise Decline(
-            DeclineReason.TOO_MANY_LIVE_TILES,
-            f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers",
-        )
+        detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"
+        raise TooWide(work.held_words, detail)
     tile, per_sm = _tile(work, r0_block, device)
     tiles = -(-work.rows // tile.xblock)
     num_splits = (

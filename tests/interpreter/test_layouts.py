@@ -1,0 +1,116 @@
+"""Tensors that lie across the tile: copied if they are the smaller part, declined if they are the larger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graphs import f32, snapshot, traced
+from running import ON, exact_gradients, gradients
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx import Graph, GraphModule, Interpreter
+
+from mixorder import pipeline
+from mixorder.interpret import _map_libdevice
+from mixorder.report import RegionRecord, collect
+
+aten = torch.ops.aten
+
+
+class Transposed(nn.Module):
+    """A mix over the sequence: the gradient comes from it with the sequence innermost."""
+
+    def __init__(self, seq: int, dim: int) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
+        self.mix = nn.Parameter(torch.randn(seq, seq))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.up(x)).transpose(1, 2) @ self.mix
+
+
+class ChannelsFirst(Transposed):
+    """The norm's input and both gradients have the sequence innermost."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2) @ self.mix
+
+
+def targets(graph: Graph) -> list[Any]:
+    return [n.target for n in graph.nodes]
+
+
+def test_one_tensor_across_memory_is_copied() -> None:
+    module, x = Transposed(7, 24), torch.randn(3, 7, 24)
+    dy = torch.randn(3, 24, 7)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    assert record.traffic.copied == 3 * 7 * 24 * 4
+    for mine, truth in zip(ours, exact_gradients(module, x, dy), strict=True):
+        assert float((mine - truth).norm()) <= 2e-6 * float(truth.norm())
+
+
+def test_most_tensors_across_memory_are_left_alone() -> None:
+    module, x = ChannelsFirst(7, 24), torch.randn(3, 24, 7)
+    del module.up
+    with collect() as records:
+        gradients(module, x, torch.randn(3, 24, 7), ON)
+    (record,) = records
+    assert str(record).startswith("layout: ")
+
+
+@pytest.fixture
+def across() -> Any:
+    """A graph whose third placeholder is a transposed tensor."""
+
+    def make(leaves: bool) -> tuple[GraphModule, Any]:
+        def function(x: Any, y: Any, dy: Any) -> Any:
+            product = x * dy * y
+            dx = dy - x * product.sum(1, keepdim=True)
+            return (dx if leaves else dx.cumsum(0), product.sum(0))
+
+        _map_libdevice()
+        graph = traced(function, ((24, 40), f32), ((24, 40), f32), ((24, 40), f32), transposed=(2,))
+        pipeline.run(graph, ON)
+        assert counters["mixorder"] == {"fused_regions": 1}
+        graph.lint()
+        return GraphModule({}, graph), function
+
+    return make
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves_the_graph", "stays"])
+def test_an_output_across_memory(across: Any, leaves: bool) -> None:
+    module, function = across(leaves)
+    # One copy to read dy along memory; another only where the caller expects dx across.
+    assert targets(module.graph).count(aten.clone.default) == 1
+    assert targets(module.graph).count(aten.copy.default) == leaves
+    args = torch.randn(24, 40), torch.randn(24, 40), torch.randn(40, 24).t()
+    ours, exact = Interpreter(module).run(*args), function(*(a.double() for a in args))
+    for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
+        assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
+        assert mine.stride() == theirs.stride() or not leaves
+
+
+def test_a_broadcast_is_not_copied() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy.expand(24, 40)
+        return x - product.sum(1, keepdim=True), product.sum(0)
+
+    graph = traced(function, ((24, 40), f32), ((24, 1), f32))
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"fused_regions": 1} and aten.clone.default not in targets(graph)
+
+
+def test_all_across_memory_is_left_alone() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        return dy - (x * dy).sum(1, keepdim=True), (x * dy).sum(0)
+
+    graph = traced(function, ((24, 40), f32), ((24, 40), f32), transposed=(0, 1))
+    before = snapshot(graph)
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"declined:layout": 1} and snapshot(graph) == before
