@@ -53,7 +53,12 @@ def run(graph: Graph, options: Options) -> None:
                 if isinstance(found, Decline):
                     raise found
                 runner.region = found.name
-                fuse(graph, found, options, runner)
+                try:
+                    fuse(graph, found, options, runner)
+                except Decline:
+                    if found.smaller is None:
+                        raise
+                    fuse(graph, found.smaller, options, runner)
             except Decline as decline:
                 declined(decline)
                 runner.dump("declined.txt", decline)

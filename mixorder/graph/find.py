@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
-from .grow import Growth, Scope, by_position
+from .grow import Scope, by_position, grow
 from .nodes import is_pointwise, is_view, operands, reduced
 from .region import Region
 from .stages import with_stages
@@ -85,7 +85,7 @@ class _Numbered:
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:
-                region = Growth(scope, space, inner, outer).grow(f"region{self.count}")
+                region = grow(scope, space, inner, outer, f"region{self.count}")
                 spoken_for = set(region.nodes)
                 self.count += 1
                 yield region

@@ -10,6 +10,7 @@ Reads the graph around the pair, never writes it. Raises `Decline` where the pai
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Iterable
 
@@ -88,12 +89,8 @@ class Scope:
     def computable(self, node: Node) -> bool:
         """What can be computed above reductions: what is fusible, gathers, and what they put together."""
         if node not in self._computable:
-            self._computable[node] = self.fusible(node) or (
-                is_split(node)
-                and is_gather(node)
-                or self.is_within(node)
-                and (_is_loop(node) or is_gather(node))
-            )
+            one = self.is_within(node) and (_is_loop(node) or is_gather(node))
+            self._computable[node] = self.fusible(node) or one or (is_split(node) and is_gather(node))
         return self._computable[node]
 
     def is_within(self, node: Node) -> bool:
@@ -202,11 +199,26 @@ class Scope:
             raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
 
 
+def grow(scope: Scope, space: Space, inner: list[Node], outer: list[Node], name: str) -> Region:
+    """The region around the reductions, with its gathers; and, if it has any, the one that reads them."""
+    region = Growth(scope, space, inner, outer).grow(name)
+    if not any(map(is_gather, region.nodes)):
+        return region
+    try:
+        smaller = Growth(scope, space, inner, outer, gathers=False).grow(name)
+    except Decline:
+        return region
+    return dataclasses.replace(region, smaller=smaller)
+
+
 class Growth:
     """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
 
-    def __init__(self, scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> None:
+    def __init__(
+        self, scope: Scope, space: Space, inner: list[Node], outer: list[Node], gathers: bool = True
+    ) -> None:
         self.scope = scope
+        self.computable = scope.computable if gathers else scope.fusible
         self.space = space
         self.outer = frozenset(outer)
         reductions = (*inner, *outer)
@@ -318,7 +330,7 @@ class Growth:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
         args = operands(node)
         uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
-        if not uses or node in self.core or not self.scope.computable(node):
+        if not uses or node in self.core or not self.computable(node):
             return False
         if is_gather(node) and not is_readable(node):
             return False
@@ -372,7 +384,7 @@ class Growth:
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
             if node not in self.members:
-                if not self.scope.computable(node) or (waited and not self.scope.recomputed(node)):
+                if not self.computable(node) or (waited and not self.scope.recomputed(node)):
                     continue
                 if is_gather(node) or any(u in moved for u in node.users):
                     if not is_readable(node):

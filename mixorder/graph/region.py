@@ -16,7 +16,8 @@ class Region:
 
     `nodes` are in graph order and closed under what `outputs` need; `outputs` are those whose value somebody
     outside uses. A node of `nodes` that is not an output may have users outside as well: it is cheap, stays
-    in the graph for them, and is computed again in the kernel.
+    in the graph for them, and is computed again in the kernel. `smaller`, if there is one, reads what this
+    region computes with gathers: to fall back on where one kernel cannot hold all of that.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Region:
     outputs: tuple[Node, ...]
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
+    smaller: Region | None = None
 
     @property
     def inputs(self) -> tuple[Node, ...]:

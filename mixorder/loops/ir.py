@@ -17,7 +17,6 @@ from typing import Any
 import sympy
 import torch
 
-
 BOOL = torch.bool
 
 

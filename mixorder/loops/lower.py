@@ -286,16 +286,13 @@ class _Tracer:
 
     def read_twice(self) -> frozenset[_Place]:
         """What is read both everywhere and under a predicate."""
-        return frozenset(
-            place for place, predicate in self._loads if predicate and (place, None) in self._loads
-        )
+        return frozenset(place for place, under in self._loads if under and (place, None) in self._loads)
 
     def is_inside(self, index: Index, shape: Index) -> bool:
         """Whether an index is within `shape` wherever the loops are."""
         ranges = {s: ValueRanges(0, n - 1) for s, n in self._ranges.items() if n.is_number}
-        if not all(n.is_number for n in shape) or not {s for i in index for s in i.free_symbols} <= set(
-            ranges
-        ):
+        symbols = frozenset().union(*(i.free_symbols for i in index))
+        if not symbols <= ranges.keys() or not all(n.is_number for n in shape):
             return False
         bounds = [bound_sympy(i, ranges) for i in index]
         return all(b.lower >= 0 and b.upper < n for b, n in zip(bounds, shape, strict=True))
@@ -311,9 +308,10 @@ class _Tracer:
         self._predicate = outer
 
     def check_symbols(self, expr: sympy.Expr) -> None:
-        """Raise `Decline` for an index over more than the loops, and sizes of tensors that the kernels see."""
-        known = {symbol for symbol, _ in self.hints()} if expr.free_symbols - self._ranges.keys() else set()
-        if unknown := expr.free_symbols - self._ranges.keys() - known:
+        """Raise `Decline` for an index over more than the loops and sizes of tensors of the region."""
+        unknown = expr.free_symbols - self._ranges.keys()
+        unknown -= {symbol for symbol, _ in self.hints()} if unknown else set()
+        if unknown:
             detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
             raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.current)
 
