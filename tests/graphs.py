@@ -210,6 +210,22 @@ def rms_norm_backward(
     return traced(function, full, full, ((rows, 1), f32), ((cols,), weight_dtype or dtype))
 
 
+def rope_backward(batch: int, tokens: int, heads: int, dim: int, dtype: torch.dtype = bf16) -> Graph:
+    """The backward of Q's RMSNorm and the rotary embedding behind it: (b, h, t, d) in, (b, t, h, d) out."""
+    moved, half = (batch, heads, tokens, dim), dim // 2
+
+    def function(dy: Any, x: Any, rstd: Any, w: Any, cos: Any, sin: Any) -> Any:
+        rotated = dy * sin
+        first = torch.ops.aten.slice_backward(-rotated[..., :half], moved, 3, half, 2**63 - 1, 1)
+        second = torch.ops.aten.slice_backward(rotated[..., half:], moved, 3, 0, half, 1)
+        dy = (dy * cos + first + second).permute(0, 2, 1, 3)
+        return torch.ops.aten._fused_rms_norm_backward(dy, x, [dim], rstd, w, [True, True])
+
+    full, table = (batch, tokens, heads, dim), ((tokens, dim), dtype)
+    specs = [(moved, dtype), (full, dtype), ((*full[:3], 1), f32), ((dim,), dtype), table, table]
+    return traced(function, *specs)
+
+
 def pair(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest region: one inner reduction, one outer, and a result of each side."""
     product = x * dy

@@ -152,6 +152,7 @@ class _Writer:
         self.program = program
         self.nest = nest
         self.dims = dims
+        self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
         kept = program.axis(AxisClass.KEPT)
@@ -249,10 +250,12 @@ class _Writer:
     def read_once(self, stmt: Load) -> bool:
         """Full tiles are streamed: evicting them first keeps the small tensors in cache.
 
-        What a gather reads a second time, at another place of the row, should be in cache as well.
+        What a gather reads a second time, at another place of the row, should be in cache as well, and so
+        should a table that many rows share.
         """
         reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
-        return len(self.symbols(stmt.index)) == 2 and reads == 1
+        full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
+        return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
