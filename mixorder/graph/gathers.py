@@ -61,7 +61,7 @@ def is_gather(node: Node) -> bool:
 
 def is_readable(node: Node) -> bool:
     """Whether a region can read all that a node computes with: by rows, and in a dtype that is taken."""
-    return all(is_readable(a) if is_split(a) else _reads_by_rows(a) for a in operands(node))
+    return all(is_readable(a) if is_gather_view(a) else _reads_by_rows(a) for a in operands(node))
 
 
 def _reads_by_rows(node: Node) -> bool:

@@ -252,6 +252,10 @@ class Growth:
                 lost[0].name,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer)
+        if not region.inputs:
+            raise Decline(
+                DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
+            )
         for node in region.inputs:
             self.scope.check(node)
         return region
