@@ -20,7 +20,7 @@ from torch.fx import Graph
 from .codegen.kernel import generate
 from .errors import Decline, MixorderError, TooWide
 from .graph import legality
-from .graph.cut import parts
+from .graph.cut import parts, without_gathers
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
 from .graph.region import Region
@@ -78,7 +78,12 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
     """
     step, show = runner.step, runner.dump
     show("fx.txt", graph)
-    plan = fit(region, options, runner)
+    try:
+        plan = fit(region, options, runner)
+    except Decline:
+        if (plain := step("cut", without_gathers, region)) is None:
+            raise
+        plan = fit(plain, options, runner)
     region, loops, schedule = plan.region, plan.loops, plan.schedule
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
     kernels = step("codegen", generate, loops, schedule, step("label", label, region))

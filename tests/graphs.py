@@ -215,6 +215,22 @@ def rms_norm_backward(
     return traced(function, full, full, ((rows, 1), f32), ((cols,), weight_dtype or dtype))
 
 
+def rope_backward(batch: int, tokens: int, heads: int, dim: int, dtype: torch.dtype = bf16) -> Graph:
+    """The backward of Q's RMSNorm and the rotary embedding behind it: (b, h, t, d) in, (b, t, h, d) out."""
+    moved, half = (batch, heads, tokens, dim), dim // 2
+
+    def function(dy: Any, x: Any, rstd: Any, w: Any, cos: Any, sin: Any) -> Any:
+        rotated = dy * sin
+        first = torch.ops.aten.slice_backward(-rotated[..., :half], moved, 3, half, 2**63 - 1, 1)
+        second = torch.ops.aten.slice_backward(rotated[..., half:], moved, 3, 0, half, 1)
+        dy = (dy * cos + first + second).permute(0, 2, 1, 3)
+        return torch.ops.aten._fused_rms_norm_backward(dy, x, [dim], rstd, w, [True, True])
+
+    full, table = (batch, tokens, heads, dim), ((tokens, dim), dtype)
+    specs = [(moved, dtype), (full, dtype), ((*full[:3], 1), f32), ((dim,), dtype), table, table]
+    return traced(function, *specs)
+
+
 def pair(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest region: one inner reduction, one outer, and a result of each side."""
     product = x * dy
@@ -330,6 +346,8 @@ _STEPS = (
     *("mul", "mul_row", "mul_row", "mul_col", "sub", "add") * 2,
     *("tanh", "exp", "where", "matmul", "cumsum", "views"),
     *("row_max", "col_max", "col_scale", "row_scale"),
+    *("pad_rows", "pad_cols", "scatter_rows", "scatter_cols", "select_row", "cat_rows", "cat_cols"),
+    *("rotate", "split", "permute"),
 )
 
 
@@ -373,4 +391,26 @@ def _apply(
             return torch.where(p > q, p, q * 0.5), full
         case "exp":
             return torch.exp(-p * p), full
+        case "pad_rows":
+            return F.pad(torch.tanh(p[1:-2]), (0, 0, 2, 1), value=0.5) + q, full
+        case "pad_cols":
+            return F.pad(p[:, 3:] * q[:, :-3], (1, 2)) * r, full
+        case "scatter_rows":
+            return torch.slice_scatter(torch.zeros_like(p), torch.sin(p[:-1]), 0, 1) + q, full
+        case "scatter_cols":
+            return torch.slice_scatter(q * 0.5, p[:, :-4] * c[4:], 1, 2, -2), full
+        case "select_row":
+            return torch.select_scatter(torch.zeros_like(p), torch.cos(p[2]) * c, 0, rows - 1) + q, full
+        case "cat_rows":
+            return torch.cat([p[:3] * c, torch.tanh(q[3:-2]), p[-2:]]), full
+        case "cat_cols":
+            return torch.cat([p[:, 5:] * r, torch.tanh(q[:, :5])], 1), full
+        case "rotate":
+            return p * c + torch.cat([-p[:, cols // 2 :], p[:, : cols // 2]], 1) * r, full
+        case "split":
+            a, b = (p * c).split(cols // 2, 1)
+            return torch.cat([a * torch.sigmoid(b), b], 1), full
+        case "permute":
+            moved = torch.tanh(p).reshape(2, rows // 2, cols).permute(1, 0, 2).contiguous()
+            return torch.sin(moved).reshape(rows, cols) + q, full
     raise AssertionError(step)

@@ -152,13 +152,14 @@ class _Writer:
         self.program = program
         self.nest = nest
         self.dims = dims
+        self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
         kept = program.axis(AxisClass.KEPT)
         self.kept_symbol = None if kept is None else kept.symbol
         self.kept = 1 if kept is None else int(kept.size)
         self.code = IndentedBuffer()
-        self.ops = OpPrinter(self.code)
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
@@ -215,8 +216,11 @@ class _Writer:
 
     def load(self, stmt: Load) -> None:
         buffer = self.program.buffer(stmt.buffer)
-        symbols = self.symbols(stmt.index)
-        mask = self.mask(symbols)
+        symbols, varies = self.symbols(stmt.index), self.deps[stmt.name]
+        mask = self.mask(varies)
+        if stmt.predicate is not None:
+            predicate = self.predicate(stmt.predicate.name)
+            mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
         pointer = f"{_pointer(stmt.buffer)} + ({texpr(stmt.index)})"
@@ -224,18 +228,34 @@ class _Writer:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
             pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
+        elif stmt.predicate is not None and (not symbols or varies - symbols):
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
         text = f"tl.load({pointer}{masked}{evict})"
         if buffer.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.ops.define(text, stmt.dtype, stmt.name)
+
+    def predicate(self, name: str) -> str:
+        """A bool value as part of a mask: with both dims of the tile, which a constant has not."""
+        value = str(self.ops.variables[name])
+        return value if self.deps[name] else f"(tl.full([1, 1], True, tl.int1) & {value})"
+
+    def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
+        return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
 
     @property
     def tile_shape(self) -> str:
         return ", ".join(d.block for d in self.dims)
 
     def read_once(self, stmt: Load) -> bool:
-        """Full tiles are streamed: evicting them first keeps the small tensors in cache."""
-        return len(self.symbols(stmt.index)) == 2
+        """Full tiles are streamed: evicting them first keeps the small tensors in cache.
+
+        What a gather reads a second time, at another place of the row, should be in cache as well, and so
+        should a table that many rows share.
+        """
+        reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
+        full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
+        return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
@@ -293,8 +313,7 @@ class _Writer:
         masked = f", {mask}" if mask else ""
         pointer = f"{_pointer(buffer)} + ({texpr(index)})"
         if not symbols or symbols - self.symbols(index):
-            shape = ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
-            pointer = f"tl.broadcast_to({pointer}, [{shape}])"
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
 
     def dtype(self, stmt: PartialAccumulate) -> torch.dtype:

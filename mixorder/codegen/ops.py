@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch._inductor.codegen.common import CSEVariable
 from torch._inductor.codegen.triton import TritonOverrides, texpr, triton_compute_type
@@ -17,9 +18,11 @@ from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.utils import IndentedBuffer
 from torch._inductor.virtualized import OpsValue, V
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..loops.ir import Compute, Ref
+
+_INT32_LIMIT = 2**31
 
 
 @contextlib.contextmanager
@@ -34,8 +37,9 @@ def printing_triton() -> Iterator[None]:
 class OpPrinter(DefaultHandler):
     """One kernel's variables. `code` is where the next line goes; the kernel writer moves it along."""
 
-    def __init__(self, code: IndentedBuffer) -> None:
+    def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
         self.code = code
+        self.loops = loops
         self.variables: dict[str, CSEVariable] = {}
         self._printer = TritonOverrides()
         self._dtypes = DtypePropagationOpsHandler()
@@ -81,10 +85,22 @@ class OpPrinter(DefaultHandler):
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> CSEVariable:
         if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
-            return self.define(f"tl.full([], {texpr(args[0])}, {triton_compute_type(dtype)})", dtype)
+            return self.define(self._index(args[0], triton_compute_type(dtype)), dtype)
         text = getattr(self._printer, op)(*args, **kwargs)
         text = text.value if isinstance(text, OpsValue) else text
         return text if isinstance(text, CSEVariable) else self.define(text, dtype)
+
+    def _index(self, expr: sympy.Expr, dtype: str) -> str:
+        """An index or a size as a value; in 64 bits where some part of it may need them."""
+        if not expr.free_symbols & self.loops.keys():
+            return f"tl.full([], {texpr(expr)}, {dtype})"
+        ranges = {s: ValueRanges(0, n - 1) for s, n in self.loops.items() if n.is_number}
+        parts = [e for e in sympy.preorder_traversal(expr) if isinstance(e, sympy.Expr)]
+        bounds = [bound_sympy(e, ranges) for e in parts] if expr.free_symbols <= ranges.keys() else []
+        if not bounds or any(b.lower < -_INT32_LIMIT or b.upper >= _INT32_LIMIT for b in bounds):
+            wide = {s: sympy.Symbol(f"{s}.to(tl.int64)", integer=True, nonnegative=True) for s in self.loops}
+            expr = expr.xreplace(wide)
+        return f"({texpr(expr)}).to({dtype})"
 
     def _resolve(self, arg: Any) -> Any:
         return self.variables[arg.name] if isinstance(arg, Ref) else arg

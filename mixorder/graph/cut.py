@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ..errors import Decline
+from .gathers import is_gather
 from .grow import grow
 from .nodes import operands
 from .region import Region, Seed
@@ -38,6 +39,13 @@ def parts(region: Region) -> list[Region]:
             if part is not None and set(part.nodes) < set(region.nodes):
                 found.append(part)
     return found
+
+
+def without_gathers(region: Region) -> Region | None:
+    """The region that reads what this one computes with gathers; None if it has none."""
+    gathers = frozenset(filter(is_gather, region.nodes))
+    seed = region.seed
+    return _grown(dataclasses.replace(seed, without=seed.without | gathers), region.name) if gathers else None
 
 
 def _behind_inner(region: Region) -> Iterator[Node]:

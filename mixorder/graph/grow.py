@@ -13,13 +13,25 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator
 
+import sympy
 import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import ANY, AxisClass
 from .axes import Size, fits, product, ratio
-from .nodes import DTYPES, fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
+from .gathers import is_gather, is_gather_view, is_readable, is_split
+from .nodes import (
+    DTYPES,
+    fake,
+    is_constant,
+    is_pointwise,
+    is_view,
+    operands,
+    reduced,
+    reduction_kind,
+    shape_of,
+)
 from .region import Region, Seed
 
 
@@ -32,6 +44,19 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=position)
 
 
+SMALL = 8  # how many times a tensor goes into the space that is made again rather than written
+
+
+def _is_loop(node: Node) -> bool:
+    return is_pointwise(node) or is_view(node) or is_constant(node)
+
+
+def _bytes(node: Node) -> Size:
+    val, shape = fake(node), shape_of(node)
+    assert val is not None and shape is not None
+    return product((*shape, val.dtype.itemsize))
+
+
 class Scope:
     """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
 
@@ -41,6 +66,7 @@ class Scope:
         self.outer: set[Node] = set()
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
+        self._computable: dict[Node, bool] = {}
         self._level: dict[Node, int] = {}
 
     def is_full(self, node: Node) -> bool:
@@ -56,8 +82,27 @@ class Scope:
     def fusible(self, node: Node) -> bool:
         """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
         if node not in self._fusible:
-            self._fusible[node] = self.share(node) != 0 and (is_pointwise(node) or is_view(node))
+            self._fusible[node] = self.share(node) != 0 and _is_loop(node)
         return self._fusible[node]
+
+    def computable(self, node: Node) -> bool:
+        """What can be computed above reductions: what is fusible, gathers, and what they put together."""
+        if node not in self._computable:
+            one = self.is_within(node) and (_is_loop(node) or is_gather(node))
+            self._computable[node] = self.fusible(node) or one or (is_split(node) and is_gather(node))
+        return self._computable[node]
+
+    def is_within(self, node: Node) -> bool:
+        """Whether a tensor has at least one element, and at most as many as the space."""
+        shape = shape_of(node)
+        if shape is None or not (size := product(shape)):
+            return False
+        return self.is_at_most(size, self.numel)
+
+    @staticmethod
+    def is_at_most(size: Size, other: Size) -> bool:
+        """Whether a size is, for all values of its symbols."""
+        return bool(sympy.expand(sympy.sympify(other) - size).is_nonnegative)
 
     def is_broadcast(self, node: Node) -> bool:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
@@ -130,11 +175,14 @@ class Scope:
 
     def recomputed(self, node: Node) -> bool:
         """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
-        if is_view(node) or not self.is_full(node):
+        if is_view(node) or is_gather_view(node) or self.is_small(node):
             return True
-        reads = [a for a in operands(node) if self.is_full(a)]
-        sizes = [fake(n).dtype.itemsize for n in (node, *reads)]  # type: ignore[union-attr]
-        return sum(sizes[1:]) <= sizes[0]
+        reads = (a for a in operands(node) if not self.is_small(a) and not is_constant(a))
+        return self.is_at_most(sum(map(_bytes, reads)), _bytes(node))
+
+    def is_small(self, node: Node) -> bool:
+        """A vector or scalar beside the space."""
+        return self.is_at_most(SMALL * product(shape_of(node) or ()), self.numel)
 
     def check(self, node: Node) -> None:
         """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
@@ -196,6 +244,10 @@ class _Growth:
                 lost[0].name if lost else None,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
+        if not region.inputs:
+            raise Decline(
+                DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
+            )
         for node in region.inputs:
             self.scope.check(node)
         return region
@@ -276,7 +328,9 @@ class _Growth:
         """Set aside a fusible node that uses a member which its users outside cannot recompute."""
         args = operands(node)
         uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
-        if not uses or node in self.core or node in self.without or not self.scope.fusible(node):
+        if not uses or node in self.core or node in self.without or not self.scope.computable(node):
+            return False
+        if is_gather(node) and not is_readable(node):
             return False
         if any(self.members.get(a, False) for a in args):
             return False
@@ -315,8 +369,11 @@ class _Growth:
     def pull_operands(self) -> None:
         """Add what only the sweep's finds need: producers that nobody else uses, or that can be recomputed.
 
-        No user outside waits for such a node, so it cannot close a cycle.
+        No user outside waits for such a node, so it cannot close a cycle. Gathers come in here: none has a
+        reduction of the region above it, which it would read at another row's place, since what depends on
+        one is no operand of a member that did not depend on it already.
         """
+        moved: set[Node] = set()  # gathers, and what lies above them
         staying: set[Node] = set()  # members that remain in the graph for somebody outside
         todo = {*self.members, *(a for n in self.members for a in operands(n))}
         while todo:
@@ -325,13 +382,17 @@ class _Growth:
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
             if node not in self.members:
-                if node in self.without or not self.scope.fusible(node):
+                if node in self.without or not self.scope.computable(node):
                     continue
                 if waited and not self.scope.recomputed(node):
                     continue
+                if is_gather(node) or any(u in moved for u in node.users):
+                    if not is_readable(node):
+                        continue
+                    moved.add(node)
                 self.members[node] = False
                 self.note_copy(node)
-            if waited and (is_view(node) or node in self.copied):
+            if waited and self.stays(node):
                 staying.add(node)
             todo.update(a for a in operands(node) if a not in self.members)
 
@@ -344,7 +405,7 @@ class _Growth:
         for node in reversed(tuple(self.members)):
             if node in self.core or not self.members[node] or not self.scope.is_full(node) or is_view(node):
                 continue
-            if not all(_is_loop(user) for user in _users_behind_views(node)) or self.feeds_member(node):
+            if not all(map(_takes_operands, _users_behind_views(node))) or self.feeds_member(node):
                 continue
             reads = [a for a in operands(node) if self.scope.is_full(a)]
             outputs = self.outputs()
@@ -352,7 +413,7 @@ class _Growth:
             only_here = [
                 a for a in reads if a not in self.members and not self.feeds_member(a, other_than=node)
             ]
-            if _bytes(*reads, *unwritten) < _bytes(node, node, *only_here):
+            if _item_bytes(*reads, *unwritten) < _item_bytes(node, node, *only_here):
                 del self.members[node]
 
     def feeds_member(self, node: Node, other_than: Node | None = None) -> bool:
@@ -365,11 +426,18 @@ class _Growth:
         for node in reversed(self.members):
             if all(u in self.members and u not in staying for u in node.users):
                 continue
-            if is_view(node) or node in self.copied:
+            if self.stays(node):
                 staying.add(node)
             else:
                 outputs.append(node)
         return outputs[::-1]
+
+    def stays(self, node: Node) -> bool:
+        """Whether users outside keep a member: a view, one that they make again, or of a size not stored."""
+        if is_view(node) or is_gather_view(node) or node in self.copied:
+            return True
+        stored = (self.space.numel, self.result_size(AxisClass.COLUMN))
+        return not self.members[node] and product(shape_of(node) or ()) not in stored
 
     def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
         """The members that the outputs need, in graph order."""
@@ -388,11 +456,11 @@ def _users_behind_views(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _is_loop(node: Node) -> bool:
+def _takes_operands(node: Node) -> bool:
     """Whether Inductor computes a node in a loop of its own making, operands and all."""
     return is_pointwise(node) or torch.Tag.reduction in getattr(node.target, "tags", ())
 
 
-def _bytes(*nodes: Node) -> int:
+def _item_bytes(*nodes: Node) -> int:
     """Bytes of full-size tensors, per element of the space."""
     return sum(fake(n).dtype.itemsize for n in nodes)  # type: ignore[union-attr]

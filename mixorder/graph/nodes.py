@@ -41,6 +41,8 @@ VIEWS = frozenset(
     }
 )
 
+CONSTANTS = frozenset({aten.full.default, prims.iota.default})
+
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -99,6 +101,11 @@ def _is_pointwise_target(target: object) -> bool:
 
 def is_view(node: Node) -> bool:
     return node.op == "call_function" and node.target in VIEWS
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a tensor is made of numbers alone, so that a kernel need not read it."""
+    return node.op == "call_function" and node.target in CONSTANTS and not operands(node)
 
 
 def is_pointwise(node: Node) -> bool:

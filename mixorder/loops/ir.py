@@ -17,6 +17,8 @@ from typing import Any
 import sympy
 import torch
 
+BOOL = torch.bool
+
 
 class AxisClass(enum.Enum):
     """Who reduces an axis of the shared iteration space (`SPLIT` exists only after the outer split)."""
@@ -88,15 +90,20 @@ ANY = ReductionKind("any", "logical_or", False)
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`."""
+    """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
+
+    Where the bool value `predicate` is false nothing is read, and the index may be out of range.
+    """
 
     name: str
     buffer: str
     index: sympy.Expr
     dtype: torch.dtype
+    predicate: Ref | None = None
 
     def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = load {self.buffer}[{self.index}]"
+        condition = "" if self.predicate is None else f" if {self.predicate}"
+        return f"%{self.name}: {short_dtype(self.dtype)} = load {self.buffer}[{self.index}]{condition}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +186,10 @@ def operands(stmt: Statement) -> Iterator[str]:
         for arg in (*stmt.args, *(v for _, v in stmt.kwargs)):
             if isinstance(arg, Ref):
                 yield arg.name
-    elif isinstance(stmt, Reduce | PartialAccumulate | Store):
+    elif isinstance(stmt, Load):
+        if stmt.predicate is not None:
+            yield stmt.predicate.name
+    else:
         yield stmt.value.name
 
 
@@ -204,11 +214,9 @@ class Nest:
         symbols = {axis.symbol for axis in self.loops}
         deps: dict[str, frozenset[sympy.Symbol]] = {}
         for stmt in self.statements:
-            if isinstance(stmt, Load):
-                deps[stmt.name] = frozenset(stmt.index.free_symbols & symbols)
-            elif isinstance(stmt, Compute | Reduce):
+            if isinstance(stmt, Load | Compute | Reduce):
                 own: frozenset[sympy.Symbol] = frozenset().union(
-                    *(deps[n] for n in operands(stmt)), _index_symbols(stmt) & symbols
+                    *(deps[n] for n in operands(stmt)), index_symbols(stmt) & symbols
                 )
                 deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
         return deps
@@ -246,14 +254,9 @@ class LoopProgram:
 
     def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
         """The symbolic sizes that one nest needs: in its extents, its indices, and as numbers."""
-        exprs = [axis.size for axis in nest.loops]
-        for stmt in nest.statements:
-            if isinstance(stmt, Compute):
-                exprs += [arg for arg in stmt.args if isinstance(arg, sympy.Expr)]
-            elif not isinstance(stmt, Reduce):
-                exprs.append(stmt.index)
-        hinted = dict(self.hints)
-        return tuple(sorted({s for expr in exprs for s in expr.free_symbols if s in hinted}, key=str))
+        found = {s for axis in nest.loops for s in axis.size.free_symbols}
+        found.update(*map(index_symbols, nest.statements))
+        return tuple(sorted(found & dict(self.hints).keys(), key=str))
 
     def hint(self, expr: sympy.Expr) -> int:
         return int(expr.xreplace(dict(self.hints)))
@@ -301,10 +304,12 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
     return (*reversed(kept), *roots)
 
 
-def _index_symbols(stmt: Compute | Reduce) -> set[sympy.Symbol]:
+def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
+    """The symbols in a statement's own index expressions."""
     if isinstance(stmt, Reduce):
         return set()
-    return {s for arg in stmt.args if isinstance(arg, sympy.Expr) for s in arg.free_symbols}
+    exprs = stmt.args if isinstance(stmt, Compute) else (stmt.index,)
+    return {s for expr in exprs if isinstance(expr, sympy.Expr) for s in expr.free_symbols}
 
 
 def _show(value: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -23,14 +23,17 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.utils import upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V, ops
-from torch._prims_common import make_contiguous_strides_for
+from torch._prims_common import dtype_to_type, make_contiguous_strides_for
 from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
 from ..graph.axes import Size, Space, product, ratio
+from ..graph.gathers import is_piece
 from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind, shape_of, size_of
 from ..graph.region import Region
+from . import gathers
 from .ir import (
     Axis,
     AxisClass,
@@ -45,9 +48,12 @@ from .ir import (
     Statement,
     Store,
     closure,
+    index_symbols,
+    operands,
 )
 
 Index = tuple[sympy.Expr, ...]
+_Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
 
 def lower(region: Region) -> LoopProgram:
@@ -55,12 +61,18 @@ def lower(region: Region) -> LoopProgram:
     loops = {axis.kind: axis for axis in _axes(region.space)}
     kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
+    column_side = region.column_side()
     with _lowering_context(region):
-        tracer = _Tracer(region, loops)
-        column_side = region.column_side()
-        stores: dict[bool, list[Store]] = {False: [], True: []}
-        for i, node in enumerate(region.outputs):
-            stores[node in column_side].append(tracer.store(f"out{i}", node))
+        everywhere: frozenset[_Place] = frozenset()
+        while True:
+            tracer = _Tracer(region, loops, everywhere)
+            stores: dict[bool, list[Store]] = {False: [], True: []}
+            for i, node in enumerate(region.outputs):
+                stores[node in column_side].append(tracer.store(f"out{i}", node))
+            twice = tracer.read_twice()
+            if not twice:
+                break
+            everywhere |= twice  # once more, with one load for both
         hints = tracer.hints()
     # A common axis is reduced with the rows, so it stays inside them.
     outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
@@ -90,7 +102,7 @@ def _axes(space: Space) -> list[Axis]:
 @contextlib.contextmanager
 def _lowering_context(region: Region) -> Iterator[None]:
     """Inductor's lowerings ask `V.graph` for size variables and the device."""
-    fake_mode = fake(region.nodes[0]).fake_mode  # type: ignore[union-attr]
+    fake_mode = fake(region.outer[0]).fake_mode  # type: ignore[union-attr]
     nothing = torch.fx.Graph()
     nothing.output(())
     empty = torch.fx.GraphModule({}, nothing)
@@ -99,7 +111,7 @@ def _lowering_context(region: Region) -> Iterator[None]:
     with (
         V.set_graph_handler(graph),
         V.set_fake_mode(fake_mode),
-        graph.set_current_device(_gpu(fake(region.nodes[0]).device)),  # type: ignore[union-attr]
+        graph.set_current_device(_gpu(fake(region.outer[0]).device)),  # type: ignore[union-attr]
     ):
         yield
 
@@ -145,16 +157,24 @@ class _Recorder(DefaultHandler):
         return self._default("to_dtype", (x, dtype), kwargs)
 
     def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
-        unknown = expr.free_symbols - {symbol for symbol, _ in self.tracer.hints()}
-        if unknown:
-            detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
-            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.tracer.current)
+        expr = self.tracer.simplify(sympy.sympify(expr))
+        self.tracer.check_symbols(expr)
         return self._default("index_expr", (expr, dtype), {})
+
+    value_expr = index_expr
+
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        """`body()` where `mask` is true, else `other`: every load that it traces depends on the mask."""
+        mask = _unwrap(mask)
+        with self.tracer.where(mask):
+            value = _unwrap(body())
+        fill = _unwrap(self.constant(dtype_to_type(value.dtype)(other), value.dtype))
+        return self._default("where", (mask, value, fill), {})
 
     def load(self, name: str, index: sympy.Expr) -> Any:
         raise Decline(DeclineReason.UNSUPPORTED_OP, f"load of {name}", self.tracer.current)
 
-    store = store_reduction = reduction = scan = sort = indirect_indexing = masked = load  # type: ignore[assignment]
+    store = store_reduction = reduction = scan = sort = indirect_indexing = load  # type: ignore[assignment]
     bucketize = partial_accumulate = check_bounds = load_seed = load  # type: ignore[assignment]
 
 
@@ -167,7 +187,9 @@ def _operand(arg: Any) -> Any:
 class _Tracer:
     """Evaluates region nodes at symbolic indices, on demand, and collects the statements."""
 
-    def __init__(self, region: Region, loops: dict[AxisClass, Axis]) -> None:
+    def __init__(
+        self, region: Region, loops: dict[AxisClass, Axis], everywhere: frozenset[_Place] = frozenset()
+    ) -> None:
         self.region = region
         self.loops = loops
         self.place = _place(region.space, loops)
@@ -175,8 +197,13 @@ class _Tracer:
         self.current: str | None = None
         self._members = frozenset(region.nodes)
         self._inputs = {node: f"in{i}" for i, node in enumerate(region.inputs)}
-        self._values: dict[tuple[Node, Index], _Traced] = {}
+        self._everywhere = everywhere  # places that are read whatever the predicate
+        self._predicate: _Traced | None = None
+        self._loads: dict[tuple[_Place, str | None], _Traced] = {}
+        self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # that a value depends on
+        self._values: dict[tuple[Node, Index, str | None], _Traced] = {}
         self._boxes: dict[Node, inductor_ir.TensorBox] = {}
+        self._pieces: dict[Node, list[inductor_ir.TensorBox]] = {}
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], _Traced] = {}
         self._recorder = _Recorder(self)
@@ -225,7 +252,7 @@ class _Tracer:
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the two axes' symbols."""
         index = tuple(self.simplify(sympy.sympify(i)) for i in index)
-        key = (node, index)
+        key = (node, index, None if self._predicate is None else self._predicate.name)
         if key not in self._values:
             outer, self.current = self.current, node.name
             if node in self._inputs:
@@ -242,10 +269,59 @@ class _Tracer:
     def load(self, node: Node, index: Index) -> _Traced:
         val = fake(node)
         assert val is not None
-        name = self.fresh(node.name)
-        dtype = upcast_compute_type(val.dtype)
-        self.body.append(Load(name, self._inputs[node], self.offset(index, self.strides(node)), dtype))
-        return _Traced(name, dtype)
+        place = (self._inputs[node], self.offset(index, self.strides(node)))
+        self.check_symbols(place[1])
+        predicate = self._predicate
+        if predicate is not None and place in self._everywhere:
+            predicate = None
+        if predicate is not None and not self._symbols[predicate.name] <= place[1].free_symbols:
+            # A vector is not worth a tile of its own, if all of it may be read.
+            predicate = None if self.is_inside(index, _exprs(val.shape)) else predicate
+        key = (place, None if predicate is None else predicate.name)
+        if key not in self._loads:
+            dtype = upcast_compute_type(val.dtype)
+            condition = None if predicate is None else Ref(predicate.name)
+            self._loads[key] = self.append(Load(self.fresh(node.name), *place, dtype, condition))
+        return self._loads[key]
+
+    def read_twice(self) -> frozenset[_Place]:
+        """What is read both everywhere and under a predicate."""
+        return frozenset(place for place, under in self._loads if under and (place, None) in self._loads)
+
+    def is_inside(self, index: Index, shape: Index) -> bool:
+        """Whether an index is within `shape` wherever the loops are."""
+        ranges = {s: ValueRanges(0, n - 1) for s, n in self._ranges.items() if n.is_number}
+        symbols = frozenset().union(*(i.free_symbols for i in index))
+        if not symbols <= ranges.keys() or not all(n.is_number for n in shape):
+            return False
+        bounds = [bound_sympy(i, ranges) for i in index]
+        return all(b.lower >= 0 and b.upper < n for b, n in zip(bounds, shape, strict=True))
+
+    @contextlib.contextmanager
+    def where(self, mask: _Traced) -> Iterator[None]:
+        """Loads traced inside are for the elements at which `mask` is true, beside what is asked already."""
+        outer = self._predicate
+        if outer is not None and outer.name != mask.name:
+            mask = self.compute("and_", (Ref(outer.name), Ref(mask.name)), {}, torch.bool)
+        self._predicate = mask
+        yield
+        self._predicate = outer
+
+    def check_symbols(self, expr: sympy.Expr) -> None:
+        """Raise `Decline` for an index over more than the loops and sizes of tensors of the region."""
+        unknown = expr.free_symbols - self._ranges.keys()
+        unknown -= {symbol for symbol, _ in self.hints()} if unknown else set()
+        if unknown:
+            detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.current)
+
+    def append(self, stmt: Load | Compute | Reduce) -> _Traced:
+        self.body.append(stmt)
+        own = index_symbols(stmt) & self._ranges.keys()
+        reduced = stmt.axes if isinstance(stmt, Reduce) else ()
+        symbols = frozenset(own).union(*(self._symbols[name] for name in operands(stmt)))
+        self._symbols[stmt.name] = symbols - frozenset(reduced)
+        return _Traced(stmt.name, stmt.dtype)
 
     def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
         """As the graph states them, or contiguous ones."""
@@ -265,12 +341,11 @@ class _Tracer:
         asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
         if kept != asked:
             raise Decline(DeclineReason.AXIS_CLASS, "a reduction is read at another row's place", node.name)
+        predicate, self._predicate = self._predicate, None  # a reduction takes all of its elements
         value = self.value(source, full)
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
         symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
-        name = self.fresh(node.name)
-        self.body.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
-        traced = _Traced(name, value.dtype)
+        traced = self.append(Reduce(self.fresh(node.name), kind, Ref(value.name), symbols, value.dtype))
         if node.target is torch.ops.aten.mean.dim:
             count = product(shape[d] for d in dims)
             with V.set_ops_handler(self._recorder):
@@ -280,6 +355,7 @@ class _Tracer:
                     else ops.index_expr(count, value.dtype)
                 )
                 traced = _unwrap(ops.truediv(OpsValue(traced), divisor))
+        self._predicate = predicate
         return traced
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
@@ -287,8 +363,7 @@ class _Tracer:
         key = (op, tuple((type(a), a) for a in args), kwargs_key)
         if key not in self._computed:
             name = self.fresh(self.current or op)
-            self.body.append(Compute(name, op, args, kwargs_key, dtype))
-            self._computed[key] = _Traced(name, dtype)
+            self._computed[key] = self.append(Compute(name, op, args, kwargs_key, dtype))
         return self._computed[key]
 
     def box(self, node: Node) -> inductor_ir.TensorBox:
@@ -299,8 +374,11 @@ class _Tracer:
                 val = arg.meta["val"]
                 return sympy.sympify(size_of(val)) if isinstance(val, torch.SymInt) else self.leaf(arg)
 
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
-            result = lowerings[node.target](*args, **kwargs)  # type: ignore[index]
+            if is_piece(node):
+                whole, i = node.args
+                result = self.pieces(whole, operand)[i]  # type: ignore[arg-type,index]
+            else:
+                result = _lowered(node, operand)
             if not isinstance(result, inductor_ir.TensorBox) or not _is_loop(result):
                 raise Decline(
                     DeclineReason.UNSUPPORTED_OP,
@@ -309,6 +387,11 @@ class _Tracer:
                 )
             self._boxes[node] = result
         return self._boxes[node]
+
+    def pieces(self, split: Node, operand: Callable[[Node], Any]) -> list[inductor_ir.TensorBox]:
+        if split not in self._pieces:
+            self._pieces[split] = _lowered(split, operand)
+        return self._pieces[split]
 
     def leaf(self, node: Node) -> inductor_ir.TensorBox:
         val = fake(node)
@@ -352,6 +435,12 @@ class _Tracer:
             candidate = f"{name}.{i}"
         self._names.add(candidate)
         return candidate
+
+
+def _lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
+    lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
+    return lowering(*args, **kwargs)
 
 
 def _unwrap(value: Any) -> _Traced:

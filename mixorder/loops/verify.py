@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 
 from .ir import (
+    BOOL,
     AxisClass,
     BufferRole,
     Compute,
@@ -18,6 +19,7 @@ from .ir import (
     Reduce,
     Store,
     depth_of,
+    index_symbols,
     operands,
 )
 from .split import NUM_SPLITS
@@ -54,15 +56,20 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
     """Static single assignment, and indices over the nest's own loops."""
     symbols = {axis.symbol for axis in nest.loops} | {NUM_SPLITS} | {size for size, _ in program.hints}
     defined: set[str] = set()
+    bools: set[str] = set()
     for stmt in nest.statements:
         for name in operands(stmt):
             _require(name in defined, f"{stmt} uses %{name} before its definition")
         if isinstance(stmt, Load | Store | PartialAccumulate):
             program.buffer(stmt.buffer)
-            _require(stmt.index.free_symbols <= symbols, f"{stmt} leaves the nest's loops")
+        _require(index_symbols(stmt) <= symbols, f"{stmt} leaves the nest's loops")
+        if isinstance(stmt, Load) and stmt.predicate is not None:
+            _require(stmt.predicate.name in bools, f"{stmt} depends on what is no bool")
         if isinstance(stmt, Load | Compute | Reduce):
             _require(stmt.name not in defined, f"%{stmt.name} is defined twice")
             defined.add(stmt.name)
+            if stmt.dtype == BOOL:
+                bools.add(stmt.name)
         if isinstance(stmt, Reduce):
             _require(set(stmt.axes) <= symbols, f"{stmt} reduces a loop that is not there")
 

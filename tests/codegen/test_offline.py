@@ -71,6 +71,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     },
     "layer_fp32": functools.partial(graphs.layer_norm_backward, 8192, 2048, f32),
     "rms_fp16_ragged": functools.partial(graphs.rms_norm_backward, 10007, 1000, f16, f32),
+    "rope": functools.partial(graphs.rope_backward, 4, 4096, 32, 128),
     "chained": functools.partial(chained, 32768, 1024),
 }
 

@@ -9,13 +9,16 @@ import graphs
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from graphs import bf16, f32, find, in_turn, node, output_args, pair, path_through_outside, traced
 from torch import nn
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.graph.axes import Space
+from mixorder.graph.cut import without_gathers
 from mixorder.graph.find import find_regions
+from mixorder.graph.gathers import is_gather
 from mixorder.graph.region import Region
 from mixorder.loops.ir import AxisClass
 
@@ -506,3 +509,150 @@ def test_random_programs_do_have_regions() -> None:
     specs = [((8, 16), f32)] * 2 + [((16, 16), f32)]
     found = [any(isinstance(r, Region) for r in find_regions(traced(p, *specs))) for p in programs]
     assert sum(found) >= 30
+
+
+# Gathers: inside above the reductions, outside below them.
+
+MOVED = ((2, 4, 16), f32)
+
+
+def moved_pair(make: Any) -> Any:
+    """A pair of (2, 4, 16) whose one factor is made by `make` from another tensor."""
+
+    def function(x: Any, z: Any) -> Any:
+        product = x * make(z)
+        return x - product.sum(-1, keepdim=True), product.sum((0, 1))
+
+    return function
+
+
+ABOVE = {
+    "permute": (lambda z: torch.exp(z).permute(1, 0, 2), (4, 2, 16)),
+    "clone": (lambda z: torch.exp(z).permute(1, 0, 2).contiguous(), (4, 2, 16)),
+    "slice": (lambda z: torch.exp(z)[:, 1:], (2, 5, 16)),
+    "slice_of_columns": (lambda z: F.pad(torch.exp(z)[..., 3:], (0, 3)), (2, 4, 16)),
+    "select": (lambda z: torch.exp(z)[:, 1].unsqueeze(1), (2, 4, 16)),
+    "cat": (lambda z: torch.cat([torch.exp(z[:, 1:]), z[:, :1]], 1), (2, 4, 16)),
+    "split": (lambda z: (lambda a, b: torch.cat([b, a], -1))(*torch.exp(z).chunk(2, -1)), (2, 4, 16)),
+    "pad": (lambda z: F.pad(torch.exp(z), (1, 0)), (2, 4, 15)),
+    "slice_scatter": (
+        lambda z: torch.slice_scatter(torch.zeros(2, 4, 16), torch.exp(z), 1, 1, 4),
+        (2, 3, 16),
+    ),
+    "select_scatter": (lambda z: torch.select_scatter(torch.zeros(2, 4, 16), torch.exp(z), 1, -1), (2, 16)),
+}
+
+
+@pytest.mark.parametrize("name", ABOVE)
+def test_a_gather_above_the_reductions_is_inside(name: str) -> None:
+    make, shape = ABOVE[name]
+    graph = traced(moved_pair(make), MOVED, (shape, f32))
+    (region,) = convex(graph)
+    # A slice of more elements than the space has is read as it was written.
+    expected = {"x_1", "exp"} if name == "slice" else {"x_1", "z_1"}
+    assert names(region.inputs) == expected
+    list(convex_in_turn(graph))
+
+
+def test_a_split_is_inside_with_its_pieces_and_goes_with_them() -> None:
+    make, shape = ABOVE["split"]
+    graph = traced(moved_pair(make), MOVED, (shape, f32))
+    assert len(list(convex_in_turn(graph))) == 1
+    left = {n.target for n in graph.nodes if n.op == "call_function"}
+    assert not left & {aten.split.Tensor, aten.cat.default, aten.exp.default}
+
+
+def test_a_split_whose_other_piece_is_needed_outside_stays_for_it() -> None:
+    def function(x: Any, z: Any, m: Any) -> Any:
+        a, b = torch.exp(z).chunk(2, -1)
+        return *moved_pair(lambda _: torch.cat([b, a], -1))(x, z), a @ m
+
+    graph = traced(function, MOVED, MOVED, ((8, 8), f32))
+    (region,) = convex_in_turn(graph)
+    assert not {n.target for n in region.outputs} & {aten.split.Tensor, aten.exp.default}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "shape"),
+    [
+        ("permute", lambda z: torch.exp(z).permute(0, 2, 1), (2, 16, 4)),
+        ("slice", lambda z: torch.exp(z)[..., ::2], (2, 4, 32)),
+        ("select", lambda z: torch.exp(z)[..., 1], (2, 4, 16, 2)),
+    ],
+)
+def test_what_moves_the_last_dim_is_read(name: str, make: Any, shape: tuple[int, ...]) -> None:
+    """Reading through it would go across memory."""
+    (region,) = convex(traced(moved_pair(make), MOVED, (shape, f32)))
+    assert {n.name.split("_")[0] for n in region.inputs} == {"x", name}
+
+
+def test_a_gather_of_what_lies_across_memory_is_read() -> None:
+    def function(x: Any, z: Any) -> Any:
+        return moved_pair(lambda z: torch.cat([z.t()[:, 8:] * 2, z.t()[:, :8]], 1).reshape(2, 4, 16))(x, z)
+
+    (region,) = convex(traced(function, MOVED, ((16, 8), f32)))
+    assert "cat" in names(region.inputs)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 16), (4, 4, 16), (16, 16, 16)])
+def test_a_gather_of_a_reduction_s_result_is_outside(shape: tuple[int, ...]) -> None:
+    """Its rows would be read at another row's place; with as many rows as columns no shape tells."""
+
+    def function(x: Any, z: Any) -> Any:
+        scaled = x * z.sum(-1, keepdim=True)
+        moved = scaled.permute(1, 0, 2).reshape(shape).contiguous()
+        return (moved * z).sum((0, 1)), scaled.sum((0, 1)), moved[:, 1:]
+
+    graph = traced(function, (shape, f32), (shape, f32))
+    for region in convex_in_turn(graph):
+        assert not {n.target for n in region.nodes} & {aten.permute.default, aten.slice.Tensor}
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 16), (4, 4, 16), (16, 16, 16)])
+@pytest.mark.parametrize(
+    "below",
+    [
+        lambda dx: torch.exp(dx.permute(1, 0, 2)),
+        lambda dx: torch.exp(dx[:, 1:]),
+        lambda dx: torch.cat([dx[..., 1:], dx[..., :1]], -1),
+        lambda dx: F.pad(dx, (0, 0, 1, 0)),
+    ],
+)
+def test_a_gather_below_the_reductions_is_outside(below: Any, shape: tuple[int, ...]) -> None:
+    def function(x: Any, z: Any) -> Any:
+        product = x * z
+        dx = x - z * product.sum(-1, keepdim=True)
+        return below(dx), product.sum((0, 1))
+
+    graph = traced(function, (shape, f32), (shape, f32))
+    (region,) = convex(graph)
+    assert {n.meta["val"].shape for n in region.outputs} == {torch.Size(shape), torch.Size(shape[-1:])}
+    assert not any(is_gather(n) for n in region.nodes)
+    list(convex_in_turn(graph))
+
+
+def test_half_of_a_tensor_that_is_dear_to_make_is_not_made_twice() -> None:
+    def function(x: Any, a: Any, b: Any) -> Any:
+        half = a * b
+        return *moved_pair(lambda z: F.pad(z, (8, 0)))(x, half), half.cumsum(-1)
+
+    (region,) = convex(traced(function, MOVED, ((2, 4, 8), f32), ((2, 4, 8), f32)))
+    assert "mul" in names(region.inputs)
+
+
+def test_rope_and_the_norm_before_it_are_one_region() -> None:
+    graph = graphs.rope_backward(2, 64, 4, 32)
+    (region,) = convex(graph)
+    assert region.space == plane(2 * 64 * 4, 32) and len(region.outputs) == 2
+    plain = without_gathers(region)
+    assert all(n.op == "placeholder" for n in region.inputs) and plain is not None
+    assert "permute" in names(plain.inputs) and without_gathers(plain) is None
+
+
+def test_a_region_of_constants_alone_is_declined() -> None:
+    """There is no place in the graph behind its inputs."""
+
+    def function(x: Any) -> Any:
+        return pair(torch.full((512, 256), 2.0), torch.full((512, 256), 3.0))
+
+    assert declines(traced(function, FULL)) == [DeclineReason.UNSUPPORTED_OP]

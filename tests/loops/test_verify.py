@@ -78,6 +78,28 @@ def test_a_workspace_before_the_split(programs: Programs) -> None:
         verify(program, Stage.LOWERED)
 
 
+def test_a_load_under_a_condition_that_is_no_bool(programs: Programs) -> None:
+    program = programs[Stage.LOWERED]
+    first = next(s for s in program.nests[0].body if isinstance(s, Load))
+    guarded = dataclasses.replace(first, name="guarded", predicate=Ref(first.name))
+    with pytest.raises(ValueError, match="no bool"):
+        verify(changed(program, 0, appended(guarded)), Stage.LOWERED)
+
+
+def test_a_condition_that_is_not_there(programs: Programs) -> None:
+    program = programs[Stage.LOWERED]
+    first = next(s for s in program.nests[0].body if isinstance(s, Load))
+    guarded = dataclasses.replace(first, name="guarded", predicate=Ref("nothing"))
+    with pytest.raises(ValueError, match="before its definition"):
+        verify(changed(program, 0, appended(guarded)), Stage.LOWERED)
+
+
+def test_a_number_of_a_loop_that_is_not_there(programs: Programs) -> None:
+    stray = Compute("stray", "index_expr", (sympy.Symbol("z"), f32), (), f32)
+    with pytest.raises(ValueError, match="leaves the nest"):
+        verify(changed(programs[Stage.LOWERED], 0, appended(stray)), Stage.LOWERED)
+
+
 def test_a_use_before_the_definition(programs: Programs) -> None:
     program = changed(
         programs[Stage.LOWERED],

@@ -1,0 +1,113 @@
+"""Gathers: ops that only move elements, and read each of them at another place than they write it.
+
+A region may compute a gather above its reductions: the loops then read what lies above it at the place that
+its index says. It never does so below them, where every row must be written at its own place. Gathers that
+move the last dim, along which memory is read, are none here.
+
+Takes nodes of a functional post-grad graph, answers questions, changes nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from .axes import Size
+from .nodes import DTYPES, fake, operands, shape_of, size_of
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
+VIEWS = frozenset({aten.permute.default, aten.slice.Tensor, aten.select.int})
+COPIES = frozenset(
+    {
+        aten.cat.default,
+        aten.constant_pad_nd.default,
+        aten.slice_scatter.default,
+        aten.select_scatter.default,
+    }
+)
+
+
+def is_split(node: Node) -> bool:
+    """Gives several tensors; each is the `getitem` of one, and that joins a region only with the split."""
+    return node.op == "call_function" and node.target in SPLITS
+
+
+def is_piece(node: Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], Node) and is_split(node.args[0])
+
+
+def is_gather_view(node: Node) -> bool:
+    """A gather that makes no tensor of its own: whoever else needs it has it for nothing."""
+    return is_gather(node) and node.target not in COPIES
+
+
+def is_gather(node: Node) -> bool:
+    """Whether a node only moves elements, and leaves those of a row next to each other."""
+    if is_piece(node):
+        return is_gather(node.args[0])  # type: ignore[arg-type]
+    if node.op != "call_function" or node.target not in SPLITS | VIEWS | COPIES:
+        return False
+    shapes = [shape_of(a) for a in operands(node)]
+    if not shapes or any(shape is None for shape in shapes) or not _has_known_places(node):
+        return False
+    return _keeps_rows(node, shapes[0] or ())
+
+
+def is_readable(node: Node) -> bool:
+    """Whether a region can read all that a node computes with: by rows, and in a dtype that is taken."""
+    return all(is_readable(a) if is_gather_view(a) else _reads_by_rows(a) for a in operands(node))
+
+
+def _reads_by_rows(node: Node) -> bool:
+    val, shape = fake(node), shape_of(node)
+    if val is None or shape is None:
+        return False
+    last = _last_long(shape)
+    taken = val.dtype in DTYPES or not (val.dtype.is_floating_point or val.dtype.is_complex)
+    return taken and (last is None or size_of(val.stride(last)) in (0, 1))
+
+
+def _last_long(shape: Sequence[Size]) -> int | None:
+    """The innermost dim of more than one element."""
+    return next((d for d in reversed(range(len(shape))) if shape[d] != 1), None)
+
+
+def _has_known_places(node: Node) -> bool:
+    """Whether a node's bounds are numbers, or sizes of what it reads: what a kernel can be told."""
+    sizes = [n for a in operands(node) for n in shape_of(a) or () if not isinstance(n, int)]
+    known = {symbol for size in sizes for symbol in size.free_symbols}
+    bounds = [size_of(a.meta["val"]) for a in node.all_input_nodes if a not in operands(node)]
+    return all(isinstance(n, int) or n.free_symbols <= known for n in bounds)
+
+
+def _keeps_rows(node: Node, shape: tuple[Size, ...]) -> bool:
+    last, target = _last_long(shape), node.target
+    if target is aten.permute.default:
+        order = [d % len(shape) for d in node.args[1]]  # type: ignore[union-attr,operator]
+        long = [d for d in order if shape[d] != 1]
+        return last is None or long[-1] == last
+    if target is aten.select.int:
+        return _dim(node, 1) % len(shape) != last
+    if target is aten.slice.Tensor:
+        return _argument(node, 4, "step", 1) == 1 or _dim(node, 1) % len(shape) != last
+    if target is aten.select_scatter.default:
+        return isinstance(node.args[3], int)
+    if target is aten.cat.default:
+        return all(len(shape_of(a) or ()) == len(shape) for a in operands(node))
+    return True
+
+
+def _dim(node: Node, place: int) -> int:
+    dim = _argument(node, place, "dim", 0)
+    assert isinstance(dim, int)
+    return dim
+
+
+def _argument(node: Node, place: int, name: str, default: object) -> object:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)

@@ -1,0 +1,96 @@
+"""Loops for gathers whose lowering in Inductor may write a tensor: each element is read where it is needed.
+
+Tensors come in as `TensorBox`es that are not in memory, and stay so. `ops.masked` makes the loads of a part
+depend on whether the loops are in that part: its index is out of range everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import Pointwise, TensorBox
+from torch._inductor.lowering import lowerings
+from torch._inductor.virtualized import ops
+
+aten = torch.ops.aten
+
+
+def cat(parts: Sequence[TensorBox], dim: int = 0) -> TensorBox:
+    """The parts one after the other along `dim`, in their common dtype."""
+    dtype = functools.reduce(torch.promote_types, (part.get_dtype() for part in parts))
+    cast = lowerings[torch.ops.prims.convert_element_type.default]
+    loaders = [cast(part, dtype).make_loader() for part in parts]
+    size = list(parts[0].get_size())
+    dim %= len(size)
+    ends = list(itertools.accumulate(part.get_size()[dim] for part in parts))
+    starts = [sympy.S.Zero, *ends[:-1]]
+    size[dim] = ends[-1]
+
+    def inner_fn(index: Sequence[sympy.Expr]) -> Any:
+        value = None
+        at = ops.index_expr(index[dim], torch.int64)
+        for load, start, end in reversed(list(zip(loaders, starts, ends, strict=True))):
+            place = [*index[:dim], index[dim] - start, *index[dim + 1 :]]
+            before_end = ops.lt(at, _number(end))
+            after_start = ops.ge(at, _number(start))
+            if value is None:
+                value = ops.masked(after_start, functools.partial(load, place), 0)
+            else:
+                inside = before_end if start == 0 else ops.and_(after_start, before_end)
+                value = ops.where(before_end, ops.masked(inside, functools.partial(load, place), 0), value)
+        return value
+
+    return _loop(parts[0], dtype, inner_fn, size)
+
+
+def pad(x: TensorBox, padding: Sequence[Any], value: float = 0) -> TensorBox:
+    """`x` with `padding` = (before, after) of the last dim, then of the one before it, and so on."""
+    load, size = x.make_loader(), list(x.get_size())
+    pairs = list(zip(padding[::2], padding[1::2], strict=True))
+    amounts = [(0, 0)] * (len(size) - len(pairs)) + pairs[::-1]
+
+    def inner_fn(index: Sequence[sympy.Expr]) -> Any:
+        place = [i - before for i, (before, _) in zip(index, amounts, strict=True)]
+        checks = []
+        for i, n, (before, after) in zip(place, size, amounts, strict=True):
+            if before != 0:
+                checks.append(ops.ge(ops.index_expr(i, torch.int64), _number(0)))
+            if after != 0:
+                checks.append(ops.lt(ops.index_expr(i, torch.int64), _number(n)))
+        if not checks:
+            return load(place)
+        return ops.masked(functools.reduce(ops.and_, checks), functools.partial(load, place), value)
+
+    sizes = [n + before + after for n, (before, after) in zip(size, amounts, strict=True)]
+    return _loop(x, x.get_dtype(), inner_fn, sizes)
+
+
+def select_scatter(x: TensorBox, src: TensorBox, dim: int, index: int) -> TensorBox:
+    """As a slice of one, which Inductor lowers so that `src` is read in its place only."""
+    size = x.get_size()
+    dim %= len(size)
+    start = index if index >= 0 else index + size[dim]
+    piece = lowerings[aten.unsqueeze.default](src, dim)
+    return lowerings[aten.slice_scatter.default](x, piece, dim, start, start + 1)
+
+
+LOWERINGS: dict[object, Callable[..., TensorBox]] = {
+    aten.cat.default: cat,
+    aten.constant_pad_nd.default: pad,
+    aten.select_scatter.default: select_scatter,
+}
+
+
+def _number(n: Any) -> Any:
+    return ops.constant(int(n), torch.int64) if sympy.sympify(n).is_number else ops.index_expr(n, torch.int64)
+
+
+def _loop(like: TensorBox, dtype: torch.dtype, inner_fn: Callable[..., Any], size: list[Any]) -> TensorBox:
+    return Pointwise.create(
+        device=like.get_device(), dtype=dtype, inner_fn=inner_fn, ranges=[sympy.sympify(n) for n in size]
+    )

@@ -1,0 +1,317 @@
+"""Gradients that come through permutes, slices, cat, pad and scatters: computed where they are needed.
+
+Forms as models have them, and functions whose slices leave NaNs out: what no lane may read must not show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import bf16, f32, traced
+from running import OFF, ON, Tensors, check, exact_gradients, gradients, run_fused
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from mixorder import pipeline
+from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tiles hold several rows, and the last of them is partial."""
+    device = dataclasses.replace(H200, num_sm=2)
+    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+
+
+class Around(nn.Module):
+    """A norm, with what comes after it."""
+
+    def __init__(self, norm: nn.Module, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.norm, self.after = norm, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.norm(x))
+
+
+class Checkpointed(Around):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def rope(y: torch.Tensor) -> torch.Tensor:
+    """Heads first, then the rotary embedding, as in Qwen3."""
+    y = y.transpose(1, 2)
+    tokens, half = y.shape[2], y.shape[3] // 2
+    angle = torch.arange(tokens, dtype=y.dtype)[:, None] * torch.linspace(1, 0.1, half, dtype=y.dtype)
+    cos, sin = (torch.cat([t, t], -1) for t in (angle.cos(), angle.sin()))
+    return y * cos + torch.cat((-y[..., half:], y[..., :half]), -1) * sin
+
+
+def gated(y: torch.Tensor) -> torch.Tensor:
+    value, gate = y.chunk(2, -1)
+    return value * torch.sigmoid(gate)
+
+
+def class_token(y: torch.Tensor) -> torch.Tensor:
+    return y[:, 0].sin().unsqueeze(1) + y[:, 1:].cos()
+
+
+def parts(y: torch.Tensor) -> torch.Tensor:
+    """Three parts of different sizes."""
+    a, b, c = y.split_with_sizes([5, 3, y.shape[-1] - 8], -1)
+    return torch.cat([c.sin(), a * 2, b.cos()], -1).tanh()
+
+
+FORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "rope": (rope, (3, 5, 2, 12)),
+    "rope_of_square_rows": (rope, (3, 6, 6, 12)),
+    "gated": (gated, (3, 5, 24)),
+    "class_token": (class_token, (3, 5, 11)),
+    "next_token": (lambda y: y[:, 1:].sin() * y[:, :-1], (3, 5, 11)),
+    "every_other_token": (lambda y: y[:, ::2].sin(), (3, 7, 11)),
+    "parts": (parts, (7, 19)),
+    "pad": (lambda y: F.pad(y, (2, 3, 1, 0)).sin(), (3, 5, 11)),
+    "crop": (lambda y: F.pad(y, (-2, -3, 1, -1)).sin(), (3, 5, 11)),
+    "batch_second": (lambda y: y.permute(1, 0, 2).contiguous().sin(), (3, 5, 11)),
+    "square_rows": (lambda y: y.permute(1, 0, 2).contiguous().sin() * 2, (5, 5, 11)),
+    "square": (lambda y: y.permute(1, 0, 2).contiguous().sin(), (7, 7, 7)),
+    "heads_first_and_back": (
+        lambda y: y.transpose(1, 2).contiguous().sin().transpose(1, 2).contiguous().cos(),
+        (3, 5, 2, 11),
+    ),
+    "windows": (
+        lambda y: y.reshape(2, 3, 2, 5, 11).permute(0, 2, 1, 3, 4).reshape(-1, 5, 11).sin(),
+        (2, 6, 5, 11),
+    ),
+    "concatenated": (lambda y: torch.cat([y[:, 2:].sin(), y[:, :1]], 1).cos(), (3, 5, 11)),
+}  # fmt: skip
+
+
+def fused(module: nn.Module, x: torch.Tensor) -> RegionRecord:
+    """Run a module fused, hold its gradients against float64, and give the record of its one region."""
+    dy = torch.randn_like(module(x))
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord), record
+    terms = max(x.shape[-1], x.numel() // x.shape[-1])
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), terms)
+    return record
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("form", FORMS)
+def test_form(form: str, norm: Any, dtype: torch.dtype) -> None:
+    after, shape = FORMS[form]
+    fused(Around(norm(shape[-1]), after).to(dtype), torch.randn(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "pad"])
+def test_nothing_of_the_input_s_size_is_made_outside(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the graph is the kernels, and views or vectors. (The gradient of `pad` is larger than
+    the space, and so made outside.)"""
+    after, shape = FORMS[form]
+    left: list[torch.fx.Node] = []
+    run = pipeline.run
+
+    def spy(graph: torch.fx.Graph, options: Any) -> None:
+        run(graph, options)
+        graph.eliminate_dead_code()
+        left[:] = [n for n in graph.nodes if n.op == "call_function"]
+
+    monkeypatch.setattr(pipeline, "run", spy)
+    fused(Around(nn.RMSNorm(shape[-1]), after), torch.randn(shape))
+    numel = torch.Size(shape).numel()
+    made = [
+        n.name
+        for n in left
+        if isinstance(val := n.meta.get("val"), torch.Tensor)
+        and n.target not in (torch.ops.aten.empty_strided.default, torch.ops.aten.view.default)
+        and "getitem" not in n.name
+        and val.numel() * 2 >= numel
+    ]
+    assert made == []
+
+
+@pytest.mark.parametrize("form", ["rope", "gated", "class_token", "parts"])
+def test_checkpointed(form: str) -> None:
+    """A gather may lie above one reduction, and below another: fused or left alone, it is right."""
+    after, shape = FORMS[form]
+    module, x = Checkpointed(nn.LayerNorm(shape[-1]), after), torch.randn(shape)
+    dy = torch.randn_like(module(x))
+    ours = gradients(module, x, dy, ON)
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // shape[-1])
+    assert counters["mixorder"]["declined:axis-class"] == 0
+
+
+@pytest.mark.parametrize("form", ["rope", "gated", "class_token"])
+def test_gradients_are_bitwise_reproducible(form: str) -> None:
+    after, shape = FORMS[form]
+    module, x = Around(nn.LayerNorm(shape[-1]), after).to(bf16), torch.randn(shape, dtype=bf16)
+    dy = torch.randn_like(module(x))
+    for first, again in zip(gradients(module, x, dy, ON), gradients(module, x, dy, ON), strict=True):
+        assert torch.equal(first, again)
+
+
+SYMBOLIC = ["rope", "gated", "class_token", "next_token", "pad", "batch_second", "concatenated"]
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)], ids=["batch", "tokens", "both"])
+@pytest.mark.parametrize("form", SYMBOLIC)
+def test_symbolic_rows(form: str, dims: tuple[int, ...]) -> None:
+    after, shape = FORMS[form]
+    module = Around(nn.LayerNorm(shape[-1]), after)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=False)
+    with collect() as records:
+        for more in (0, 4, 1):
+            x = torch.randn([n + more if d in dims else n for d, n in enumerate(shape)], requires_grad=True)
+            for d in dims:
+                torch._dynamo.mark_dynamic(x, d)
+            y = compiled(x)
+            dy = torch.randn_like(y)
+            ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
+            for mine, truth in zip(ours, exact_gradients(module, x.detach(), dy), strict=True):
+                assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
+    (record,) = records
+    assert isinstance(record, RegionRecord) and isinstance(record.rows, str)
+
+
+# Functions: what a slice leaves out, and where nothing may be read.
+
+
+def reductions(x: torch.Tensor, value: torch.Tensor) -> Any:
+    product = x * value
+    return value - x * product.sum(-1, keepdim=True), product.sum(tuple(range(x.dim() - 1)))
+
+
+def padded(rows: slice, columns: slice, *padding: int) -> Callable[..., Any]:
+    return lambda x, z: reductions(x, F.pad(z[rows, columns].exp(), padding))
+
+
+def spoil(*places: Any) -> Callable[[torch.Tensor], None]:
+    def fill(z: torch.Tensor) -> None:
+        for place in places:
+            z[place] = torch.nan
+
+    return fill
+
+
+ALL = slice(None)
+SPOILT: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], None]]] = {
+    "rows_before": (padded(slice(3, None), ALL, 0, 0, 1, 2), spoil(slice(3))),
+    "rows_after": (padded(slice(-4), ALL, 0, 0, 2, 2), spoil(slice(-4, None))),
+    "columns_before": (padded(ALL, slice(3, None), 2, 1), spoil((ALL, slice(3)))),
+    "columns_after": (padded(ALL, slice(-3), 0, 3), spoil((ALL, slice(-3, None)))),
+    "both": (padded(slice(3, -1), slice(2, -1), 1, 2, 3, 1), spoil(slice(3), -1, (ALL, slice(2)), (ALL, -1))),
+    "cat_of_columns": (
+        lambda x, z: reductions(x, torch.cat([z[:, 2:5].cos(), z[:, 7:10], z[:, 2:7]], 1)),
+        spoil((ALL, slice(2)), (ALL, slice(10, None))),
+    ),
+    "scatter_over": (
+        lambda x, z: reductions(x, torch.slice_scatter(z, x[:, 1:5].exp(), 1, 4, 8)),
+        spoil((ALL, slice(4, 8))),
+    ),
+    "row_over": (
+        lambda x, z: reductions(x, torch.select_scatter(z, x[3].exp(), 0, -2)),
+        spoil(-2),
+    ),
+}  # fmt: skip
+
+
+def close(ours: Tensors, function: Callable[..., Any], args: Tensors) -> None:
+    theirs, exact = function(*args), function(*(a.double() for a in args))
+    for mine, other, truth in zip(ours, theirs, exact, strict=True):
+        assert mine.isfinite().all() and mine.stride() == other.stride()
+        error, reference = (float((t.double() - truth).norm()) for t in (mine, other))
+        assert error <= 1.1 * reference + 2 * torch.finfo(f32).eps * 16 * float(truth.norm())
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_a_slice_leaves_out_does_not_show(name: str) -> None:
+    function, fill = SPOILT[name]
+    args = torch.randn(13, 11), torch.randn(13, 11)
+    fill(args[1])
+    assert args[1].isnan().any()
+    close(run_fused(function, args), function, args)
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin", "prod"])
+def test_a_fill_takes_part_in_a_reduction_and_lanes_beyond_the_end_do_not(kind: str) -> None:
+    def function(x: torch.Tensor, z: torch.Tensor) -> Any:
+        value = F.pad(z[1:, 2:], (1, 1, 1, 0), value=0.5)
+        return x * getattr(value, kind)(1, keepdim=True), getattr(value, kind)(0)
+
+    sign = -1 if kind == "amin" else 1
+    args = torch.randn(13, 11), sign * (torch.rand(13, 11) + 0.25)
+    close(run_fused(function, args), function, args)
+
+
+def test_a_producer_of_a_gather_that_is_needed_outside_is_read() -> None:
+    """Written and moved by the region it would be made twice; it is made once, before it."""
+
+    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        total = a * b
+        return *reductions(x, total.permute(1, 0, 2).contiguous()), total
+
+    args = torch.randn(6, 5, 11), torch.randn(5, 6, 11), torch.randn(5, 6, 11)
+    with collect() as records:
+        close(run_fused(function, args), function, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.kernels[0].written == ("out0", "ws0")
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 11), (5, 5, 11), (7, 7, 7)])
+def test_what_is_written_and_gathered_is_written_in_its_own_order(shape: tuple[int, ...]) -> None:
+    """`total` is reduced at its place and at another one, and its slices are needed outside."""
+    b, t, d = shape
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        total = x + y
+        moved = total.reshape(t, b, d).permute(1, 0, 2).sin()
+        half = torch.tanh(total[:, 1:])
+        dx, dw = reductions(total, moved + F.pad(half, (0, 0, 1, 0)) * z)
+        return dx, dw, total @ z.reshape(-1, d)[:d], half.cumsum(1)
+
+    args = tuple(torch.randn(shape) for _ in range(3))
+    close(run_fused(function, args), function, args)
+
+
+def test_a_permute_below_the_reductions_stays_outside() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        dx, dw = reductions(x, y)
+        return dx.permute(1, 0, 2).contiguous().sin(), dw, dx[:, 1:].cos()
+
+    for shape in ((6, 5, 11), (5, 5, 11), (7, 7, 7)):
+        args = torch.randn(shape), torch.randn(shape)
+        close(run_fused(function, args), function, args)
+
+
+def test_a_region_too_large_with_its_gathers_is_fused_without_them() -> None:
+    """Many tensors behind a cat: each would be a tile, and the registers do not hold them all."""
+
+    def function(x: torch.Tensor, *zs: torch.Tensor) -> Any:
+        total = zs[0]
+        for z in zs[1:]:
+            total = total * z
+        return reductions(x, torch.cat([total[:, 1:], total[:, :1]], 1))
+
+    shape = (3, 4097)
+    args = tuple(torch.randn(shape) / 4 + 1 for _ in range(13))
+    _map_libdevice()
+    graph = traced(function, *[(shape, f32)] * 13)
+    with collect() as records:
+        pipeline.run(graph, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.num_nodes == 5
+    close(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args), function, args)
