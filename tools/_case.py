@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -136,14 +137,15 @@ class Example:
         ]
 
     def step(self, compile: Compile) -> Callable[[], Sequence[Tensor]]:
-        """Compile and run the function; returns what gives the gradients of all inputs and parameters from
-        the forward that has run, or for inference the function's results."""
+        """Compile and run the function. Returns what gives the gradients of all inputs and parameters, again
+        and again from the one forward; or, of an inference case, what runs the function."""
         function = compile(self.function)
         if not self.case.training:
             return torch.no_grad()(lambda: _tuple(function(*self.inputs)))
         leaves = [x.detach().requires_grad_() for x in self.inputs]
         torch.manual_seed(2)  # for dropout
-        outputs = _tuple(function(*leaves))
+        with torch._functorch.config.patch(donated_buffer=False):  # the backward may run more than once
+            outputs = _tuple(function(*leaves))
         upstream = [self.upstream(y, 100 + i) for i, y in enumerate(outputs)]
         leaves += self.parameters()
         return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)

@@ -6,7 +6,7 @@ Used by the interpreter's tests, the tests on a GPU, and `tools/family.py`; a ke
 from __future__ import annotations
 
 from _around import AROUND, OTHERS
-from _case import Case, Compile, Example, found_in, relative_errors
+from _case import Case, Compile, Example, Fused, found_in, relative_errors
 from _norms import BIT_LINEAR, CHECKPOINTED, NORMS, Checkpointed
 
 GROUPS: dict[str, dict[str, Case]] = {
@@ -18,4 +18,14 @@ GROUPS: dict[str, dict[str, Case]] = {
 }
 CASES: dict[str, Case] = {name: case for group in GROUPS.values() for name, case in group.items()}
 
-__all__ = ["CASES", "GROUPS", "Case", "Checkpointed", "Compile", "Example", "found_in", "relative_errors"]
+__all__ = [
+    "CASES",
+    "GROUPS",
+    "Case",
+    "Checkpointed",
+    "Compile",
+    "Example",
+    "Fused",
+    "found_in",
+    "relative_errors",
+]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from checked import check_case
 from graphs import Block, bf16, f32
 from running import OFF, ON, exact_gradients, gradients
 from torch import nn
@@ -17,22 +16,15 @@ from mixorder.interpret import compile_for_interpreter
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from cases import (  # noqa: E402
-    CASES,
-    Checkpointed,  # noqa: E402
-    Compile,
-    Example,
-    found_in,
-    relative_errors,
-)
+from cases import CASES, Checkpointed, Compile, Example, found_in  # isort: skip
 
 
 def interpreted(options: Options) -> Compile:
     def compile(function: Callable[..., object]) -> Callable[..., object]:
         torch._dynamo.reset()
-        return torch.compile(function, backend=compile_for_interpreter(options), dynamic=False)
+        return torch.compile(
+            function, backend=compile_for_interpreter(options), dynamic=False, fullgraph=True
+        )
 
     return compile
 
@@ -41,18 +33,7 @@ def interpreted(options: Options) -> Compile:
 @pytest.mark.parametrize("name", CASES)
 def test_case(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    example = Example(case, case.shapes.small, dtype)
-    with collect() as records:
-        ours = example.step(interpreted(ON))()
-    assert found_in(records) == case.expected(case.shapes.small, ON.min_numel)
-    stock, exact = example.step(interpreted(OFF))(), example.exact(interpreted(OFF))
-    for mine, theirs in zip(ours, stock, strict=True):
-        assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
-    # A kernel rounds at other places; a chain of matmuls adds an error of the stored dtype.
-    noise = max(torch.finfo(dtype).eps / 4, torch.finfo(f32).eps)
-    for mine, theirs in zip(relative_errors(ours, exact), relative_errors(stock, exact), strict=True):
-        assert mine <= 1.25 * theirs + noise
-        assert theirs < (0.1 if dtype == bf16 else 1e-4)  # the reference has the same masks and signs
+    check_case(case, case.shapes.small, dtype, "cpu", interpreted(ON), interpreted(OFF))
 
 
 @pytest.mark.parametrize("name", CASES)
