@@ -101,6 +101,17 @@ class NormAndConv(nn.Module):
         return self.conv(self.norm(x).transpose(1, 2))
 
 
+class ClassToken(nn.Module):
+    """ViT: a learnable token before the others, then the norm."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.token = nn.LayerNorm(dim), nn.Parameter(torch.randn(1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1))
+
+
 class SharedNorm(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -248,6 +259,10 @@ def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
     return [(f"row {n} x kept 2 x column {c // 2}", 1, 2)]
 
 
+def with_token(b: int, s: int, d: int) -> list[Fused]:
+    return [(f"{b * (s + 1)}x{d}", 2, 2)]
+
+
 def after_norm(then: Callable[[Tensor], Tensor]) -> Callable[..., nn.Module]:
     return lambda *s: NormThen(s[-1], then)
 
@@ -270,6 +285,7 @@ AROUND = {
     "depthwise Conv1d after": Case(lambda *s: NormAndConv(s[-1]), CONV1D, nothing, declined=("layout",)),
     "mean over tokens after": Case(after_norm(lambda y: y.mean(1)), TOKENS, pairs((2, 2))),
     "slice after": Case(after_norm(lambda y: y[:, 1:]), TOKENS, pairs((2, 2))),
+    "class token before": Case(lambda *s: ClassToken(s[-1]), TOKENS, with_token),
     "cat after": Case(after_norm(lambda y: torch.cat((y, y.sin()), -1)), TOKENS, pairs((2, 2))),
     "Linear before": Case(
         lambda *s: nn.Sequential(nn.Linear(s[-1], s[-1]), nn.LayerNorm(s[-1])), TOKENS, pairs((2, 3))
