@@ -42,7 +42,7 @@ def _inner_compile(options: Options) -> Callable[..., Any]:
         from . import pipeline
 
         _map_libdevice()
-        _round_bfloat16()
+        _round_as_a_gpu()
         with V.set_fake_mode(detect_fake_mode(example_inputs)):
             post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
             if options.enabled:
@@ -102,18 +102,29 @@ def _map_libdevice() -> None:
 
 
 @functools.cache
-def _round_bfloat16() -> None:
-    """The interpreter cuts float32 off to bfloat16, twice the error of a GPU, which rounds (triton 3.7)."""
+def _round_as_a_gpu() -> None:
+    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter cuts off to bfloat16, and
+    loses the carry where rounding to fp8 reaches the next power of two."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    cast = InterpreterBuilder.cast_impl
+    narrow = {
+        tl.bfloat16: (torch.bfloat16, torch.uint16),
+        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
+        tl.float8e5: (torch.float8_e5m2, torch.uint8),
+    }
 
-    def cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
-        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
-            return cast(self, src, dst_type)
-        rounded = torch.from_numpy(numpy.array(src.data)).bfloat16().view(torch.uint16)
-        return TensorHandle(rounded.numpy(), tl.bfloat16)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
+            target = dst_type.scalar
+            if src.dtype.scalar != tl.float32 or target not in narrow:
+                return original(self, src, dst_type, *mode)
+            dtype, bits = narrow[target]
+            rounded = torch.from_numpy(numpy.array(src.data)).to(dtype).view(bits)
+            return TensorHandle(rounded.numpy(), target)
 
-    InterpreterBuilder.cast_impl = cast_impl
+        return cast
+
+    InterpreterBuilder.cast_impl = wrap(InterpreterBuilder.cast_impl)
+    InterpreterBuilder.create_fp_to_fp = wrap(InterpreterBuilder.create_fp_to_fp)

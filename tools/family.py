@@ -1,142 +1,193 @@
 """The whole family on this GPU: each case of `tools/cases.py` in bf16, stock Inductor beside mixorder.
 
-Prints, per case, the regions fused, and for the backward: launches, microseconds (CUDA-graph replay, L2
-flushed, median), and the largest relative gradient error against float64. Exit status 1 if a case is not
-fused, slower than stock, or less accurate.
+Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
+microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
+largest relative error of a result against float64. Exit status 1 if a case is not fused as it should be,
+slower than stock, less accurate, or moves more bytes.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import json
+import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._functorch.config
 from _timing import capture, count_graph_nodes, flush_buffer, time_graph
-from cases import CASES, Case
+from cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
 from torch import Tensor
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "stock": {"mixorder": False},
-    "mixorder": {"mixorder": True, "mixorder_strict": True},
-}
+from mixorder.options import Options
+from mixorder.report import collect
+
+# A hit in the cache of graphs would run no pass. An option, since it holds on all threads.
+STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
+OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
+DEVICE = "cuda"
 SLACK = 1.02  # two medians of the same kernels differ by up to this factor
+HEADER = "| case | fused | launches | us | speedup | MB | error stock / ours |"
+
+
+# Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over
+# the scheduled kernels: of each distinct buffer that a kernel reads or writes, the smaller of its size and
+# the elements accessed. It counts what a user-defined Triton kernel writes twice, as an argument and as its
+# mutation. Partial sums that are no buffer of the graph are not counted (Inductor's own mix-order reduction
+# has such; ours are counted).
+
+
+class ByteCount:
+    """A pass over Inductor's scheduled kernels that changes nothing, and counts bytes per graph."""
+
+    def __init__(self) -> None:
+        self.forward = self.backward = 0
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        from torch._inductor.virtualized import V
+
+        total = sum(map(accessed_bytes, nodes))
+        if V.graph.is_backward:
+            self.backward = total
+        else:
+            self.forward = total
+        return nodes
+
+
+def accessed_bytes(node: Any) -> int:
+    """Bytes that one scheduled kernel reads and writes."""
+    from torch._inductor.ir import UserDefinedTritonKernel
+
+    kernels = [part.node for part in node.get_nodes() if isinstance(part.node, UserDefinedTritonKernel)]
+    if not kernels:
+        return node.get_read_write_buffers_sizes()
+    assert len(kernels) == len(node.get_nodes()), "Inductor fused something into a kernel of ours"
+    return sum(map(passed_bytes, kernels))
+
+
+def passed_bytes(kernel: Any) -> int:
+    """Bytes of the distinct tensors passed to a user-defined Triton kernel; all sizes are known."""
+    tensors: dict[Any, int] = {}
+    for buffer in kernel.inputs:
+        layout = buffer.get_layout()
+        size, stride = ([int(n) for n in ns] for ns in (layout.size, layout.stride))
+        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # less where it broadcasts
+        elements = min(math.prod(size), extent)
+        key = (buffer.get_name(), int(layout.offset), *size, *stride)
+        tensors[key] = elements * layout.dtype.itemsize
+    return sum(tensors.values())
+
+
+# One case.
 
 
 @dataclasses.dataclass
 class Measured:
     launches: int
     microseconds: float
+    bytes: int
     error: float
-    fused: list[str]
+    fused: list[Fused]
     declined: list[str]
 
 
-def measure(
-    case: Case, module: torch.nn.Module, options: dict[str, Any], exact: list[Tensor], flush: Tensor
-) -> Measured:
-    from mixorder.errors import Decline
-    from mixorder.report import collect
+def inductor(options: dict[str, Any]) -> Compile:
+    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(function, options=options, dynamic=False, fullgraph=True)
 
-    torch._dynamo.reset()
-    leaves = [make_input(case), *module.parameters()]
+    return compile
+
+
+def measure(example: Example, options: dict[str, Any], exact: Sequence[Tensor], flush: Tensor) -> Measured:
+    count = ByteCount()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), collect() as records:
-        y = torch.compile(module, options=options, dynamic=False)(leaves[0])
-        dy = upstream(y)
-
-        def step() -> Sequence[Tensor]:
-            return torch.autograd.grad(y, leaves, dy, retain_graph=True)
-
+        step = example.step(inductor(options | {"_post_fusion_custom_pass": count}))
         for _ in range(3):
             step()
         stream.synchronize()
     captured = capture(step, stream)
     time = time_graph(captured, stream, flush).median_us
-    counts = count_graph_nodes(captured.graph.raw_cuda_graph())
-    errors = [float((g.double() - e).norm() / e.norm()) for g, e in zip(captured.outputs, exact, strict=True)]
+    launches = count_graph_nodes(captured.graph.raw_cuda_graph())
     return Measured(
-        counts["kernels"] + counts["memsets"] + counts["memcpys"],
+        launches["kernels"] + launches["memsets"] + launches["memcpys"],
         time,
-        max(errors),
-        [record.space for record in records if not isinstance(record, Decline)],
-        [str(record) for record in records if isinstance(record, Decline)],
+        count.backward if example.case.training else count.forward,
+        max(relative_errors(captured.outputs, exact)),
+        *found_in(records),
     )
 
 
-def make_input(case: Case, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(1)
-    x = torch.randn(case.shape, device="cuda", dtype=torch.bfloat16, generator=generator)
-    return x.to(dtype).requires_grad_()
-
-
-def upstream(y: Tensor) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(2)
-    return torch.randn(y.shape, device="cuda", dtype=torch.bfloat16, generator=generator).to(y.dtype)
-
-
-def reference(case: Case, module: torch.nn.Module) -> list[Tensor]:
-    exact = copy.deepcopy(module).double()
-    x = make_input(case, torch.float64)
-    y = exact(x)
-    return list(torch.autograd.grad(y, [x, *exact.parameters()], upstream(y)))
-
-
-def run_case(name: str, case: Case, flush: Tensor) -> dict[str, Measured]:
-    torch.manual_seed(0)
-    module = case.make().to("cuda", torch.bfloat16)
-    exact = reference(case, module)
-    found = {key: measure(case, module, options, exact, flush) for key, options in OPTIONS.items()}
+def run_case(case: Case, small: bool, flush: Tensor) -> tuple[Measured, Measured]:
+    """Stock's and ours."""
+    shape = case.shapes.small if small else case.shapes.training
+    example = Example(case, shape, torch.bfloat16, DEVICE)
+    exact = example.exact(inductor(STOCK))
+    ours = OURS | ({"mixorder_min_numel": 0} if small else {})
+    found = (measure(example, STOCK, exact, flush), measure(example, ours, exact, flush))
     torch.cuda.empty_cache()
     return found
 
 
-def row(name: str, found: dict[str, Measured]) -> str:
-    stock, ours = found["stock"], found["mixorder"]
+def row(name: str, stock: Measured, ours: Measured) -> str:
+    left = [f"not: {', '.join(ours.declined)}"] if ours.declined else []
     return (
-        f"| {name} | {', '.join(ours.fused) or 'no: ' + '; '.join(ours.declined)} "
+        f"| {name} | {'; '.join([space for space, _, _ in ours.fused] + left) or 'no pair'} "
         f"| {stock.launches} -> {ours.launches} "
         f"| {stock.microseconds:.1f} -> {ours.microseconds:.1f} "
-        f"| {stock.microseconds / ours.microseconds:.2f} | {stock.error:.2e} / {ours.error:.2e} |"
+        f"| {stock.microseconds / ours.microseconds:.2f} "
+        f"| {stock.bytes / 1e6:.1f} -> {ours.bytes / 1e6:.1f} "
+        f"| {stock.error:.2e} / {ours.error:.2e} |"
     )
+
+
+def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str]:
+    """What speaks against the case. At small sizes launches decide, so neither time nor bytes do."""
+    shape = case.shapes.small if small else case.shapes.training
+    expected = case.expected(shape, 0 if small else Options().min_numel)
+    checks = {
+        "not fused as it should be": (ours.fused, ours.declined) != expected,
+        "slower": not small and ours.microseconds > stock.microseconds * SLACK,
+        "more bytes": not small and ours.bytes > stock.bytes,
+        "less accurate": not ours.error <= stock.error * 1.05 + 1e-6,
+    }
+    return [fault for fault, found in checks.items() if found]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only names that contain one of these, comma-separated")
+    parser.add_argument("--small", action="store_true", help="small shapes; time and bytes are not judged")
     parser.add_argument("--out", type=Path, default=Path("family.json"))
     args = parser.parse_args()
-    torch._functorch.config.donated_buffer = False  # the backward is run many times
     flush = flush_buffer()
-    wanted = [n for n in CASES if any(part in n for part in args.cases.split(","))]
+    wanted = args.cases.split(",")
     results: dict[str, Any] = {}
     bad: list[str] = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print("| case | fused | launches | us | speedup | error stock / ours |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name in wanted:
-        try:
-            found = run_case(name, CASES[name], flush)
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            print(f"| {name} | {type(error).__name__}: {str(error)[:120]!r} |", flush=True)
-            bad.append(name)
-            continue
-        print(row(name, found), flush=True)
-        results[name] = {key: dataclasses.asdict(value) for key, value in found.items()}
-        args.out.write_text(json.dumps(results, indent=1))
-        stock, ours = found["stock"], found["mixorder"]
-        slower = ours.microseconds > stock.microseconds * SLACK
-        if not ours.fused or slower or ours.error > stock.error * 1.05 + 1e-6:
-            bad.append(name)
-    print(f"not fused, slower or less accurate: {', '.join(bad) or 'none'}")
+    for group, cases in GROUPS.items():
+        chosen = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
+        if chosen:
+            print(f"\n### {group.capitalize()}\n\n{HEADER}\n" + "|".join([""] + [" --- "] * 7 + [""]))
+        for name, case in chosen.items():
+            try:
+                stock, ours = run_case(case, args.small, flush)
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                print(f"| {name} | {type(error).__name__}: {str(error)[:120]!r} | | | | | |", flush=True)
+                bad.append(f"{name} ({type(error).__name__})")
+                continue
+            print(row(name, stock, ours), flush=True)
+            results[name] = {"stock": dataclasses.asdict(stock), "mixorder": dataclasses.asdict(ours)}
+            args.out.write_text(json.dumps(results, indent=1))
+            if found := faults(case, args.small, stock, ours):
+                bad.append(f"{name} ({', '.join(found)})")
+    print(f"\nfaults: {'; '.join(bad) or 'none'}")
     return bool(bad)
 
 

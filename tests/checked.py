@@ -1,0 +1,33 @@
+"""A case of the family, compiled by mixorder beside stock Inductor: regions, strides, errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from graphs import bf16, f32
+
+from mixorder.report import collect
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from cases import Case, Compile, Example, found_in, relative_errors  # noqa: E402
+
+
+def check_case(
+    case: Case, shape: tuple[int, ...], dtype: torch.dtype, device: str, ours: Compile, stock: Compile
+) -> None:
+    """Assert that `ours`, with no least size of a region, fuses what the case says, as exactly as `stock`."""
+    example = Example(case, shape, dtype, device)
+    with collect() as records:
+        results = example.step(ours)()
+    assert found_in(records) == case.expected(shape, min_numel=0)
+    plain, exact = example.step(stock)(), example.exact(stock)
+    for mine, theirs in zip(results, plain, strict=True):
+        assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
+    # A kernel rounds at other places; a chain of matmuls adds an error of the stored dtype.
+    noise = max(torch.finfo(dtype).eps / 4, torch.finfo(f32).eps)
+    for mine, theirs in zip(relative_errors(results, exact), relative_errors(plain, exact), strict=True):
+        assert mine <= 1.25 * theirs + noise
+        assert theirs < (0.1 if dtype == bf16 else 1e-4)  # else the reference is one of something else

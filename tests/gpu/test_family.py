@@ -1,0 +1,18 @@
+"""On a GPU: every case of the family at a middle size, against float64 beside stock Inductor."""
+
+from __future__ import annotations
+
+import pytest
+from checked import check_case
+from graphs import bf16
+
+from cases import CASES  # isort: skip
+from family import OURS, STOCK, inductor  # isort: skip
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    case, ours = CASES[name], OURS | {"mixorder_min_numel": 0}
+    check_case(case, case.shapes.middle, bf16, "cuda", inductor(ours), inductor(STOCK))
