@@ -120,6 +120,23 @@ def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
     assert [options.split_size for _, options, _ in runs] == [8, 8]
 
 
+@pytest.mark.parametrize("way", ["options", "patch"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_of_torch(runs: Recorder, mode: str, way: str) -> None:
+    if way == "options":
+        train_step(torch.compile(loss, options={**torch._inductor.list_mode_options(mode), "mixorder": True}))
+    else:
+        with config.patch("mixorder", True):
+            train_step(torch.compile(loss, mode=mode))
+    assert [options.enabled for _, options, _ in runs] == [True, True]
+
+
+def test_a_mode_and_options_exclude_each_other() -> None:
+    """The premise of what the README says of modes."""
+    with pytest.raises(RuntimeError, match="mode or options"):
+        torch.compile(loss, mode="max-autotune", options={"mixorder": True})
+
+
 def test_bad_value_is_told(runs: Recorder) -> None:
     with pytest.raises(Exception, match="'mixorder_split_size' is -1; allowed: int >= 0"):
         train_step(compiled(mixorder=True, mixorder_split_size=-1))

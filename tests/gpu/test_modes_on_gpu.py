@@ -11,7 +11,6 @@ import pytest
 import torch
 from modes import *  # noqa: F403
 from modes import close, exact, inputs, norm
-from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
@@ -52,12 +51,6 @@ def test_modes_of_torch(mode, way):
             grads = train(torch.compile(module, mode=mode, dynamic=False), module, x, dy)
     assert counters["mixorder"]["fused_regions"] == 4
     close(grads, exact(module, x, dy))
-
-
-def test_mode_and_options_exclude_each_other():
-    """The premise of the test above. If this fails, the README can say something simpler."""
-    with pytest.raises(RuntimeError, match="mode or options"):
-        torch.compile(nn.LayerNorm(8), mode="max-autotune", options=STRICT)
 
 
 def test_autocast_runs_a_norm_in_float32():
