@@ -34,25 +34,31 @@ class MixOrderPass(CustomGraphPass):
 
 
 def wrap_compile_fx(module: ModuleType) -> None:
-    """Wrap the two entry points of `torch._inductor.compile_fx`. Idempotent."""
-    _wrap(module, "fx_codegen_and_compile", _with_our_pass)
+    """Wrap what compiles one graph, and the entry point, of `torch._inductor.compile_fx`. Idempotent.
+
+    `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, where the options arrive with the
+    rest of the config; anything above it would be called in the parent, whose passes stay there.
+    """
+    _wrap(module, "_InProcessFxCompile.codegen_and_compile", _with_our_pass)
     _wrap(module, "compile_fx", _keep_options_for_backward)
 
 
-def _wrap(module: ModuleType, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
-    original = getattr(module, name, None)
+def _wrap(module: ModuleType, path: str, wrap: Callable[..., Callable[..., Any]]) -> None:
+    *owners, name = path.split(".")
+    owner = functools.reduce(lambda o, attribute: getattr(o, attribute, None), owners, module)
+    original = getattr(owner, name, None)
     if original is None:
-        log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, name)
+        log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
     elif not getattr(original, "_mixorder_wrapper", False):
         wrapper = functools.wraps(original)(wrap(original))
         wrapper._mixorder_wrapper = True  # type: ignore[attr-defined]
-        setattr(module, name, wrapper)
+        setattr(owner, name, wrapper)
 
 
 def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile one graph with our pass after the user's, and Inductor's own mix-order off."""
 
-    def fx_codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
+    def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
         if not Options.current().enabled:
             return original(*args, **kwargs)
         passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, MixOrderPass())
@@ -60,7 +66,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
         with config.patch(patches):
             return original(*args, **kwargs)
 
-    return fx_codegen_and_compile
+    return codegen_and_compile
 
 
 def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,8 @@ from .options import Options
 
 
 def compile_for_interpreter(options: Options) -> Callable[..., Any]:
-    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes), then our
-    pass, then the graph node by node on CPU tensors, kernels interpreted.
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with ours
+    where Inductor runs it), then node by node on CPU tensors, kernels interpreted.
 
     Raises RuntimeError if `TRITON_INTERPRET` is not set.
     """
@@ -36,17 +36,21 @@ def compile_for_interpreter(options: Options) -> Callable[..., Any]:
 def _inner_compile(options: Options) -> Callable[..., Any]:
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         from torch._guards import detect_fake_mode
+        from torch._inductor import config
         from torch._inductor.fx_passes.post_grad import post_grad_passes
         from torch._inductor.virtualized import V
 
-        from . import pipeline
+        from . import _compat, pipeline
 
         _map_libdevice()
         _round_as_a_gpu()
-        with V.set_fake_mode(detect_fake_mode(example_inputs)):
+        passes = config.post_grad_custom_post_pass
+        if options.enabled:
+            ours = functools.partial(pipeline.run, options=options)
+            passes = _compat.append_graph_pass(passes, ours)
+        fake_mode = detect_fake_mode(example_inputs)
+        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=passes):
             post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
-            if options.enabled:
-                pipeline.run(gm.graph, options)
         gm.graph.lint()
         gm.recompile()
 

@@ -1,9 +1,12 @@
 """Loading and installing, with the real Inductor CPU backend and a recorder for the pipeline."""
 
+import os
 import pickle
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +118,23 @@ def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
         out = compiled(mixorder_split_size=8)(x)
     out.backward()
     assert [options.split_size for _, options, _ in runs] == [8, 8]
+
+
+@pytest.mark.parametrize("way", ["options", "patch"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_of_torch(runs: Recorder, mode: str, way: str) -> None:
+    if way == "options":
+        train_step(torch.compile(loss, options={**torch._inductor.list_mode_options(mode), "mixorder": True}))
+    else:
+        with config.patch("mixorder", True):
+            train_step(torch.compile(loss, mode=mode))
+    assert [options.enabled for _, options, _ in runs] == [True, True]
+
+
+def test_a_mode_and_options_exclude_each_other() -> None:
+    """The premise of what the README says of modes."""
+    with pytest.raises(RuntimeError, match="mode or options"):
+        torch.compile(loss, mode="max-autotune", options={"mixorder": True})
 
 
 def test_bad_value_is_told(runs: Recorder) -> None:
@@ -265,10 +285,13 @@ def test_uuid_covers_source_and_options(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_wrapping_is_idempotent_and_transparent() -> None:
-    for name in ("fx_codegen_and_compile", "compile_fx"):
-        wrapper = getattr(compile_fx, name)
+    for owner, name in (
+        (compile_fx._InProcessFxCompile, "codegen_and_compile"),
+        (compile_fx, "compile_fx"),
+    ):
+        wrapper = getattr(owner, name)
         install.wrap_compile_fx(compile_fx)
-        assert getattr(compile_fx, name) is wrapper
+        assert getattr(owner, name) is wrapper
         assert not hasattr(wrapper.__wrapped__, "__wrapped__")
         assert pickle.loads(pickle.dumps(wrapper)) is wrapper
 
@@ -276,15 +299,15 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
 def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     module = types.ModuleType("strange")
     install.wrap_compile_fx(module)
-    assert "this torch has no strange.fx_codegen_and_compile" in caplog.text
-    assert not hasattr(module, "fx_codegen_and_compile")
+    assert "this torch has no strange._InProcessFxCompile.codegen_and_compile" in caplog.text
+    assert not hasattr(module, "_InProcessFxCompile")
 
 
 USE = """
 from torch._inductor import config
 torch.compile(lambda x: x, options={"mixorder": True})
 import torch._inductor.compile_fx as m
-assert m.fx_codegen_and_compile.__wrapped__ and config.mixorder_source_hash
+assert m._InProcessFxCompile.codegen_and_compile.__wrapped__ and config.mixorder_source_hash
 assert not any("mixorder._autoload" in type(f).__module__ for f in sys.meta_path)
 print("ok")
 """
@@ -347,9 +370,57 @@ for module in (c, m):
 assert "mix_order_reduction" in inspect.getsource(c)
 importlib.reload(m)
 a.register()
-print(hasattr(m.fx_codegen_and_compile, "__wrapped__"))
+print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
 """
     assert python(code) == "True"
+
+
+OTHER_PROCESS = """
+import sys, torch
+from pathlib import Path
+from torch._inductor.compile_fx import FxCompile
+
+def pair(x, dy):
+    product = x * dy
+    return dy - x * product.sum(1, keepdim=True), product.sum(0)
+
+if __name__ == "__main__":
+    x, dy = torch.randn(37, 20), torch.randn(37, 20)
+    options = {"mixorder": True, "mixorder_interpret": True, "mixorder_dump_dir": sys.argv[1]}
+    with torch.no_grad():
+        ours = torch.compile(pair, options=options)(x, dy)
+    for mine, theirs in zip(ours, pair(x, dy), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    ((compiler, stats),) = FxCompile._compile_stats.items()
+    (declined,) = Path(sys.argv[1]).rglob("*_declined.txt")
+    print(compiler.__name__, stats.codegen_and_compile, declined.read_text().split(":")[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "compiler"),
+    [
+        ("NORMAL", "_InProcessFxCompile"),
+        ("SUBPROCESS", "_SubprocessFxCompile"),
+    ],
+)
+def test_the_pass_runs_wherever_the_graph_is_compiled(tmp_path: Path, mode: str, compiler: str) -> None:
+    """The region is too small, so that no GPU is asked for; it is the dump that tells of the pass."""
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_PROCESS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "dump")],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_FX_COMPILE_MODE": mode,
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [compiler, "1", "too-small"]
 
 
 def test_failed_import_is_tried_again() -> None:
@@ -375,6 +446,6 @@ threads = [threading.Thread(target=importlib.import_module, args=(name,)) for _ 
 for t in threads: t.start()
 for t in threads: t.join()
 import torch._inductor.compile_fx as m
-print(m.config.mixorder, hasattr(m.fx_codegen_and_compile, "__wrapped__"))
+print(m.config.mixorder, hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
 """
     assert python(code) == "False True"

@@ -1,0 +1,293 @@
+"""Shapes and layouts: ratios of rows to columns, inputs that are views, results that are viewed or written.
+
+Fresh buffers hold NaN (conftest.py), so an element that no program writes shows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import HFRMSNorm, f32, pair, randomised, snapshot, traced
+from results import RESULTS, aliases
+from running import OFF, ON, Tensors
+from torch import nn
+from torch._dynamo.utils import counters
+
+from mixorder import pipeline
+from mixorder.errors import Decline
+from mixorder.interpret import compile_for_interpreter
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
+Forward = Callable[..., torch.Tensor]
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+def sine(y: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradient differs from element to element."""
+    return (y.sin() * y).sum()
+
+
+def norm(name: str, cols: int) -> nn.Module:
+    return randomised(NORMS[name](cols), f32)
+
+
+def run(function: Callable[..., Any], module: nn.Module, xs: Tensors, loss: Loss) -> Tensors:
+    xs = tuple(x.detach().requires_grad_() for x in xs)  # keeps the strides
+    return torch.autograd.grad(loss(function(*xs)), [*xs, *module.parameters()])
+
+
+def compiled_run(
+    forward: Forward, module: nn.Module, xs: Tensors, loss: Loss, options: Options, dynamic: bool = False
+) -> Tensors:
+    torch._dynamo.reset()
+    backend = compile_for_interpreter(options)
+    function = torch.compile(lambda *xs: forward(module, *xs), backend=backend, dynamic=dynamic)
+    return run(function, module, xs, loss)
+
+
+def compare(
+    forward: Forward,
+    module: nn.Module,
+    xs: Tensors,
+    loss: Loss = sine,
+    dynamic: bool = False,
+    cancelled: float = 0.0,
+) -> list[RegionRecord | Decline]:
+    """Gradients, with mixorder no further from float64's than stock's; gives what became of the regions.
+
+    `cancelled`: the size of the terms that a gradient is a difference of, where it is much larger.
+    """
+    with collect() as records:
+        ours = compiled_run(forward, module, xs, loss, ON, dynamic)
+    stock = compiled_run(forward, module, xs, loss, OFF, dynamic)
+    exact_module = copy.deepcopy(module).double()
+    wide = tuple(x.double() for x in xs)
+    exact = run(lambda *xs: forward(exact_module, *xs), exact_module, wide, loss)
+    terms = max(sum(x.numel() for x in xs), 1)
+    for mine, theirs, truth in zip(ours, stock, exact, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape and mine.isfinite().all()
+        my_error, their_error = (float((t.double() - truth).norm()) for t in (mine, theirs))
+        size = float(truth.norm()) + cancelled
+        assert my_error <= 1.1 * their_error + 2 * torch.finfo(f32).eps * terms**0.5 * size
+    return records
+
+
+def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module(x)
+
+
+RATIOS = [
+    *[(16, 16), (64, 64), (17, 17)],
+    *[(1, 20), (2, 1000), (3, 4097), (5, 6), (67, 33), (1500, 3), (4099, 2)],
+    *[(1, 1), (30, 1)],
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("rows", "cols"), RATIOS)
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_rows_and_columns(name: str, rows: int, cols: int, dynamic: bool) -> None:
+    x = torch.randn(rows, cols)
+    # Along few columns a norm's dx is a small difference of terms as large as rstd times dy.
+    cancelled = 1e2 * rows**0.5 if cols <= 3 else 0.0
+    (record,) = compare(apply, norm(name, cols), (x,), dynamic=dynamic, cancelled=cancelled)
+    assert isinstance(record, RegionRecord) and record.cols == cols
+    # Dynamo never makes a 1 symbolic, and takes equal sizes for one, here the weight's.
+    assert isinstance(record.rows, str) == (dynamic and rows not in (1, cols))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(0, 20), (3, 0, 20)])
+@pytest.mark.parametrize("name", NORMS)
+def test_no_rows(name: str, shape: tuple[int, ...], dynamic: bool) -> None:
+    """There is nothing to fuse; the weights' gradients are zero, not what was in memory."""
+    assert compare(apply, norm(name, 20), (torch.randn(shape),), dynamic=dynamic) == []
+
+
+def test_all_rows_sliced_off() -> None:
+    x, dy = torch.randn(37, 20), torch.randn(37, 20)
+    with collect() as records, torch.no_grad():
+        function = torch.compile(
+            lambda x, dy: pair(x[:0], dy[:0]), backend=compile_for_interpreter(ON), dynamic=False
+        )
+        dx, dw = function(x, dy)
+    assert records == [] and dx.shape == (0, 20) and torch.equal(dw, torch.zeros(20))
+
+
+def test_rows_found_to_vary_after_the_first_call() -> None:
+    """Dynamo's own choice: the first compile is static, the second serves all other numbers of rows."""
+    module = norm("layer", 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON))
+    with collect() as records:
+        for rows in (5, 9, 30, 300):
+            xs = (torch.randn(rows, 16),)
+            for mine, theirs in zip(
+                run(compiled, module, xs, sine), run(module, module, xs, sine), strict=True
+            ):
+                torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    static, dynamic = records
+    assert isinstance(static, RegionRecord) and static.rows == 5
+    assert isinstance(dynamic, RegionRecord) and str(dynamic.rows).startswith("s")
+
+
+def test_unbacked_rows_are_left_alone() -> None:
+    """Nothing is known of such a size, not even that it is not zero: no region, and no error."""
+    module = norm("layer", 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON))
+    with collect() as records:
+        for rows in (5, 9, 1, 0):
+            x, dy = torch.randn(rows, 16, requires_grad=True), torch.randn(rows, 16)
+            torch._dynamo.decorators.mark_unbacked(x, 0)
+            inputs = [x, *module.parameters()]
+            ours = torch.autograd.grad(compiled(x), inputs, dy)
+            for mine, theirs in zip(ours, torch.autograd.grad(module(x), inputs, dy), strict=True):
+                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    assert records == []
+
+
+# x of many layouts, outside and inside the compiled function.
+
+INPUTS: dict[str, tuple[Forward, Callable[[], torch.Tensor]]] = {
+    "row_stride_above_cols": (apply, lambda: torch.randn(37, 24)[:, :20]),
+    "slice_with_offset": (apply, lambda: torch.randn(41, 64)[2:39, 7:27]),
+    "every_other_row": (apply, lambda: torch.randn(37, 20)[::2]),
+    "leading_dims_swapped": (apply, lambda: torch.randn(5, 7, 20).transpose(0, 1)),
+    "leading_dims_rolled": (apply, lambda: torch.randn(3, 5, 7, 20).permute(2, 0, 1, 3)),
+    "rows_expanded": (apply, lambda: torch.randn(1, 20).expand(37, 20)),
+    "middle_dim_expanded": (apply, lambda: torch.randn(5, 1, 20).expand(5, 7, 20)),
+    "columns_expanded": (apply, lambda: torch.randn(37, 1).expand(37, 20) + torch.zeros(20)),
+    "rows_overlap": (apply, lambda: torch.randn(200).as_strided((37, 20), (3, 1))),
+    "rows_padded_in_batches": (apply, lambda: torch.randn(5, 9, 24)[:, 1:8, :20]),
+    "sliced_inside": (lambda m, x: m(x[:, 8:28]), lambda: torch.randn(37, 64)),
+    "swapped_inside": (lambda m, x: m(x.transpose(0, 1)), lambda: torch.randn(5, 7, 20)),
+    "expanded_inside": (lambda m, x: m(x[:, None].expand(5, 7, 20)), lambda: torch.randn(5, 20)),
+    "chunk_of_qkv": (
+        lambda m, x: torch.cat([m(x.chunk(3, -1)[0]), m(x.chunk(3, -1)[1]), x.chunk(3, -1)[2]], -1),
+        lambda: torch.randn(37, 60),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["layer", "hf"])
+@pytest.mark.parametrize("layout", INPUTS)
+def test_layouts_of_x(layout: str, name: str, dynamic: bool) -> None:
+    forward, make = INPUTS[layout]
+    records = compare(forward, norm(name, 20), (make(),), dynamic=dynamic)
+    if (layout, name, dynamic) == ("chunk_of_qkv", "layer", True):
+        # Dynamo guards on (width + 2) // 3 == 20 and leaves the width symbolic in what it copies.
+        assert [r.reason.value for r in records if isinstance(r, Decline)] == ["dynamic-shape"] * 2
+        return
+    assert len(records) == (2 if layout == "chunk_of_qkv" else 1)
+    assert all(isinstance(r, RegionRecord) and r.cols == 20 for r in records)
+
+
+# What the rest of the model makes of y decides on dy's layout.
+
+GRADS: dict[str, Loss] = {
+    "expanded_scalar": lambda y: y.sum(),
+    "expanded_columns": lambda y: y.mean(-1).sin().sum(),
+    "expanded_rows": lambda y: y.mean(0).sin().sum(),
+    "padded": lambda y: nn.functional.pad(y, (2, 3)).sin().sum(),
+    "slice_of_wider": lambda y: torch.cat([y, y * 2], -1).sin().sum(),
+    "half_of_it_unused": lambda y: y[..., 3:11].sin().sum(),
+    "swapped_leading_dims": lambda y: y.reshape(-1, 1, 20).transpose(0, 1).sin().sum(),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("grad", GRADS)
+def test_layouts_of_dy(grad: str, inside: bool) -> None:
+    """With the loss inside the graph dy is computed there; with it outside, dy is an input."""
+    loss = GRADS[grad]
+    forward: Forward = (lambda m, x: loss(m(x))) if inside else apply
+    records = compare(forward, norm("layer", 20), (torch.randn(37, 20),), torch.sum if inside else loss)
+    assert [type(r) for r in records] == [RegionRecord]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(37, 24)[:, 2:22],
+        lambda: torch.randn(1, 20).expand(37, 20),
+        lambda: torch.randn(37, 1).expand(37, 20),
+        lambda: torch.tensor(0.7).expand(37, 20),
+        lambda: torch.randn(45 * 20).as_strided((37, 20), (20, 1), 8 * 20),
+    ],
+    ids=["slice", "expanded_rows", "expanded_columns", "expanded_scalar", "offset"],
+)
+def test_dy_given_as_a_view(make: Callable[[], torch.Tensor]) -> None:
+    """AOTAutograd may copy it to the layout it has guessed; whatever it does, dx is right."""
+    module, x, dy = norm("layer", 20), torch.randn(37, 20, requires_grad=True), make()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=False)
+    inputs = [x, *module.parameters()]
+    ours = torch.autograd.grad(compiled(x), inputs, dy)
+    assert counters["mixorder"] == {"fused_regions": 1}
+    for mine, theirs in zip(ours, torch.autograd.grad(module(x), inputs, dy), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+# Read across memory: declined, and nothing is changed.
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_transposed_inputs_are_declined(both: bool) -> None:
+    """Dynamo keeps the strides of an input: the placeholder has them, and no node copies it."""
+    x, dy = torch.randn(20, 37).t(), torch.randn(20, 37).t() if both else torch.randn(37, 20)
+    torch._dynamo.reset()
+    with collect() as records, torch.no_grad():
+        ours = torch.compile(pair, backend=compile_for_interpreter(ON), dynamic=False)(x, dy)
+    assert [r.reason.value for r in records if isinstance(r, Decline)] == ["layout"] and len(records) == 1
+    for mine, theirs in zip(ours, pair(x, dy), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_graph_of_a_transposed_input() -> None:
+    """A `permute` is the region's input, its strides those of the view: no copy lies between."""
+    graph = traced(lambda x, dy: pair(x.t(), dy), ((20, 37), f32), ((37, 20), f32))
+    (view,) = [n for n in graph.nodes if n.target is torch.ops.aten.permute.default]
+    assert view.meta["val"].stride() == (1, 37)
+    assert any(user.target is torch.ops.aten.mul.Tensor for user in view.users)
+    before = snapshot(graph)
+    pipeline.run(graph, ON)
+    assert counters["mixorder"] == {"declined:layout": 1} and snapshot(graph) == before
+
+
+def test_every_other_column_is_declined() -> None:
+    x = torch.randn(37, 40)[:, ::2]
+    records = compare(apply, norm("layer", 20), (x,))
+    assert [r.reason.value for r in records if isinstance(r, Decline)] == ["layout"] and len(records) == 1
+
+
+# Results that are viewed, written, returned twice, or gathered in a larger buffer.
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name: str, dynamic: bool) -> None:
+    function, shapes, regions = RESULTS[name]
+    mine = tuple(torch.randn(shape) for shape in shapes)
+    theirs, exact = tuple(t.clone() for t in mine), tuple(t.double() for t in mine)
+    torch._dynamo.reset()
+    backend = compile_for_interpreter(ON)
+    for x in mine[:2] if dynamic else ():
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    with torch.no_grad(), collect() as records:
+        ours = torch.compile(function, backend=backend, dynamic=None if dynamic else False)(*mine)
+        eager = function(*theirs)
+        exact = (*function(*exact), *exact)
+    assert [type(r) for r in records] == [RegionRecord] * regions
+    assert all(isinstance(r.rows, str) == dynamic for r in records if isinstance(r, RegionRecord))
+    for ours_now, other, truth in zip((*ours, *mine), (*eager, *theirs), exact, strict=True):
+        assert ours_now.shape == other.shape and ours_now.stride() == other.stride()
+        torch.testing.assert_close(ours_now.double(), truth, atol=1e-4, rtol=1e-4)
+    assert aliases((*ours, *mine)) == aliases((*eager, *theirs))

@@ -1,0 +1,366 @@
+"""Ways to train that change the graphs: autocast, checkpointing, compiled autograd, subclasses and others.
+
+Each test wants the pairs fused and the gradients within rounding of eager float64's. The tests are collected
+where they are imported, which is also where `target` says how to compile: for the Triton interpreter in
+tests/interpreter, with Inductor's options in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs import Block, HFRMSNorm, bf16, f32, randomised
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass
+class Target:
+    """Where tensors live, and the arguments of `torch.compile` that turn mixorder on."""
+
+    device: str = ""
+    compile: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+target = Target()
+
+SHAPE = (37, 20)
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
+ROUNDING = 2e-6
+
+
+def norm(name: str = "layer") -> nn.Module:
+    return randomised(NORMS[name](SHAPE[1]), f32).to(target.device)
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """What CUDA's autocast makes of a LayerNorm; the CPU's leaves it in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(torch.promote_types(x.dtype, f32)))
+
+
+def block(kind: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
+    module = randomised(Block(SHAPE[1], kind), f32).to(target.device)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(0.3)
+    return module
+
+
+def compiled(function: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False, **target.compile, **kwargs)
+
+
+def inputs() -> Tensors:
+    x, dy = (torch.randn(SHAPE, device=target.device) for _ in range(2))
+    return x.requires_grad_(), dy
+
+
+def grads(function: Callable[..., Any], module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    y = function(x)
+    return torch.autograd.grad(y, [x, *module.parameters()], dy.to(y.dtype))
+
+
+def exact(
+    module: nn.Module, x: torch.Tensor, dy: torch.Tensor, forward: Callable[..., Any] | None = None
+) -> Tensors:
+    """Gradients of x and the parameters in eager float64; `forward(module, x)` if it is not the module's."""
+    module, x = copy.deepcopy(module).double(), x.detach().double().requires_grad_()
+    return grads(lambda x: forward(module, x) if forward else module(x), module, x, dy.double())
+
+
+def close(ours: Any, truths: Any, bound: float = ROUNDING) -> None:
+    for mine, truth in zip(ours, truths, strict=True):
+        assert mine.shape == truth.shape
+        assert float((mine.double() - truth).norm()) <= bound * float(truth.norm())
+
+
+def fused(regions: int) -> bool:
+    return counters["mixorder"]["fused_regions"] == regions
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, WideLayerNorm, nn.RMSNorm, HFRMSNorm])
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_autocast(where: str, kind: Callable[[int], nn.Module]) -> None:
+    """Float32 weights, matrix products in bfloat16; the casts between them and the norms join the regions."""
+    module, (x, dy) = block(kind), inputs()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(target.device, bf16):
+            return module(x)
+
+    if where == "inside":
+        ours = grads(compiled(inside), module, x, dy)
+    else:
+        function = compiled(module)
+        with torch.autocast(target.device, bf16):
+            y = function(x)
+        ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    assert fused(4)
+    truths = exact(module, x, dy)
+    eager = grads(inside, module, x, dy)
+    for mine, theirs, truth in zip(ours, eager, truths, strict=True):
+        assert mine.dtype == f32
+        my_error, their_error = (float((t.double() - truth).norm()) for t in (mine, theirs))
+        assert my_error <= 1.5 * their_error + ROUNDING * float(truth.norm())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_activation_checkpointing(where: str, use_reentrant: bool) -> None:
+    """Inside the graph the partitioner recomputes; around it the whole forward runs again."""
+    module, (x, dy) = block(), inputs()
+    if where == "inside":
+        function = compiled(lambda x: checkpoint(module, x, use_reentrant=use_reentrant))
+    else:
+        inner = compiled(module)
+        function = lambda x: checkpoint(inner, x, use_reentrant=use_reentrant)  # noqa: E731
+    function(x).backward(dy)
+    assert fused(4)
+    close([x.grad, *(p.grad for p in module.parameters())], exact(module, x, dy))
+
+
+@pytest.mark.parametrize("saved", ["matmuls", "norms", "nothing"])
+def test_selective_checkpointing(saved: str) -> None:
+    module, (x, dy) = block(), inputs()
+    aten = torch.ops.aten
+    keep = {
+        "matmuls": {aten.mm.default, aten.addmm.default},
+        "norms": {aten.native_layer_norm.default},
+        "nothing": set(),
+    }[saved]
+
+    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in keep else CheckpointPolicy.MUST_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    function = compiled(
+        lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts), fullgraph=True
+    )
+    close(grads(function, module, x, dy), exact(module, x, dy))
+    assert counters["mixorder"]["fused_regions"] >= 4
+
+
+def test_backward_twice() -> None:
+    """`retain_graph=True`: the second backward reads what the first one read, unwritten."""
+    module, (x, dy) = block(), inputs()
+    y = compiled(module)(x)
+    wanted = [x, *module.parameters()]
+    first = torch.autograd.grad(y, wanted, dy, retain_graph=True)
+    kept = [g.clone() for g in first]
+    second = torch.autograd.grad(y, wanted, dy)
+    assert fused(4)
+    for a, b, c in zip(first, second, kept, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+    close(first, exact(module, x, dy))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_gradients_accumulate_over_micro_batches(fullgraph: bool) -> None:
+    module, total = block(), None
+    function = compiled(module, fullgraph=fullgraph)
+    for _ in range(3):
+        x, dy = inputs()
+        function(x).backward(dy)
+        truths = exact(module, x, dy)
+        close([x.grad], truths[:1])
+        total = truths[1:] if total is None else [a + b for a, b in zip(total, truths[1:], strict=True)]
+    assert fused(4)
+    close([p.grad for p in module.parameters()], total)
+
+
+def test_gradients_accumulate_inside_the_graph() -> None:
+    """The sum with the old gradient is an epilogue of the region, and its copy a write to an input."""
+    module, (x, dy) = norm(), inputs()
+    old = [torch.randn_like(p) for p in module.parameters()]
+    buffers = [g.clone() for g in old]
+
+    def step(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        x_hat = (x - x.mean(1, keepdim=True)) * torch.rsqrt(x.var(1, keepdim=True, correction=0) + 1e-5)
+        dx_hat = dy * module.weight
+        along = (dx_hat * x_hat).mean(1, keepdim=True)
+        buffers[0].add_((dy * x_hat).sum(0))
+        buffers[1].add_(dy.sum(0))
+        return (dx_hat - dx_hat.mean(1, keepdim=True) - x_hat * along) * torch.rsqrt(
+            x.var(1, keepdim=True, correction=0) + 1e-5
+        )
+
+    with torch.no_grad():
+        dx = compiled(step)(x.detach(), dy)
+    assert fused(1)
+    truths = exact(module, x, dy)
+    close([dx, *buffers], [truths[0], *(g + o for g, o in zip(truths[1:], old, strict=True))])
+
+
+@contextlib.contextmanager
+def compiled_autograd(how: str) -> Iterator[Callable[..., Any]]:
+    """Yields what runs a training step under compiled autograd."""
+    torch._dynamo.reset()
+    if how == "config":
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            yield torch.compile(lambda step: step(), dynamic=False, **target.compile)
+    else:
+        with torch._dynamo.compiled_autograd._enable(torch.compile(dynamic=False, **target.compile)):
+            yield lambda step: step()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", ["config", "enable"])
+def test_compiled_autograd(how: str) -> None:
+    module, (x, dy) = block(), inputs()
+
+    def step() -> None:
+        function(x).backward(dy)
+
+    with compiled_autograd(how) as run:
+        function = module
+        if how == "enable":
+            function = torch.compile(module, dynamic=False, **target.compile)
+        run(step)
+    assert fused(4)
+    close([x.grad, *(p.grad for p in module.parameters())], exact(module, x, dy))
+
+
+def extremes(x: torch.Tensor) -> Any:
+    return x.amax(-1), x.amax(0)
+
+
+def softmax_and_its_sums(x: torch.Tensor) -> Any:
+    y = x.softmax(-1)
+    return y, y.sum(0)
+
+
+@pytest.mark.parametrize("function", [extremes, softmax_and_its_sums])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference(context: Callable[[], Any], function: Callable[..., Any]) -> None:
+    x = torch.randn(SHAPE, device=target.device)
+    with context():
+        ours = compiled(function)(x)
+    assert fused(1)
+    close(ours, function(x.double()))
+
+
+def test_one_module_used_twice() -> None:
+    module, (x, dy) = norm(), inputs()
+
+    def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(module(x.sin()) * 2)
+
+    ours = grads(compiled(functools.partial(forward, module)), module, x, dy)
+    assert fused(1)  # one norm's dx is the other's dy, row by row: a single kernel
+    close(ours, exact(module, x, dy, forward))
+
+
+def test_one_module_called_twice() -> None:
+    """Two calls of one compiled module, one backward through both."""
+    module, (x, dy) = norm(), inputs()
+    function = compiled(module)
+    ours = grads(lambda x: function(function(x).sin()), module, x, dy)
+    assert fused(1)
+    close(ours, exact(module, x, dy, lambda module, x: module(module(x).sin())))
+
+
+def test_nested_compile() -> None:
+    module, (x, dy) = norm(), inputs()
+    inner = compiled(module)
+    outer = torch.compile(lambda x: inner(x.sin()).cos(), dynamic=False, **target.compile)
+    ours = grads(outer, module, x, dy)
+    assert fused(1)
+    close(ours, exact(module, x, dy, lambda module, x: module(x.sin()).cos()))
+
+
+def test_hooks_on_inputs_and_parameters() -> None:
+    module, (x, dy) = norm(), inputs()
+    truth_x, truth_w, truth_b = exact(module, x, dy)
+    seen: list[torch.Tensor] = []
+    weight, bias = module.parameters()
+
+    def negate(p: torch.Tensor) -> None:
+        p.grad.neg_()  # type: ignore[union-attr]
+
+    weight.register_hook(lambda g: seen.append(g.clone()) or g * 2)
+    bias.register_post_accumulate_grad_hook(negate)
+    x.register_hook(lambda g: g * 3)
+    compiled(module)(x).backward(dy)
+    assert fused(1)
+    close([x.grad, weight.grad, bias.grad, *seen], [truth_x * 3, truth_w * 2, -truth_b, truth_w])
+
+
+def test_a_hook_inside_the_graph() -> None:
+    module, (x, dy) = norm(), inputs()
+
+    def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        hidden.register_hook(lambda g: g * 3)
+        return module(hidden)
+
+    ours = grads(compiled(functools.partial(forward, module)), module, x, dy)
+    assert fused(1)
+    close(ours, exact(module, x, dy, forward))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode() -> None:
+    module, (x, dy) = norm(), inputs()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        ours = grads(compiled(module), module, x, dy)
+    assert fused(1)
+    close(ours, exact(module, x, dy))
+
+
+def test_a_subclass_of_two_tensors() -> None:
+    """AOTAutograd traces both tensors into one graph: two pairs, which share the weights."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module, (a, dy) = norm(), inputs()
+    b = torch.randn(SHAPE, device=target.device)
+    x = TwoTensor(a.detach(), b).requires_grad_()
+    dx, dw, db = grads(compiled(module), module, x, TwoTensor(dy, dy * 2))
+    assert fused(2)
+    close([dx.a, dw.a, db.a], exact(module, a, dy))
+    close([dx.b, dw.b, db.b], exact(module, b, dy * 2))
+
+
+@pytest.fixture(params=[1, 2])
+def mesh(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Ranks that exist in name only: collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    try:
+        yield torch.distributed.init_device_mesh(target.device, (request.param,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.parametrize("name", NORMS)
+def test_shards_of_a_dtensor(name: str, mesh: Any) -> None:
+    """Sharded over the sequence, weights replicated: the pair is found among the local tensors, and the
+    weights' gradients are this rank's share of a sum."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    local_module = norm(name)
+    module = copy.deepcopy(local_module)
+    for key, p in list(module.named_parameters()):
+        replicated = DTensor.from_local(p.detach(), mesh, [Replicate()], run_check=False)
+        setattr(module, key, nn.Parameter(replicated))
+    local_x, local_dy = (torch.randn(2, 8, 20, device=target.device) for _ in range(2))
+    x, dy = (DTensor.from_local(t, mesh, [Shard(1)], run_check=False) for t in (local_x, local_dy))
+    ours = grads(compiled(module), module, x.requires_grad_(), dy)
+    assert fused(1)
+    assert ours[0].placements == (Shard(1),)
+    assert all(g.placements == (Partial(),) for g in ours[1:])
+    close([g.to_local() for g in ours], exact(local_module, local_x, local_dy))
