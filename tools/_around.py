@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from _case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, nothing, pairs, wide
+from _case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, pairs, wide
 from _norms import LlamaNorm
 from torch import Tensor, nn
 
@@ -95,10 +95,11 @@ class NormAndConv(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm, self.conv = nn.LayerNorm(dim), nn.Conv1d(dim, dim, 3, padding=1, groups=dim)
+        self.up, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
+        self.conv = nn.Conv1d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(self.norm(x).transpose(1, 2))
+        return self.conv(self.norm(self.up(x)).transpose(1, 2))
 
 
 class ClassToken(nn.Module):
@@ -282,7 +283,7 @@ AROUND = {
     "gradient with two readers": Case(lambda *s: SharedGradient(s[-1]), TOKENS, pairs((2, 2))),
     "reshape after": Case(after_norm(lambda y: y.reshape(-1, y.shape[-1]).sin()), TOKENS, pairs((2, 2))),
     "transpose after": Case(after_norm(lambda y: y.transpose(1, 2)), TOKENS, pairs((2, 2))),
-    "depthwise Conv1d after": Case(lambda *s: NormAndConv(s[-1]), CONV1D, nothing, declined=("layout",)),
+    "depthwise Conv1d after": Case(lambda *s: NormAndConv(s[-1]), CONV1D, pairs((2, 3))),
     "mean over tokens after": Case(after_norm(lambda y: y.mean(1)), TOKENS, pairs((2, 2))),
     "slice after": Case(after_norm(lambda y: y[:, 1:]), TOKENS, pairs((2, 2))),
     "class token before": Case(lambda *s: ClassToken(s[-1]), TOKENS, with_token),

@@ -200,6 +200,11 @@ def per_sample(b: int, s: int, d: int) -> list[Fused]:
     return [(f"kept {b} x row {s} x column {d}", 2, 2)]
 
 
+def with_bias(b: int, s: int, d: int) -> list[Fused]:
+    """The Linear's bias gradient rides along where the gradient is gated."""
+    return [*per_sample(b, s, d), (f"{b * s}x{d}", 0, 1)]
+
+
 NORMS = {
     "LayerNorm": Case(lambda *s: nn.LayerNorm(s[-1]), TOKENS, pairs((2, 2))),
     "LayerNorm, no bias": Case(lambda *s: nn.LayerNorm(s[-1], bias=False), TOKENS, pairs((2, 1))),
@@ -215,7 +220,7 @@ NORMS = {
     "Qwen3 QK-norm": Case(lambda *s: LlamaNorm(s[-1]), QWEN3, pairs((1, 1))),
     "Qwen3 QK-norm, transpose, RoPE": Case(lambda b, s, h, d: Qwen3Query(s, d), QUERIES, pairs((1, 1))),
     "adaLN": Case(lambda *s: AdaLayerNorm(s[-1]), IMAGES, per_sample),
-    "DiT block": Case(lambda *s: DiTBlock(s[-1]), IMAGES, per_sample, inputs=(None, None)),
+    "DiT block": Case(lambda *s: DiTBlock(s[-1]), IMAGES, with_bias, inputs=(None, None)),
     "scale-shift table": Case(lambda *s: ScaleShiftTable(s[-1]), TOKENS, pairs((2, 2))),
     "no parameters, Linear as gate": Case(lambda *s: GatedByLinear(s[-1]), TOKENS, pairs((1, 1))),
     "norm of a gated product": Case(lambda *s: NormOfGatedProduct(s[-1]), TOKENS, pairs((1, 1))),

@@ -13,9 +13,10 @@ from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
-from .grow import Scope, by_position, grow
+from .grow import grow
 from .nodes import is_pointwise, is_view, operands, reduced
 from .region import Region, Seed
+from .scope import Scope, by_position
 from .stages import with_stages
 
 Found = Generator[Region | Decline, Region | None, None]
@@ -53,20 +54,23 @@ class _Numbered:
             if node in scope.outer and scope.inner:
                 inner, outer = pair(scope, node)
                 if inner:
-                    yield from self.attempt_pair(scope, inner, outer, node)
+                    related = [n for n in outer if _is_related(scope, n, node)]
+                    yield from self.attempt_in_turn(scope, inner, (outer, related), node)
         for node, scope in outers:
             if node in scope.outer and _source_is_written(scope, node):
-                yield from self.attempt(scope, [], [node], node)
+                yield from self.attempt_in_turn(scope, [], (_companions(scope, node), [node]), node)
         for node, scope in outers:
             if node in scope.outer and node in self.cycles:
                 yield self.cycles[node]
 
-    def attempt_pair(self, scope: Scope, inner: list[Node], outer: list[Node], first: Node) -> Found:
-        """Try all outer reductions that share a read, then only those that read what `first` does.
+    def attempt_in_turn(
+        self, scope: Scope, inner: list[Node], choices: tuple[list[Node], ...], first: Node
+    ) -> Found:
+        """Try a choice of outer reductions after the other, while there is a cycle.
 
         What shares no more than an activation may come before a matrix product that the others come after.
         """
-        for outers in (outer, [n for n in outer if _is_related(scope, n, first)]):
+        for outers in choices:
             self.cycles.pop(first, None)
             yield from self.attempt(scope, inner, outers, first)
             if first not in self.cycles:
@@ -109,7 +113,19 @@ def _source_is_written(scope: Scope, outer: Node) -> bool:
     while is_view(source):
         source = operands(source)[0]
         others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
-    return bool(others) and is_pointwise(source) and scope.fusible(source) and not scope.recomputed(source)
+    if not others or not is_pointwise(source) or not scope.fusible(source):
+        return False
+    return not scope.recomputed(source) or scope.is_written_anyway(source)
+
+
+def _companions(scope: Scope, outer: Node) -> list[Node]:
+    """The outer reductions of the same space and level that share a full-size read with `outer`."""
+    reads, space = _leaves(scope, outer), columns_alone(_reduced(outer))
+    return by_position(
+        n
+        for n in scope.outer
+        if columns_alone(_reduced(n)) == space and scope.level(n) == 0 and reads & _leaves(scope, n)
+    )
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:

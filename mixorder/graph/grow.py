@@ -11,202 +11,45 @@ Reads the graph around the pair, never writes it. Raises `Decline` where the pai
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
 
-import sympy
-import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import ANY, AxisClass
-from .axes import Size, fits, product, ratio
-from .gathers import is_gather, is_gather_view, is_readable, is_split
-from .nodes import (
-    DTYPES,
-    fake,
-    is_constant,
-    is_pointwise,
-    is_view,
-    operands,
-    reduced,
-    reduction_kind,
-    shape_of,
-)
+from ..loops.ir import AxisClass
+from .axes import Size, fits, product
+from .gathers import is_gather, is_gather_view, is_readable
+from .nodes import fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region, Seed
-
-
-def position(node: Node) -> tuple[int, ...]:
-    """A key that orders nodes as their graph does, also after insertions."""
-    return node._sort_key
-
-
-def by_position(nodes: Iterable[Node]) -> list[Node]:
-    return sorted(nodes, key=position)
-
-
-SMALL = 8  # how many times a tensor goes into the space that is made again rather than written
-
-
-def _is_loop(node: Node) -> bool:
-    return is_pointwise(node) or is_view(node) or is_constant(node)
-
-
-def _bytes(node: Node) -> Size:
-    val, shape = fake(node), shape_of(node)
-    assert val is not None and shape is not None
-    return product((*shape, val.dtype.itemsize))
-
-
-class Scope:
-    """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
-
-    def __init__(self, numel: Size) -> None:
-        self.numel = numel
-        self.inner: set[Node] = set()
-        self.outer: set[Node] = set()
-        self._full: dict[Node, bool] = {}
-        self._fusible: dict[Node, bool] = {}
-        self._computable: dict[Node, bool] = {}
-        self._level: dict[Node, int] = {}
-
-    def is_full(self, node: Node) -> bool:
-        if node not in self._full:
-            self._full[node] = self.share(node) == 1
-        return self._full[node]
-
-    def share(self, node: Node) -> Size:
-        """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
-        shape = shape_of(node)
-        return 0 if shape is None else ratio(self.numel, product(shape)) or 0
-
-    def fusible(self, node: Node) -> bool:
-        """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
-        if node not in self._fusible:
-            self._fusible[node] = self.share(node) != 0 and _is_loop(node)
-        return self._fusible[node]
-
-    def computable(self, node: Node) -> bool:
-        """What can be computed above reductions: what is fusible, gathers, and what they put together."""
-        if node not in self._computable:
-            one = self.is_within(node) and (_is_loop(node) or is_gather(node))
-            self._computable[node] = self.fusible(node) or one or (is_split(node) and is_gather(node))
-        return self._computable[node]
-
-    def is_within(self, node: Node) -> bool:
-        """Whether a tensor has at least one element, and at most as many as the space."""
-        shape = shape_of(node)
-        if shape is None or not (size := product(shape)):
-            return False
-        return self.is_at_most(size, self.numel)
-
-    @staticmethod
-    def is_at_most(size: Size, other: Size) -> bool:
-        """Whether a size is, for all values of its symbols."""
-        return bool(sympy.expand(sympy.sympify(other) - size).is_nonnegative)
-
-    def is_broadcast(self, node: Node) -> bool:
-        """Full size, but made from small tensors alone: nothing of full size is read for it."""
-        return self.fusible(node) and not any(map(self.is_full, operands(node)))
-
-    def above(self, reduction: Node, without: Collection[Node] = ()) -> set[Node]:
-        """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
-        seen: set[Node] = set()
-        todo = list(operands(reduction))
-        while todo:
-            node = todo.pop()
-            if node not in seen and node not in without and (self.fusible(node) or node in self.inner):
-                seen.add(node)
-                todo.extend(operands(node))
-        return seen
-
-    def full_reads(self, reduction: Node) -> frozenset[Node]:
-        """The full-size tensors that computing a reduction reads or passes through."""
-        nodes = {reduction, *self.above(reduction)}
-        reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
-        return frozenset(n for n in reads if not self.is_broadcast(n))
-
-    def level(self, node: Node) -> int:
-        """How many inner reductions that depend on each other lie above a node."""
-        todo = [node]
-        while todo:
-            current = todo[-1]
-            above = [a for a in operands(current) if a in self.inner or self.fusible(a)]
-            unknown = [a for a in above if a not in self._level]
-            if unknown and current not in self._level:
-                todo.extend(unknown)
-                continue
-            self._level[current] = max((self._level[a] + (a in self.inner) for a in above), default=0)
-            todo.pop()
-        return self._level[node]
-
-    def forget(self, nodes: set[Node]) -> None:
-        """Drop reductions that are spoken for, and what was concluded from nodes that may be rewritten."""
-        self.inner -= nodes
-        self.outer -= nodes
-        self._level.clear()
-
-    def depends_on_inner(self, node: Node, ignoring: Iterable[Node]) -> bool:
-        """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
-        seen, todo = set(ignoring), operands(node)
-        while todo:
-            arg = todo.pop()
-            if arg in seen:
-                continue
-            if arg in self.inner:
-                return True
-            seen.add(arg)
-            if self.fusible(arg):
-                todo.extend(operands(arg))
-        return False
-
-    def feeds_inner(self, node: Node, known: set[Node]) -> bool:
-        """Whether a node feeds an inner reduction outside `known` with nothing but pointwise ops between."""
-        todo, seen = [node], {node}
-        while todo:
-            for user in todo.pop().users:
-                if user in self.inner and user not in known:
-                    return True
-                if user in seen or not self.fusible(user):
-                    continue
-                seen.add(user)
-                if not self.depends_on_inner(user, ignoring=known | seen):
-                    todo.append(user)
-        return False
-
-    def recomputed(self, node: Node) -> bool:
-        """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
-        if is_view(node) or is_gather_view(node) or self.is_small(node):
-            return True
-        reads = (a for a in operands(node) if not self.is_small(a) and not is_constant(a))
-        return self.is_at_most(sum(map(_bytes, reads)), _bytes(node))
-
-    def is_small(self, node: Node) -> bool:
-        """A vector or scalar beside the space."""
-        return self.is_at_most(SMALL * product(shape_of(node) or ()), self.numel)
-
-    def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
-        val = fake(node)
-        if val is None:
-            detail = f"{node.target} does not give one tensor"
-            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
-        if shape_of(node) is None:
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        kind = reduction_kind(node)
-        needs_float = val.dtype.is_floating_point or val.dtype.is_complex or kind is not None
-        if needs_float and val.dtype not in ({torch.bool} if kind is ANY else DTYPES):
-            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
+from .scope import by_position, position, takes_operands, users_behind_views
 
 
 def grow(seed: Seed, name: str) -> Region:
-    """The region of a seed. Raises `Decline` where it cannot be one kernel."""
-    return _Growth(seed).grow(name)
+    """The region of a seed. Raises `Decline` where it cannot be one kernel.
+
+    A cheap member that must be in memory for somebody outside is best written by the region, which reads
+    what it is made from; where that somebody comes before the region's end, he makes it for himself.
+    """
+    growth = _Growth(seed, writes=True)
+    try:
+        region = growth.grow(name)
+    except Decline:
+        if not growth.written:
+            raise
+        return _Growth(seed, writes=False).grow(name)
+    if growth.written:
+        other = _Growth(seed, writes=False).grow(name)
+        if len(other.inner) + len(other.outer) > len(region.inner) + len(region.outer):
+            return other
+    return region
 
 
 class _Growth:
-    """One sweep. `members` maps a node to whether it depends on a reduction of the region."""
+    """One sweep. `members` maps a node to whether it depends on a reduction of the region.
 
-    def __init__(self, seed: Seed) -> None:
+    `writes`: cheap members that are written anyway are written by the region.
+    """
+
+    def __init__(self, seed: Seed, writes: bool) -> None:
         self.seed = seed
         self.scope = scope = seed.scope
         self.space = seed.space
@@ -216,6 +59,8 @@ class _Growth:
         self.core = frozenset({*reductions}.union(*(scope.above(n, seed.without) for n in reductions)))
         self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
+        self.writes = writes
+        self.written: set[Node] = set()  # cheap members that the region writes
         self.copied: set[Node] = set()  # members that users outside keep, made without the region
         self.column: set[Node] = set()  # outer reductions and their epilogues
         # Nodes outside that depend on the region but would be taken if a node that joins needs them.
@@ -223,13 +68,15 @@ class _Growth:
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
         # Only from here on can a node depend on the region.
-        self.start = min(position(n) for n in self.core if n in reductions or not scope.recomputed(n))
+        self.start = min(position(n) for n in self.core if n in reductions or not self.recomputed(n))
 
     def grow(self, name: str) -> Region:
         for node in self.core:
             self.scope.check(node)
         self.sweep()
         self.pull_operands()
+        if self.writes:
+            self.adopt()
         self.members = {n: self.members[n] for n in by_position(self.members)}
         self.trim()
         outputs = self.outputs()
@@ -342,8 +189,22 @@ class _Growth:
     def note_copy(self, node: Node) -> None:
         """Users outside keep the original of a member that is cheap and needs no result of the region."""
         own = all(a in self.copied for a in operands(node) if a in self.members)
-        if own and not self.members[node] and self.scope.recomputed(node):
+        if own and not self.members[node] and self.recomputed(node):
             self.copied.add(node)
+
+    def recomputed(self, node: Node) -> bool:
+        """Whether users outside make a member for themselves."""
+        if not self.scope.recomputed(node):
+            return False
+        if (
+            self.writes
+            and not is_view(node)
+            and not is_gather_view(node)
+            and self.scope.is_written_anyway(node)
+        ):
+            self.written.add(node)
+            return False
+        return True
 
     def is_tainted(self, node: Node) -> bool:
         """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
@@ -384,7 +245,7 @@ class _Growth:
             if node not in self.members:
                 if node in self.without or not self.scope.computable(node):
                     continue
-                if waited and not self.scope.recomputed(node):
+                if waited and not self.recomputed(node):
                     continue
                 if is_gather(node) or any(u in moved for u in node.users):
                     if not is_readable(node):
@@ -396,6 +257,34 @@ class _Growth:
                 staying.add(node)
             todo.update(a for a in operands(node) if a not in self.members)
 
+    def adopt(self) -> None:
+        """Add tensors that are written anyway, and made of nothing but what the region reads."""
+        inputs = {a for n in self.members for a in operands(n) if a not in self.members}
+        known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
+        made: set[Node] = set()
+        todo = list(known)
+        while todo:
+            for user in todo.pop().users:
+                if user not in known and self.is_made_of(user, known):
+                    known.add(user)
+                    made.add(user)
+                    todo.append(user)
+        for node in by_position(made):
+            found = {node, *(self.scope.above(node) & made)} - self.members.keys()
+            if self.scope.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
+                self.written.add(node)
+                self.members.update(dict.fromkeys(found, False))
+
+    def is_made_of(self, node: Node, known: set[Node]) -> bool:
+        small = self.scope.is_small
+        args = operands(node)
+        return (
+            self.scope.is_full(node)
+            and is_pointwise(node)
+            and node not in self.without
+            and all(a in known or (small(a) and not self.is_tainted(a)) for a in args)
+        )
+
     def trim(self) -> None:
         """Leave out what is written only for loops outside that had better compute it themselves.
 
@@ -405,7 +294,7 @@ class _Growth:
         for node in reversed(tuple(self.members)):
             if node in self.core or not self.members[node] or not self.scope.is_full(node) or is_view(node):
                 continue
-            if not all(map(_takes_operands, _users_behind_views(node))) or self.feeds_member(node):
+            if not all(map(takes_operands, users_behind_views(node))) or self.feeds_member(node):
                 continue
             reads = [a for a in operands(node) if self.scope.is_full(a)]
             outputs = self.outputs()
@@ -448,17 +337,18 @@ class _Growth:
         return tuple(n for n in self.members if n in needed)
 
 
-def _users_behind_views(node: Node) -> Iterator[Node]:
-    for user in node.users:
-        if is_view(user):
-            yield from _users_behind_views(user)
-        else:
-            yield user
-
-
-def _takes_operands(node: Node) -> bool:
-    """Whether Inductor computes a node in a loop of its own making, operands and all."""
-    return is_pointwise(node) or torch.Tag.reduction in getattr(node.target, "tags", ())
+def _reaches(node: Node, targets: set[Node]) -> bool:
+    """Whether one of `targets` depends on a node."""
+    last = max(map(position, targets), default=())
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if user in targets:
+                return True
+            if user not in seen and position(user) < last:
+                seen.add(user)
+                todo.append(user)
+    return False
 
 
 def _item_bytes(*nodes: Node) -> int:

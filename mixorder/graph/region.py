@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from .axes import Space
 from .nodes import operands
-
-if TYPE_CHECKING:
-    from .grow import Scope
+from .scope import Scope
 
 
 @dataclasses.dataclass(frozen=True)

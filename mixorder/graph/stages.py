@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch.fx import Node
 
 from .axes import Space, fits
-from .grow import Scope
 from .nodes import operands, reduced
+from .scope import Scope
 
 
 def with_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> list[Node]:

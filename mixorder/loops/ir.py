@@ -259,7 +259,7 @@ class LoopProgram:
         return tuple(sorted(found & dict(self.hints).keys(), key=str))
 
     def hint(self, expr: sympy.Expr) -> int:
-        return int(expr.xreplace(dict(self.hints)))
+        return int(sympy.sympify(expr).xreplace(dict(self.hints)))
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

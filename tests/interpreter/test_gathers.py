@@ -19,7 +19,11 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason
+from mixorder.graph.gathers import is_gather
+from mixorder.graph.region import Region
 from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.loops.ir import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 
@@ -297,21 +301,23 @@ def test_a_permute_below_the_reductions_stays_outside() -> None:
         close(run_fused(function, args), function, args)
 
 
-def test_a_region_too_large_with_its_gathers_is_fused_without_them() -> None:
-    """Many tensors behind a cat: each would be a tile, and the registers do not hold them all."""
+def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, z: torch.Tensor) -> Any:
+        return reductions(x, torch.cat([z[:, 1:], z[:, :1]], 1))
 
-    def function(x: torch.Tensor, *zs: torch.Tensor) -> Any:
-        total = zs[0]
-        for z in zs[1:]:
-            total = total * z
-        return reductions(x, torch.cat([total[:, 1:], total[:, :1]], 1))
+    def lower(region: Region) -> LoopProgram:
+        if any(map(is_gather, region.nodes)):
+            raise Decline(DeclineReason.UNSUPPORTED_OP, "for the test")
+        return lowered(region)
 
-    shape = (3, 4097)
-    args = tuple(torch.randn(shape) / 4 + 1 for _ in range(13))
+    lowered = pipeline.lower
+    monkeypatch.setattr(pipeline, "lower", lower)
+    args = torch.randn(3, 40), torch.randn(3, 40)
     _map_libdevice()
-    graph = traced(function, *[(shape, f32)] * 13)
+    graph = traced(function, *[((3, 40), f32)] * 2)
     with collect() as records:
         pipeline.run(graph, ON)
     (record,) = records
     assert isinstance(record, RegionRecord) and record.num_nodes == 5
+    assert any(is_gather(n) for n in graph.nodes)
     close(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args), function, args)
