@@ -251,13 +251,18 @@ def common_axis(n: int, c: int, h: int, w: int) -> list[Fused]:
 
 
 def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
-    """The norm, and the first Linear's bias."""
-    return [(f"{n * h * w}x{c}", 2, 2), (f"{n * h * w}x{4 * c}", 0, 1)]
+    """The norm, LayerScale with the second Linear's bias, and the first one's bias."""
+    return [(f"{n * h * w}x{c}", 2, 2), (f"{n * h * w}x{c}", 0, 2), (f"{n * h * w}x{4 * c}", 0, 1)]
 
 
 def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
     """What is left when height and width are summed over: a small matrix of samples and channels."""
     return [(f"row {n} x kept 2 x column {c // 2}", 1, 2)]
+
+
+def pooled(b: int, s: int, d: int) -> list[Fused]:
+    """The forward as well: a row's moments, and the sum over a sample's tokens."""
+    return [(f"kept {b} x row {s} x column {d}", 2, 1), (f"{b * s}x{d}", 2, 2)]
 
 
 def with_token(b: int, s: int, d: int) -> list[Fused]:
@@ -284,7 +289,7 @@ AROUND = {
     "reshape after": Case(after_norm(lambda y: y.reshape(-1, y.shape[-1]).sin()), TOKENS, pairs((2, 2))),
     "transpose after": Case(after_norm(lambda y: y.transpose(1, 2)), TOKENS, pairs((2, 2))),
     "depthwise Conv1d after": Case(lambda *s: NormAndConv(s[-1]), CONV1D, pairs((2, 3))),
-    "mean over tokens after": Case(after_norm(lambda y: y.mean(1)), TOKENS, pairs((2, 2))),
+    "mean over tokens after": Case(after_norm(lambda y: y.mean(1)), TOKENS, pooled),
     "slice after": Case(after_norm(lambda y: y[:, 1:]), TOKENS, pairs((2, 2))),
     "class token before": Case(lambda *s: ClassToken(s[-1]), TOKENS, with_token),
     "cat after": Case(after_norm(lambda y: torch.cat((y, y.sin()), -1)), TOKENS, pairs((2, 2))),
@@ -300,11 +305,11 @@ AROUND = {
     "norms in a chain": Case(
         lambda *s: nn.Sequential(nn.LayerNorm(s[-1]), nn.LayerNorm(s[-1])), TOKENS, pairs((4, 4))
     ),
-    "LayerScale": Case(lambda *s: LayerScale(s[-1]), TOKENS, pairs((2, 2))),
+    "LayerScale": Case(lambda *s: LayerScale(s[-1]), TOKENS, pairs((2, 2), (0, 2))),
     "ConvNeXt block": Case(
         lambda n, c, h, w: ConvNeXt(c), CONVNEXT, convnext, memory_format=torch.channels_last
     ),
-    "Swin windows": Case(lambda *s: SwinWindows(s[-1]), SWIN, pairs((2, 2))),
+    "Swin windows": Case(lambda *s: SwinWindows(s[-1]), SWIN, pairs((2, 2), (0, 1))),
 }
 
 OTHERS = {

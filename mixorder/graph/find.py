@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .grow import grow
-from .nodes import is_pointwise, is_view, operands, reduced
+from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .region import Region, Seed
 from .scope import Scope, by_position
 from .stages import with_stages
@@ -34,7 +34,7 @@ def find_regions(graph: Graph) -> Found:
             continue
         if is_inner_like(what):
             scopes.setdefault(numel, Scope(numel)).inner.add(node)
-        elif is_outer_like(what):
+        elif is_outer_like(what) and not is_variance(node):  # of rows, it takes two passes
             scope = scopes.setdefault(numel, Scope(numel))
             scope.outer.add(node)
             outers.append((node, scope))

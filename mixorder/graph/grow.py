@@ -261,29 +261,23 @@ class _Growth:
         """Add tensors that are written anyway, and made of nothing but what the region reads."""
         inputs = {a for n in self.members for a in operands(n) if a not in self.members}
         known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
-        made: set[Node] = set()
+        made: dict[Node, set[Node]] = {}  # a node, and those that it is made of, itself included
         todo = list(known)
         while todo:
             for user in todo.pop().users:
                 if user not in known and self.is_made_of(user, known):
                     known.add(user)
-                    made.add(user)
+                    made[user] = {user}.union(*(made.get(a, ()) for a in operands(user)))
                     todo.append(user)
         for node in by_position(made):
-            found = {node, *(self.scope.above(node) & made)} - self.members.keys()
+            found = made[node] - self.members.keys()
             if self.scope.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
                 self.written.add(node)
                 self.members.update(dict.fromkeys(found, False))
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
-        small = self.scope.is_small
-        args = operands(node)
-        return (
-            self.scope.is_full(node)
-            and is_pointwise(node)
-            and node not in self.without
-            and all(a in known or (small(a) and not self.is_tainted(a)) for a in args)
-        )
+        one = self.scope.is_full(node) and is_pointwise(node) and node not in self.without
+        return one and all(a in known for a in operands(node))
 
     def trim(self) -> None:
         """Leave out what is written only for loops outside that had better compute it themselves.

@@ -6,6 +6,7 @@ Takes nodes of a functional post-grad graph, answers questions, changes nothing.
 from __future__ import annotations
 
 import functools
+import operator
 
 import sympy
 import torch
@@ -26,7 +27,9 @@ REDUCTIONS: dict[object, ReductionKind] = {
     aten.prod.dim_int: PROD,
     aten.any.dim: ANY,
     aten.any.dims: ANY,
+    aten.var.correction: SUM,
 }
+MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` of it is a reduction of what it reads
 
 VIEWS = frozenset(
     {
@@ -47,8 +50,11 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def fake(node: Node) -> torch.Tensor | None:
-    """The fake tensor that a node produces, None if it does not produce exactly one tensor."""
-    val = node.meta.get("val")
+    """The fake tensor that a node produces, None if it does not produce exactly one tensor.
+
+    A pair of moments counts as the tensor that they are of: a view, which their `getitem`s reduce.
+    """
+    val = (node.args[0] if node.target is MOMENTS else node).meta.get("val")  # type: ignore[union-attr]
     return val if isinstance(val, torch.Tensor) else None
 
 
@@ -100,7 +106,7 @@ def _is_pointwise_target(target: object) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    return node.op == "call_function" and node.target in VIEWS
+    return node.op == "call_function" and (node.target in VIEWS or node.target is MOMENTS)
 
 
 def is_constant(node: Node) -> bool:
@@ -113,12 +119,39 @@ def is_pointwise(node: Node) -> bool:
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:
+    if is_moment(node):
+        return SUM
     return REDUCTIONS.get(node.target) if node.op == "call_function" else None
+
+
+def is_moment(node: Node) -> bool:
+    """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
+    return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
+
+
+def is_mean(node: Node) -> bool:
+    return node.target is aten.mean.dim or (is_moment(node) and node.args[1] == 1)
+
+
+def is_variance(node: Node) -> bool:
+    return node.target is aten.var.correction or (is_moment(node) and node.args[1] == 0)
+
+
+def correction(node: Node) -> float:
+    """What a variance's divisor is less than the number of elements."""
+    given = _stated_by(node).kwargs.get("correction")
+    return 1 if given is None else given  # type: ignore[return-value]
+
+
+def _stated_by(node: Node) -> Node:
+    """The node whose arguments say what a reduction does."""
+    return node.args[0] if is_moment(node) else node  # type: ignore[return-value]
 
 
 def reduced_dims(node: Node) -> tuple[int, ...]:
     """The dims that a reduction node reduces, non-negative and sorted; all of them if none are given."""
     ndim = fake(node.args[0]).dim()  # type: ignore[arg-type,union-attr]
+    node = _stated_by(node)
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if dims is None or dims == []:
         return tuple(range(ndim))
@@ -127,6 +160,7 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
 
 
 def keeps_dims(node: Node) -> bool:
+    node = _stated_by(node)
     return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
 
 

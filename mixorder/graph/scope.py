@@ -15,7 +15,17 @@ from ..errors import Decline, DeclineReason
 from ..loops.ir import ANY
 from .axes import Size, product, ratio
 from .gathers import is_gather, is_gather_view, is_split
-from .nodes import DTYPES, fake, is_constant, is_pointwise, is_view, operands, reduction_kind, shape_of
+from .nodes import (
+    DTYPES,
+    fake,
+    is_constant,
+    is_moment,
+    is_pointwise,
+    is_view,
+    operands,
+    reduction_kind,
+    shape_of,
+)
 
 
 def position(node: Node) -> tuple[int, ...]:
@@ -195,4 +205,4 @@ def users_behind_views(node: Node) -> Iterator[Node]:
 
 def takes_operands(node: Node) -> bool:
     """Whether Inductor computes a node in a loop of its own making, operands and all."""
-    return is_pointwise(node) or torch.Tag.reduction in getattr(node.target, "tags", ())
+    return is_pointwise(node) or is_moment(node) or torch.Tag.reduction in getattr(node.target, "tags", ())

@@ -31,7 +31,18 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ..errors import Decline, DeclineReason
 from ..graph.axes import Size, Space, product, ratio
 from ..graph.gathers import is_piece
-from ..graph.nodes import fake, keeps_dims, reduced_dims, reduction_kind, shape_of, size_of
+from ..graph.nodes import (
+    MOMENTS,
+    correction,
+    fake,
+    is_mean,
+    is_variance,
+    keeps_dims,
+    reduced_dims,
+    reduction_kind,
+    shape_of,
+    size_of,
+)
 from ..graph.region import Region
 from . import gathers
 from .ir import (
@@ -44,6 +55,7 @@ from .ir import (
     LoopProgram,
     Nest,
     Reduce,
+    ReductionKind,
     Ref,
     Statement,
     Store,
@@ -259,6 +271,8 @@ class _Tracer:
                 traced = self.load(node, index)
             elif reduction_kind(node) is not None:
                 traced = self.reduce(node, index)
+            elif node.target is MOMENTS:
+                traced = self.value(node.args[0], index)  # type: ignore[arg-type]
             else:
                 with V.set_ops_handler(self._recorder):
                     traced = _unwrap(self.box(node).make_loader()(index))
@@ -345,18 +359,41 @@ class _Tracer:
         value = self.value(source, full)
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
         symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
-        traced = self.append(Reduce(self.fresh(node.name), kind, Ref(value.name), symbols, value.dtype))
-        if node.target is torch.ops.aten.mean.dim:
-            count = product(shape[d] for d in dims)
+        count = product(shape[d] for d in dims)
+        if is_variance(node):
             with V.set_ops_handler(self._recorder):
-                divisor = (
-                    ops.constant(count, value.dtype)
-                    if isinstance(count, int)
-                    else ops.index_expr(count, value.dtype)
-                )
-                traced = _unwrap(ops.truediv(OpsValue(traced), divisor))
+                centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count)))
+                value = _unwrap(ops.mul(centred, centred))
+            traced = self.mean(kind, value, symbols, count, correction(node))
+        elif is_mean(node):
+            traced = self.mean(kind, value, symbols, count)
+        else:
+            traced = self.reduced(kind, value, symbols)
         self._predicate = predicate
         return traced
+
+    def reduced(self, kind: ReductionKind, value: _Traced, symbols: tuple[sympy.Symbol, ...]) -> _Traced:
+        key = (kind, value.name, symbols)
+        if key not in self._computed:
+            name = self.fresh(self.current or kind.name)
+            self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
+        return self._computed[key]
+
+    def mean(
+        self,
+        kind: ReductionKind,
+        value: _Traced,
+        symbols: tuple[sympy.Symbol, ...],
+        count: Size,
+        correction: float = 0,
+    ) -> _Traced:
+        total = OpsValue(self.reduced(kind, value, symbols))
+        with V.set_ops_handler(self._recorder):
+            if isinstance(count, int):
+                divisor = ops.constant(max(count - correction, 0), value.dtype)
+            else:
+                divisor = ops.index_expr(sympy.Max(count - sympy.sympify(correction), 0), value.dtype)
+            return _unwrap(ops.truediv(total, divisor))
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))

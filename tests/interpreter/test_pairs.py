@@ -74,6 +74,26 @@ def test_kinds(row: str, column: str, prologue: str, columns_first: bool) -> Non
     check(function, values(5, 11), "5x11", 4)
 
 
+@pytest.mark.parametrize("correction", [0, 1, 11])
+@pytest.mark.parametrize("prologue", PROLOGUES)
+def test_moments_of_rows(prologue: str, correction: int) -> None:
+    """Two stages of one node: the mean of a row, then the squares about it."""
+
+    def function(x: torch.Tensor, b: torch.Tensor) -> Any:
+        value = PROLOGUES[prologue](x, b)
+        var, mean = torch.var_mean(value, 1, correction=correction, keepdim=True)
+        return mean, (value * mean) * torch.rsqrt(var + 1), value.var(1), value.sum(0)
+
+    check(function, values(5, 11), "5x11", 4)
+
+
+def test_the_variance_of_columns_is_left_alone() -> None:
+    graph = traced(lambda x: (x.sum(1), x.var(0)), ((50, 40), f32))
+    before = snapshot(graph)
+    pipeline.run(graph, ON)
+    assert snapshot(graph) == before and not counters["mixorder"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_of_two_prologues(kind: str) -> None:
     """Each side reduces its own function of the tensor, and the row's result goes back over the row."""
