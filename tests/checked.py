@@ -25,7 +25,8 @@ def check_case(
     assert found_in(records) == case.expected(shape, min_numel=0)
     plain, exact = example.step(stock)(), example.exact(stock)
     for mine, theirs in zip(results, plain, strict=True):
-        assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
+        assert mine.dtype == theirs.dtype
+        assert mine.stride() == theirs.stride(), (mine.shape, mine.stride(), theirs.stride())
     # A kernel rounds at other places; a chain of matmuls adds an error of the stored dtype.
     noise = max(torch.finfo(dtype).eps / 4, torch.finfo(f32).eps)
     for mine, theirs in zip(relative_errors(results, exact), relative_errors(plain, exact), strict=True):

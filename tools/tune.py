@@ -1,8 +1,9 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
-For each shape and norm: lower the real backward graph once, generate a kernel pair per candidate schedule,
-compile them in parallel processes, and time CUDA-graph replays with a flushed L2. Writes every row to a JSON
-file and prints the best few beside the limit (`torch.add(x, dy, out=dx)` on the same shape).
+For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
+real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes,
+and time CUDA-graph replays with a flushed L2. Writes every row to a JSON file and prints the best few beside
+the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cases import CASES, Example
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource, LaunchConfig
@@ -32,6 +35,7 @@ from mixorder.loops.ir import BufferRole, LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder
 from mixorder.loops.split import NUM_SPLITS, split_outer
+from mixorder.schedule import cost
 from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.heuristics import Workload, choose, workload
 from mixorder.schedule.schedule import Schedule, Tile
@@ -40,21 +44,34 @@ SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,104857
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def capture_program(norm: str, rows: int, cols: int, dtype: torch.dtype) -> LoopProgram:
-    """The merged program of a norm's backward on a (rows, cols) tensor."""
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A region to tune. `limit_numel`: elements of the `dtype` tensors whose sum is its limit."""
+
+    name: str
+    program: LoopProgram
+    limit_numel: int
+    dtype: torch.dtype
+
+
+def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram, int]]:
+    """The merged programs of all regions that `run` meets, given what compiles; and the bytes they move."""
     from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.fx_passes.post_grad import post_grad_passes
     from torch._inductor.virtualized import V
 
-    found: list[LoopProgram] = []
+    found: list[tuple[LoopProgram, int]] = []
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
         with V.set_fake_mode(detect_fake_mode(inputs)):
             post_grad_passes(gm, is_inference=False)
             for region in find_regions(gm.graph):
                 assert isinstance(region, Region), region
-                found.append(merge(reorder(split_outer(lower(region)))))
+                lowered = lower(region)
+                program = merge(reorder(split_outer(lowered)))
+                moved = cost.traffic(lowered, program, 0)
+                found.append((program, moved.read + moved.written))
         gm.recompile()
 
         def call(args: list[Any]) -> Any:
@@ -63,17 +80,37 @@ def capture_program(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Loop
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
+    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(
+            function,
+            backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile),
+            dynamic=False,
+        )
+
+    run(compile)
+    return found
+
+
+def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
+    """The backward of a norm on a (rows, cols) tensor."""
     make = torch.nn.LayerNorm if norm == "layer" else torch.nn.RMSNorm
-    module = make(cols).to("cuda", dtype)
-    x = torch.randn(rows, cols, device="cuda", dtype=dtype, requires_grad=True)
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        module,
-        backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile),
-        dynamic=False,
-    )
-    compiled(x).backward(torch.ones_like(x))
-    return found[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make(cols, dtype=dtype)
+        x = torch.randn(rows, cols, dtype=dtype, requires_grad=True)
+        ((program, _),) = capture(lambda compile: compile(module)(x).backward(torch.ones_like(x)))
+    return Target(f"{norm} {rows}x{cols}", program, rows * cols, dtype)
+
+
+def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
+    """All regions of a case at its training size."""
+    case = CASES[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = capture(lambda compile: Example(case, case.shapes.training, dtype).step(compile)())
+    return [
+        Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
+        for i, (program, moved) in enumerate(found)
+    ]
 
 
 def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
@@ -96,14 +133,14 @@ def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
             if not 8 <= per_thread <= 32:
                 continue
             for stages in (2, 3, 4):
-                if elements * work.load_bytes * stages > 200_000:
+                if elements * work.staged_bytes * stages > 200_000:
                     continue
                 for per_sm in (1, 2, 3, 4, 8):
                     if not 4 <= per_sm * warps <= 32:
                         continue
-                    if elements * work.load_bytes * stages * per_sm > 220_000:
+                    if elements * work.staged_bytes * stages * per_sm > 220_000:
                         continue
-                    splits = min(per_sm * device.num_sm, -(-work.rows // xblock))
+                    splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // xblock))
                     schedule = dataclasses.replace(base, tile=Tile(xblock, warps, stages), num_splits=splits)
                     if schedule not in seen:
                         seen.add(schedule)
@@ -198,16 +235,14 @@ def time_graph(run: Callable[[], None], flush: torch.Tensor, reps: int) -> float
     return statistics.median(s.elapsed_time(e) for s, e in pairs) * 1e3
 
 
-def time_limit(rows: int, cols: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -> float:
-    x, dy = (torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2))
+def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -> float:
+    x, dy = (torch.randn(numel, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(x)
     return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
 
 
-def tune_shape(
-    norm: str, rows: int, cols: int, dtype: torch.dtype, reps: int, pool: Any, flush: torch.Tensor
-) -> list[dict[str, Any]]:
-    program = capture_program(norm, rows, cols, dtype)
+def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> list[dict[str, Any]]:
+    program = target.program
     torch.cuda.empty_cache()
     pairs = [
         (s, generate(program, s, "tune"))
@@ -220,12 +255,12 @@ def tune_shape(
     ]
     unique = list(dict.fromkeys(jobs))
     compiled = dict(zip(unique, pool.map(_warm, unique, chunksize=1), strict=True))
-    limit = time_limit(rows, cols, dtype, flush, reps)
+    limit = time_limit(target.limit_numel, target.dtype, flush, reps)
     results = []
     for schedule, sources in pairs:
         reports = [compiled[(s, tuple(program.buffer(b).dtype for b in s.buffers))] for s in sources]
         row: dict[str, Any] = {
-            "norm": norm, "rows": rows, "cols": cols, "dtype": str(dtype), "limit_us": limit,
+            "name": target.name, "dtype": str(target.dtype), "limit_us": limit,
             **dataclasses.asdict(schedule.tile), "num_splits": schedule.num_splits,
             "final_block": schedule.final_block, "final_warps": schedule.final_warps, **reports[0],
         }  # fmt: skip
@@ -247,7 +282,7 @@ def report(rows: list[dict[str, Any]], best: int) -> None:
     first = rows[0]
     ran = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
     print(
-        f"\n{first['norm']} {first['rows']}x{first['cols']} {first['dtype']}: "
+        f"\n{first['name']} {first['dtype']}: "
         f"limit {first['limit_us']:.1f} us, {len(ran)}/{len(rows)} candidates ran"
     )
     for r in [*ran[:best], *([first] if first not in ran[:best] else [])]:
@@ -267,6 +302,7 @@ def main() -> None:
         default=SHAPES,
     )
     parser.add_argument("--norms", default="rms,layer")
+    parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)
     parser.add_argument("--best", type=int, default=6)
@@ -277,13 +313,21 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        for shape in args.shapes.split(","):
-            rows, cols = map(int, shape.split("x"))
-            for norm in args.norms.split(","):
-                print(f"[{norm} {shape}]", file=sys.stderr, flush=True)
-                results += (found := tune_shape(norm, rows, cols, DTYPES[args.dtype], args.reps, pool, flush))
-                report(found, args.best)
-                args.out.write_text(json.dumps(results, indent=1))
+        for target in targets(args):
+            print(f"[{target.name}]", file=sys.stderr, flush=True)
+            results += (found := tune(target, args.reps, pool, flush))
+            report(found, args.best)
+            args.out.write_text(json.dumps(results, indent=1))
+
+
+def targets(args: argparse.Namespace) -> Iterator[Target]:
+    dtype = DTYPES[args.dtype]
+    for name in args.cases.split(";") if args.cases else ():
+        yield from case_targets(name, dtype)
+    for shape in args.shapes.split(",") if not args.cases else ():
+        rows, cols = map(int, shape.split("x"))
+        for norm in args.norms.split(","):
+            yield norm_target(norm, rows, cols, dtype)
 
 
 if __name__ == "__main__":

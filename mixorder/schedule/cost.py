@@ -162,6 +162,25 @@ def _words(value: Load | Compute | Buffer) -> int:
     return max(1, value.dtype.itemsize // 4)
 
 
+# Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
+# lowerings, in fp32 (triton 3.7.1). The slow path for large arguments makes sine and cosine long.
+_INSTRUCTIONS = {
+    **dict.fromkeys(("sin", "cos", "tan", "atan2", "pow"), 80),
+    **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
+    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
+    "lgamma": 200,
+}
+
+
+def instructions(program: LoopProgram) -> int:
+    """Machine instructions that the main loop computes per element of a tile, loads and stores aside."""
+    main = program.nests[0]
+    deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
+    per_element = (s for s in main.body if isinstance(s, Compute) and tile <= deps[s.name])
+    return sum(_INSTRUCTIONS.get(s.op.removeprefix("libdevice_"), 1) for s in per_element)
+
+
 def registers_per_thread(words: int, elements: int) -> int:
     """Registers of a thread that deals with `elements` elements of a tile at once."""
     return (words + 1) * elements + REGISTER_OVERHEAD

@@ -30,6 +30,7 @@ RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
 PROGRAMS_PER_SM = 4
 MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
 MAX_WARPS = 32
+MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
 
 
@@ -39,14 +40,18 @@ class Workload:
 
     `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
 
-    `load_bytes`: bytes of full-size tensors that one element loads. `held_words`: 32-bit words that it keeps
-    in registers from one reduction to the next (`cost.held_words`).
+    `load_bytes`: bytes of full-size tensors that stream in for one element. `staged_bytes`: bytes of all its
+    tile loads, also of what a gather reads again or many rows share. `held_words`: 32-bit words that it keeps
+    in registers from one reduction to the next (`cost.held_words`). `instructions`: machine instructions
+    that compute with it (`cost.instructions`).
     """
 
     rows: int
     cols: int
     load_bytes: int
     held_words: int
+    staged_bytes: int = 0
+    instructions: int = 0
     kept: int = 1
 
     @property
@@ -59,11 +64,15 @@ def workload(program: LoopProgram) -> Workload:
     (row, col), kept = program.tile_axes, program.axis(AxisClass.KEPT)
     body = program.nests[0].body
     tiles = [s for s in body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
+    size = program.hint(row.size) * int(col.size) * (1 if kept is None else int(kept.size))
+    streamed = {s.buffer for s in tiles if program.hint(program.buffer(s.buffer).numel) >= size}
     return Workload(
         program.hint(row.size),
         int(col.size),
-        load_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
+        load_bytes=sum(program.buffer(name).dtype.itemsize for name in streamed),
         held_words=cost.held_words(program),
+        staged_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
+        instructions=cost.instructions(program),
         kept=1 if kept is None else int(kept.size),
     )
 
@@ -109,9 +118,12 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]
 
 
 def _elements_per_thread(work: Workload, elements: int) -> int:
-    """The most that a thread's registers hold, down to 4; 32-bit registers, one per element and tile."""
+    """The most that a thread's registers and its code, unrolled over them, allow; 4 to 32."""
     count = 32
-    while count > 4 and cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS:
+    while count > 4 and (
+        cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS
+        or count * work.instructions > MAX_INSTRUCTIONS
+    ):
         count //= 2
     return min(count, elements)
 
@@ -123,7 +135,8 @@ def _stages(
     useful = per_sm * elements * work.load_bytes * work.cols // r0_block
     stages = max(at_least, 1 + min(3, -(-2 * RESIDENT_BYTES // max(1, useful))))
     # Triton keeps stages - 1 tiles of each pipelined load in shared memory.
-    while stages > 1 and elements * work.load_bytes * (stages - 1) > device.shared_memory:
+    staged = per_sm * elements * max(work.load_bytes, work.staged_bytes)
+    while stages > 1 and staged * (stages - 1) > device.shared_memory:
         stages -= 1
     return stages
 

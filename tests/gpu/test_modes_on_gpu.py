@@ -16,7 +16,8 @@ from torch._inductor import config
 
 pytestmark = pytest.mark.gpu
 
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 TORCH_MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 

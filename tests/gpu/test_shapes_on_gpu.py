@@ -12,8 +12,10 @@ from torch._dynamo.utils import counters
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
-NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
+# A given eps: by default RMSNorm's is that of the dtype, and the reference in fp64 another function.
+NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6), "hf": HFRMSNorm}
 
 
 @pytest.fixture(autouse=True)
