@@ -191,7 +191,8 @@ class _Writer:
         if self.kept_symbol is None:
             self.code.writeline(f"{name} = tl.program_id(0)")
             return
-        self.code.writeline(f"{self.kept_symbol} = tl.program_id(0) % {self.kept}")
+        wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
+        self.code.writeline(f"{self.kept_symbol} = (tl.program_id(0) % {self.kept}){wide}")
         self.code.writeline(f"{name} = tl.program_id(0) // {self.kept}")
 
     def index(self, dim: TileDim, text: str) -> None:

@@ -271,6 +271,19 @@ def test_offsets_beyond_32_bits_are_64_bit(rows: int) -> None:
     assert ("tl.int64" in main.text) == (rows * 768 >= 2**31)
 
 
+@pytest.mark.parametrize(("samples", "wide"), [(64, False), (8192, True)])
+def test_a_place_on_the_kept_axis_is_widened_with_the_rows(samples: int, wide: bool) -> None:
+    """A sample's offset is its number times the size of one: beyond 2^31 although both are small."""
+
+    def function(x: Any, dy: Any) -> Any:
+        return dy - (x * dy).sum(2, keepdim=True), (x * dy).sum(1)
+
+    full = ((samples, 1024, 512), bf16)
+    (_, _, (main, _)) = graphs.kernels(graphs.only(traced(function, full, full)))
+    (line,) = [line for line in main.text.splitlines() if line.strip().startswith("k = ")]
+    assert ("tl.int64" in line) == wide
+
+
 def test_row_offset_cannot_wrap_before_it_is_widened() -> None:
     main, _ = graphs.kernels(only(graphs.pair_graph(4_000_000, 768)))[2]
     (line,) = (line for line in main.text.splitlines() if line.strip().startswith("x = "))
