@@ -35,10 +35,10 @@ def check_errors(output: str, bound: float) -> None:
 def test_layer_norm_in_bf16() -> None:
     done = demo("--norm", "layer", "--dtype", "bf16", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
-    *norms, bias = regions(done.stdout)
+    *norms, mlp, qkv = regions(done.stdout)
     assert len(norms) == 3
     assert all("16 x 32" in line and "float32" in line for line in norms)
-    assert "16 x 128" in bias  # a bias gradient that no norm takes along
+    assert "16 x 128" in mlp and "16 x 96" in qkv  # bias gradients that no norm takes along
     check_errors(done.stdout, bound=0.03)
     without, with_ours = map(int, row(done.stdout, "FX nodes computed in our kernels"))
     assert without == 0 and with_ours > 30
@@ -49,7 +49,7 @@ def test_layer_norm_in_bf16() -> None:
 def test_rms_norm_in_fp32_shows_its_kernels() -> None:
     done = demo("--norm", "rms", "--dtype", "fp32", "--show-kernel", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(regions(done.stdout)) == 4
+    assert len(regions(done.stdout)) == 5
     check_errors(done.stdout, bound=3e-6)
     names = re.findall(r"@triton\.jit\ndef (\w+)\(", done.stdout)
     assert len(names) == len(set(names)) >= 2
@@ -60,7 +60,7 @@ def test_rms_norm_in_fp32_shows_its_kernels() -> None:
 def test_hugging_face_rms_norm_in_fp16() -> None:
     done = demo("--norm", "hf", "--dtype", "fp16", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(regions(done.stdout)) == 4
+    assert len(regions(done.stdout)) == 5
     check_errors(done.stdout, bound=4e-3)
 
 

@@ -30,6 +30,7 @@ RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
 PROGRAMS_PER_SM = 4
 MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
 MAX_WARPS = 32
+MIN_WARPS_PER_SM = 8  # H200, LayerNorm with a residual 200704x128 bf16: 4 warps 55% of the limit, 16 81%
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
 
@@ -87,9 +88,9 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
         raise TooWide(work.held_words, detail)
     tile, per_sm = _tile(work, r0_block, device)
     tiles = -(-work.rows // tile.xblock)
-    num_splits = (
-        -(-work.rows // split_size) if split_size else min(tiles, -(-per_sm * device.num_sm // work.kept))
-    )
+    # No more programs than are resident at once: a second wave of them would be as long as the first.
+    at_once = max(1, per_sm * device.num_sm // work.kept)
+    num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
     return Schedule(
         tile,
         r0_block,
@@ -110,8 +111,12 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]
     while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
-    threads = elements // _elements_per_thread(work, elements)
-    num_warps = max(1, min(MAX_WARPS, threads // device.warp_size))
+    per_thread = _elements_per_thread(work, elements)
+    while per_thread > 8 and per_sm * elements < per_thread * MIN_WARPS_PER_SM * device.warp_size:
+        per_thread //= 2
+    num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
+    registers = cost.registers_per_thread(work.held_words, per_thread) * num_warps * device.warp_size
+    per_sm = max(1, min(per_sm, device.registers // registers))
     # H200, 2048x2048 bf16: with few tiles a fourth stage gives RMSNorm 72% -> 78%, LayerNorm 70% -> 72%.
     stages = _stages(work, elements, r0_block, per_sm, device, at_least=4 if few_tiles else 3)
     return Tile(xblock, num_warps, stages), per_sm
