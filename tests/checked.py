@@ -26,9 +26,15 @@ def check_case(
     plain, exact = example.step(stock)(), example.exact(stock)
     for mine, theirs in zip(results, plain, strict=True):
         assert mine.dtype == theirs.dtype
-        assert mine.stride() == theirs.stride(), (mine.shape, mine.stride(), theirs.stride())
+        # Inductor pads the rows of a buffer at some sizes: the order of the dims is what is given.
+        assert order(mine) == order(theirs), (mine.shape, mine.stride(), theirs.stride())
     # A kernel rounds at other places; a chain of matmuls adds an error of the stored dtype.
     noise = max(torch.finfo(dtype).eps / 4, torch.finfo(f32).eps)
     for mine, theirs in zip(relative_errors(results, exact), relative_errors(plain, exact), strict=True):
         assert mine <= 1.25 * theirs + noise
         assert theirs < (0.1 if dtype == bf16 else 1e-4)  # else the reference is one of something else
+
+
+def order(t: torch.Tensor) -> list[int]:
+    """The dims of more than one element, from the outermost in memory to the innermost."""
+    return sorted((d for d in range(t.dim()) if t.shape[d] > 1), key=lambda d: -t.stride(d))
