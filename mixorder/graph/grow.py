@@ -10,6 +10,7 @@ Reads the graph around the pair, never writes it. Raises `Decline` where the pai
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 
 from torch.fx import Node
@@ -26,21 +27,47 @@ from .scope import by_position, position, takes_operands, users_behind_views
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel.
 
-    A cheap member that must be in memory for somebody outside is best written by the region, which reads
-    what it is made from; where that somebody comes before the region's end, he makes it for himself.
+    Of several the one with the most reductions is taken, and of those the first. A cheap member that must be
+    in memory for somebody outside is best written by the region, which reads what it is made from; where
+    that somebody comes before the region's end, he makes it for himself. And a reduction that something
+    outside turns into what the others read is left to Inductor.
     """
-    growth = _Growth(seed, writes=True)
-    try:
-        region = growth.grow(name)
-    except Decline:
-        if not growth.written:
-            raise
-        return _Growth(seed, writes=False).grow(name)
-    if growth.written:
-        other = _Growth(seed, writes=False).grow(name)
-        if len(other.inner) + len(other.outer) > len(region.inner) + len(region.outer):
-            return other
-    return region
+    wanted = len(seed.inner) + len(seed.outer)
+    found: list[Region] = []
+    refusal: Decline | None = None
+    for tried in (seed, _out_of_the_way(seed)):
+        if seed.inner and not tried.inner:
+            break
+        for writes in (True, False):
+            growth = _Growth(tried, writes)
+            try:
+                found.append(growth.grow(name))
+            except Decline as decline:
+                refusal = refusal or decline
+            if not growth.written:
+                break  # nothing turned on it
+        best = max(found, key=_reductions, default=None)
+        if best is not None and _reductions(best) >= wanted:
+            return best
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best
+
+
+def _reductions(region: Region) -> int:
+    return len(region.inner) + len(region.outer)
+
+
+def _out_of_the_way(seed: Seed) -> Seed:
+    """A seed without the inner reductions that its reads from outside depend on."""
+    reductions = (*seed.inner, *seed.outer)
+    above = {*reductions}.union(*(seed.scope.above(n) for n in reductions))
+    reads = {a for n in above for a in operands(n) if a not in above}
+    inside = {n for n in above if n in seed.scope.inner and _reaches(n, reads)}
+    return dataclasses.replace(
+        seed, inner=tuple(n for n in seed.inner if n not in inside), without=seed.without | inside
+    )
 
 
 class _Growth:

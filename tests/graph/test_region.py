@@ -681,3 +681,18 @@ def test_a_region_of_constants_alone_is_declined() -> None:
         return pair(torch.full((512, 256), 2.0), torch.full((512, 256), 3.0))
 
     assert declines(traced(function, FULL)) == [DeclineReason.UNSUPPORTED_OP]
+
+
+def test_statistics_that_the_gradient_depends_on_are_left_out() -> None:
+    """The recomputed moments feed, through another order of the rows, what the other reductions read."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        var, mean = torch.var_mean(x, 2, correction=0, keepdim=True)
+        hat = (x - mean) * torch.rsqrt(var + 1e-5)
+        back = (dy * torch.cos(hat.permute(1, 0, 2).contiguous())).permute(1, 0, 2)
+        return back - hat * (back * w * hat).sum(2, keepdim=True), (back * hat).sum((0, 1)), back.sum((0, 1))
+
+    full = ((16, 16, 64), f32)
+    (region,) = convex(traced(function, full, full, ((64,), f32)))
+    assert (len(region.inner), len(region.outer)) == (1, 2)
+    assert {"getitem", "getitem_1"} <= names(region.inputs)
