@@ -10,10 +10,15 @@ import dataclasses
 
 from .ir import Compute, Load, LoopProgram, Nest, PartialAccumulate, Reduce, Ref, Statement, Store, operands
 
+_Root = Reduce | PartialAccumulate | Store
 
-def reload(program: LoopProgram) -> LoopProgram:
-    """Give every stage its own copy of the loads and pointwise values that it uses."""
+
+def reload(program: LoopProgram, columns: bool = False) -> LoopProgram:
+    """Give every stage its own copy of the loads and pointwise values that it uses; with `columns`, also of
+    the column vectors that are otherwise held for the whole loop."""
     main, *others = program.nests
+    if columns:
+        main = dataclasses.replace(main, body=(*main.preamble, *main.body), preamble=())
     return dataclasses.replace(program, nests=(_Stages(program, main).rebuilt(), *others))
 
 
@@ -32,19 +37,25 @@ class _Stages:
         stages = self.nest.stages()
         reduced = {s.name for s in self.nest.body if isinstance(s, Reduce)}
 
-        def stage_of(root: Reduce | PartialAccumulate | Store) -> int:
+        def stage_of(root: _Root) -> int:
             if isinstance(root, Reduce):
                 return stages[root.name]
             return stages[root.value.name] + (root.value.name in reduced)
 
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
-        for root in sorted(roots, key=lambda r: (stage_of(r), isinstance(r, Reduce))):
-            stage = stage_of(root)
-            value = Ref(self.value(root.value.name, stage))
-            if isinstance(root, Reduce):
-                self.named[root.name, -1] = root.name
-            self.body.append(dataclasses.replace(root, value=value))
+        for stage in sorted(set(map(stage_of, roots))):
+            here = [
+                dataclasses.replace(r, value=Ref(self.value(r.value.name, stage)))
+                for r in roots
+                if stage_of(r) == stage
+            ]
+            # A reduction is the end of its stage: before the first one, the last one's value is there.
+            self.body += sorted(here, key=lambda r: isinstance(r, Reduce))
+            self.named.update({(r.name, -1): r.name for r in here if isinstance(r, Reduce)})
         return dataclasses.replace(self.nest, body=tuple(self.body))
+
+    def root(self, root: _Root, stage: int) -> _Root:
+        return dataclasses.replace(root, value=Ref(self.value(root.value.name, stage)))
 
     def value(self, name: str, stage: int) -> str:
         """What a value is called in a stage; its statements are added if they are not there yet."""
