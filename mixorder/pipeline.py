@@ -27,6 +27,7 @@ from .graph.region import Region
 from .graph.rewrite import replace
 from .loops.ir import LoopProgram
 from .loops.lower import lower
+from .loops.reload import reload
 from .loops.reorder import merge, reorder
 from .loops.split import split_outer
 from .loops.verify import Stage, verify
@@ -120,16 +121,23 @@ def fit(region: Region, options: Options, runner: _Runner) -> Plan:
                 held.append((plan.words, part))
                 refusal = plan
         if plans:
-            return max(plans, key=lambda plan: plan.traffic.saved)
+            # What a cut makes a part write, somebody reads: bytes that the whole region would not move.
+            return max(plans, key=lambda plan: plan.traffic.saved - 2 * written_for_a_cut(plan, region))
         _, narrowest = min(held, key=lambda words_and_part: words_and_part[0])
         tried = runner.step("cut", parts, narrowest)
         if not tried:
             raise refusal
 
 
+def written_for_a_cut(plan: Plan, whole: Region) -> int:
+    """Bytes of what a part of a region writes and the whole region does not."""
+    cut = [name for name, n in plan.region.buffers.items() if name[:3] == "out" and n not in whole.outputs]
+    return cost.size(plan.loops, cut)
+
+
 def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
     """Every stage up to the schedule."""
-    step = runner.step
+    step, show = runner.step, runner.dump
     step("legality", legality.check, region)
     lowered, loops = loops_of(region, runner)
     copied: tuple[str, ...] = ()
@@ -139,15 +147,23 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
         step("layout", cost.check_layout, loops, copied)
         region = dataclasses.replace(region, relaid=frozenset(nodes.values()))
         lowered, loops = loops_of(region, runner)
-    work = step("workload", workload, loops)
     device = step("device", device_info, legality.device_of(region))
-    try:
-        schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
-    except TooWide as refusal:
+    # Hold a row, or read it twice, or its column vectors for every row as well: the first that fits.
+    for reads in (None, False, True):
+        nests = loops if reads is None else step("reload", reload, loops, reads)
+        work = step("workload", workload, nests)
+        try:
+            schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
+            break
+        except TooWide as decline:
+            refusal = decline
+    else:
         return refusal
-    runner.dump("schedule.txt", schedule)
-    moved = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
-    return Plan(region, loops, work, schedule, moved)
+    if reads is not None:
+        show("reloaded.txt", nests, Stage.MERGED)
+    show("schedule.txt", schedule)
+    moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
+    return Plan(region, nests, work, schedule, moved)
 
 
 def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]:

@@ -29,12 +29,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
-from mixorder.errors import Decline
+from mixorder.errors import Decline, TooWide
 from mixorder.graph.find import find_regions
 from mixorder.graph.region import Region
 from mixorder.graph.rewrite import replace
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
+from mixorder.loops.reload import reload
 from mixorder.loops.reorder import merge, reorder
 from mixorder.loops.split import split_outer
 from mixorder.schedule.device import H200, DeviceInfo
@@ -274,7 +275,11 @@ def kernels(
 ) -> tuple[LoopProgram, Schedule, tuple[KernelSource, KernelSource]]:
     """A region's merged program, the heuristic's schedule, and the pair of kernels."""
     program = merged(region)
-    schedule = choose(workload(program), device)
+    try:
+        schedule = choose(workload(program), device)
+    except TooWide:
+        program = reload(program, columns=True)
+        schedule = choose(workload(program), device)
     return program, schedule, generate(program, schedule, "test")
 
 

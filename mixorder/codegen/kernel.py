@@ -223,7 +223,7 @@ class _Writer:
             predicate = self.predicate(stmt.predicate.name)
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
-        evict = ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
+        evict = self.eviction(stmt)
         pointer = f"{_pointer(stmt.buffer)} + ({texpr(stmt.index)})"
         if stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
@@ -248,12 +248,19 @@ class _Writer:
     def tile_shape(self) -> str:
         return ", ".join(d.block for d in self.dims)
 
-    def read_once(self, stmt: Load) -> bool:
+    def eviction(self, stmt: Load) -> str:
         """Full tiles are streamed: evicting them first keeps the small tensors in cache.
 
         What a gather reads a second time, at another place of the row, should be in cache as well, and so
-        should a table that many rows share.
+        should a table that many rows share, and what a later stage reads again. The two reads must differ,
+        or Triton would make one of them and hold the tile.
         """
+        rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
+        if rereads:
+            return f", eviction_policy='evict_{'first' if stmt.again else 'last'}'"
+        return ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
+
+    def read_once(self, stmt: Load) -> bool:
         reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
         full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
         return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)

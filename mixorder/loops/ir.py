@@ -92,7 +92,8 @@ ANY = ReductionKind("any", "logical_or", False)
 class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
-    Where the bool value `predicate` is false nothing is read, and the index may be out of range.
+    Where the bool value `predicate` is false nothing is read, and the index may be out of range. `again`:
+    an earlier stage has read it already.
     """
 
     name: str
@@ -100,10 +101,12 @@ class Load:
     index: sympy.Expr
     dtype: torch.dtype
     predicate: Ref | None = None
+    again: bool = False
 
     def __str__(self) -> str:
         condition = "" if self.predicate is None else f" if {self.predicate}"
-        return f"%{self.name}: {short_dtype(self.dtype)} = load {self.buffer}[{self.index}]{condition}"
+        verb = "reload" if self.again else "load"
+        return f"%{self.name}: {short_dtype(self.dtype)} = {verb} {self.buffer}[{self.index}]{condition}"
 
 
 @dataclasses.dataclass(frozen=True)

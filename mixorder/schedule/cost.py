@@ -79,7 +79,7 @@ def traffic(
         _read(merged, statements),
         _written(merged, statements),
         workspace,
-        _size(merged, copied),
+        size(merged, copied),
         _apart(lowered),
     )
 
@@ -94,7 +94,7 @@ def _apart(program: LoopProgram) -> int:
     for nest in program.nests:
         again = _without(nest, stored)
         known = {stored[n] for s in again for n in operands(s) if n in stored}
-        total += min(_read(program, nest.statements), _read(program, again) + _size(program, known))
+        total += min(_read(program, nest.statements), _read(program, again) + size(program, known))
         total += _written(program, nest.statements)
         stored.update({s.value.name: s.buffer for s in nest.statements if isinstance(s, Store)})
     return total
@@ -122,10 +122,11 @@ def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:
 
 
 def _written(program: LoopProgram, statements: Iterable[Statement]) -> int:
-    return _size(program, {s.buffer for s in statements if isinstance(s, Store)})
+    return size(program, {s.buffer for s in statements if isinstance(s, Store)})
 
 
-def _size(program: LoopProgram, buffers: Collection[str]) -> int:
+def size(program: LoopProgram, buffers: Collection[str]) -> int:
+    """Bytes of some of a program's buffers."""
     return sum(program.hint(b.numel) * b.dtype.itemsize for b in map(program.buffer, buffers))
 
 
@@ -217,7 +218,7 @@ def across_memory(program: LoopProgram) -> tuple[str, ...]:
 def check_layout(program: LoopProgram, across: Collection[str]) -> None:
     """Raise `Decline` if more bytes of full tiles lie across memory, and have to be copied, than along it."""
     full = {stmt.buffer for stmt in _full_tiles(program)}
-    if _size(program, full & set(across)) > _size(program, full - set(across)):
+    if size(program, full & set(across)) > size(program, full - set(across)):
         buffer = program.buffer(min(across))
         detail = f"{buffer.name} of shape {buffer.shape} has strides {buffer.stride}, and others are like it"
         raise Decline(DeclineReason.LAYOUT, detail)

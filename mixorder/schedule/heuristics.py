@@ -25,7 +25,7 @@ from . import cost
 from .device import DeviceInfo
 from .schedule import Schedule, Tile
 
-MAX_RESIDENT_COLS = 8192  # wider rows do not stay in one program's registers
+MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
 PROGRAMS_PER_SM = 4
 MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
@@ -80,8 +80,8 @@ def workload(program: LoopProgram) -> Workload:
 
 def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False) -> Schedule:
     """The row-resident schedule for a workload; `split_size` rows per program if that is not 0."""
-    if work.cols > MAX_RESIDENT_COLS:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_RESIDENT_COLS} fit")
+    if work.cols > MAX_COLS:
+        raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_COLS} fit")
     r0_block = _next_power_of_2(work.cols)
     if (work.held_words + 1) * r0_block > SPILL_FACTOR * device.registers:
         detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mixorder.codegen.source import KernelSource
-from mixorder.loops.ir import LoopProgram
+from mixorder.loops.ir import Load, LoopProgram
 from mixorder.schedule.device import H200, DeviceInfo
 
 pytestmark = pytest.mark.skipif(
@@ -67,13 +67,17 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     **{
         f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
         for name, make in (("rms", graphs.rms_norm_backward), ("layer", graphs.layer_norm_backward))
-        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256))
+        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256), (4096, 16384))
     },
     "layer_fp32": functools.partial(graphs.layer_norm_backward, 8192, 2048, f32),
     "rms_fp16_ragged": functools.partial(graphs.rms_norm_backward, 10007, 1000, f16, f32),
     "rope": functools.partial(graphs.rope_backward, 4, 4096, 32, 128),
     "chained": functools.partial(chained, 32768, 1024),
 }
+
+
+# Two accumulators of 16384 columns leave few registers: up to 240 bytes per thread on sm_120, none on sm_90.
+SPILLED = {"layer_4096x16384": 256}
 
 
 @functools.cache
@@ -136,7 +140,7 @@ def test_kernels_fit_the_target(target: str, graph: str, tmp_path: Path) -> None
             spills = spilled(kernel, tmp_path)
             if spills is None:
                 pytest.skip(f"cuobjdump reads no {target}")
-            assert spills == 0
+            assert spills <= SPILLED.get(graph, 0)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -146,6 +150,17 @@ def test_no_layout_conversion_in_the_main_loop(graph: str) -> None:
     loop = list(main_loop(compiled(program, main, gpu).asm["ttgir"]))
     assert any("tt.reduce" in line for line in loop) and any("tt.store" in line for line in loop)
     assert [line for line in loop if "ttg.convert_layout" in line] == []
+
+
+@pytest.mark.parametrize("graph", ["rms_4096x16384", "layer_4096x16384"])
+def test_a_row_that_is_read_twice_is_not_held(graph: str) -> None:
+    """Triton would make one load of two that are alike, and hold the tile."""
+    gpu, device = TARGETS["sm_90"]
+    program, (main, _) = generated(graph, device)
+    loop = "\n".join(main_loop(compiled(program, main, gpu).asm["ttgir"]))
+    reads = loop.count("ttg.async_copy_global_to_local") + loop.count("tt.load")
+    in_program = [s for s in program.nests[0].body if isinstance(s, Load)]
+    assert reads == len(in_program) and sum(s.again for s in in_program) >= 2
 
 
 @pytest.mark.parametrize("graph", ["rms_32768x768", "layer_8192x8192"])

@@ -109,7 +109,7 @@ def test_norm_in_every_mode(norm, mode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cols", [1, 7, 64, 100, 768, 1024, 4097, 8192])
+@pytest.mark.parametrize("cols", [1, 7, 64, 100, 768, 1024, 4097, 8192, 16384])
 @pytest.mark.parametrize("rows", [1, 1000])
 @pytest.mark.parametrize("norm", NORMS)
 def test_shapes_against_float64(norm, rows, cols, dtype):

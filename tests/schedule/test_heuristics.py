@@ -11,7 +11,7 @@ from graphs import bf16, f32
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.heuristics import MAX_RESIDENT_COLS, Workload, choose, workload
+from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, workload
 
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
 AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
@@ -85,7 +85,7 @@ def test_a_pinned_choice() -> None:
         assert schedule.tile.num_stages >= 2
 
 
-@pytest.mark.parametrize("cols", [MAX_RESIDENT_COLS + 1, 65536])
+@pytest.mark.parametrize("cols", [MAX_COLS + 1, 65536])
 def test_a_wide_row_is_declined(cols: int) -> None:
     with pytest.raises(Decline) as caught:
         choose(dataclasses.replace(RMS, cols=cols), H200)

@@ -1,0 +1,83 @@
+"""Have each stage of the main loop read again what it needs of a row, instead of holding it over a reduction.
+
+For rows that are too wide to hold: the second read of a tile comes from L2, where the first one has left it.
+Takes a merged program, gives one whose main nest holds no tile from one reduction to the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .ir import Compute, Load, LoopProgram, Nest, PartialAccumulate, Reduce, Ref, Statement, Store, operands
+
+_Root = Reduce | PartialAccumulate | Store
+
+
+def reload(program: LoopProgram, columns: bool = False) -> LoopProgram:
+    """Give every stage its own copy of the loads and pointwise values that it uses; with `columns`, also of
+    the column vectors that are otherwise held for the whole loop."""
+    main, *others = program.nests
+    if columns:
+        main = dataclasses.replace(main, body=(*main.preamble, *main.body), preamble=())
+    return dataclasses.replace(program, nests=(_Stages(program, main).rebuilt(), *others))
+
+
+class _Stages:
+    def __init__(self, program: LoopProgram, nest: Nest) -> None:
+        self.nest = nest
+        self.last = program.tile_axes[1].symbol
+        self.deps = nest.dependence()
+        self.values = {s.name: s for s in nest.body if isinstance(s, Load | Compute | Reduce)}
+        self.hoisted = {s.name for s in nest.preamble if isinstance(s, Load | Compute)}
+        self.body: list[Statement] = []
+        self.named: dict[tuple[str, int], str] = {}  # a value in a stage, and what it is called there
+        self.taken: set[str] = set()
+
+    def rebuilt(self) -> Nest:
+        stages = self.nest.stages()
+        reduced = {s.name for s in self.nest.body if isinstance(s, Reduce)}
+
+        def stage_of(root: _Root) -> int:
+            if isinstance(root, Reduce):
+                return stages[root.name]
+            return stages[root.value.name] + (root.value.name in reduced)
+
+        roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
+        for stage in sorted(set(map(stage_of, roots))):
+            here = [
+                dataclasses.replace(r, value=Ref(self.value(r.value.name, stage)))
+                for r in roots
+                if stage_of(r) == stage
+            ]
+            # A reduction is the end of its stage: before the first one, the last one's value is there.
+            self.body += sorted(here, key=lambda r: isinstance(r, Reduce))
+            self.named.update({(r.name, -1): r.name for r in here if isinstance(r, Reduce)})
+        return dataclasses.replace(self.nest, body=tuple(self.body))
+
+    def root(self, root: _Root, stage: int) -> _Root:
+        return dataclasses.replace(root, value=Ref(self.value(root.value.name, stage)))
+
+    def value(self, name: str, stage: int) -> str:
+        """What a value is called in a stage; its statements are added if they are not there yet."""
+        if name in self.hoisted:
+            return name
+        key = (name, stage if self.last in self.deps[name] else -1)
+        if key not in self.named:
+            stmt = self.values[name]
+            assert isinstance(stmt, Load | Compute), name  # a reduction is a root, and comes before its uses
+            used = {n: self.value(n, stage) for n in operands(stmt)}
+            new = name if name not in self.taken else f"{name}.again{stage}"
+            self.taken.add(name)
+            self.body.append(_renamed(stmt, new, used, again=new != name))
+            self.named[key] = new
+        return self.named[key]
+
+
+def _renamed(stmt: Load | Compute, name: str, used: dict[str, str], again: bool) -> Statement:
+    def renamed(arg: object) -> object:
+        return Ref(used[arg.name]) if isinstance(arg, Ref) else arg
+
+    if isinstance(stmt, Load):
+        return dataclasses.replace(stmt, name=name, predicate=renamed(stmt.predicate), again=again)
+    kwargs = tuple((key, renamed(arg)) for key, arg in stmt.kwargs)
+    return dataclasses.replace(stmt, name=name, args=tuple(map(renamed, stmt.args)), kwargs=kwargs)

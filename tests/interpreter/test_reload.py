@@ -1,0 +1,114 @@
+"""Regions that read their rows twice: at widths where they must, and at small ones where they are made to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from checked import check_case
+from graphs import HFRMSNorm, bf16, f32, random_function, traced
+from running import OFF, ON, check, exact_gradients, gradients
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule, Interpreter
+
+from mixorder import pipeline
+from mixorder.errors import TooWide
+from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.loops.ir import LoopProgram
+from mixorder.loops.reload import reload
+from mixorder.report import RegionRecord, collect
+
+from cases import CASES  # isort: skip
+
+
+class WithResidual(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sigmoid(self.norm(x))
+
+
+WIDE: dict[str, Callable[[int], nn.Module]] = {
+    "layer": nn.LayerNorm,
+    "rms": lambda n: nn.RMSNorm(n, eps=1e-6),
+    "hf": HFRMSNorm,
+    "residual": WithResidual,
+}
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("cols", [12000, 16384])
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
+    module, x = WIDE[name](cols).to(dtype), torch.randn(5, cols, dtype=dtype)
+    dy = torch.randn_like(x)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.inner and record.outer
+    assert "evict_last" in record.kernels[0].text
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
+
+
+@pytest.fixture(params=[False, True], ids=["columns_held", "columns_read"])
+def never_resident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No schedule is found until the rows, or the column vectors too, are read again."""
+    level = 0
+
+    def counting(program: LoopProgram, columns: bool) -> LoopProgram:
+        nonlocal level
+        level = 1 + columns
+        return reload(program, columns)
+
+    def choose(*args: Any) -> Any:
+        nonlocal level
+        if level < 1 + request.param:
+            raise TooWide(99, "for the test")
+        level = 0
+        return chosen(*args)
+
+    chosen = pipeline.choose
+    monkeypatch.setattr(pipeline, "reload", counting)
+    monkeypatch.setattr(pipeline, "choose", choose)
+    yield
+
+
+def compiled(options: Any) -> Callable[..., Any]:
+    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(function, backend=compile_for_interpreter(options), dynamic=False)
+
+    return compile
+
+
+NAMES = """LayerNorm; Cohere; Cohere QK-norm; adaLN; Qwen3 QK-norm, transpose, RoPE; softmax with bias;
+norms in a chain; checkpointed LayerNorm; BitLinear, prenorm; cat after; LayerScale; conv bias and gate;
+fp32 residual stream; row and column mean, max, min"""
+
+
+@pytest.mark.usefixtures("never_resident")
+@pytest.mark.parametrize("name", [name.strip() for name in NAMES.split(";")])
+def test_the_family(name: str) -> None:
+    check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
+
+
+@pytest.mark.usefixtures("never_resident")
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs(seed: int) -> None:
+    function = random_function(seed, 10, 12)
+    args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
+    _map_libdevice()
+    graph = traced(function, *[(tuple(a.shape), f32) for a in args])
+    counters["mixorder"].clear()
+    pipeline.run(graph, ON)
+    graph.lint()
+    ours = Interpreter(GraphModule({}, graph)).run(*args)
+    exact = function(*(a.double() for a in args))
+    for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
+        error, reference = (float((t.double() - truth).norm()) for t in (mine, theirs))
+        assert error <= 2 * reference + 1e-5 * float(truth.norm())
