@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mixorder.errors import DeclineReason
 from mixorder.options import Options, config_key
-from mixorder.schedule.heuristics import MAX_RESIDENT_COLS
+from mixorder.schedule.heuristics import MAX_COLS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,8 +46,8 @@ def test_every_reason_has_a_meaning_and_a_remedy() -> None:
 
 
 def test_the_widest_row() -> None:
-    assert f"rows of up to {MAX_RESIDENT_COLS} columns" in " ".join(README.split())
-    assert f"more than {MAX_RESIDENT_COLS} elements" in REASONS
+    assert f"rows of up to {MAX_COLS} columns" in " ".join(README.split())
+    assert f"more than {MAX_COLS} elements" in REASONS
 
 
 def test_the_options_that_the_reasons_name() -> None:

@@ -10,6 +10,7 @@ import pytest
 from graphs import bf16, f32
 
 from mixorder.errors import Decline, DeclineReason
+from mixorder.loops.reload import reload
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, workload
 
@@ -119,3 +120,12 @@ def test_a_schedule_prints_one_choice_per_line() -> None:
     lines = str(choose(RMS, H200)).splitlines()
     assert any(line.startswith("num_splits = ") for line in lines)
     assert all(" = " in line for line in lines)
+
+
+@pytest.mark.parametrize(("cols", "stages"), [(16384, 1), (12288, 2)])
+def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> None:
+    program, schedule, _ = graphs.kernels(graphs.only(graphs.rms_norm_backward(8192, cols)))
+    again = workload(reload(graphs.merged(graphs.only(graphs.rms_norm_backward(8192, cols)))))
+    assert again.rereads == 2 and again.load_bytes == 4 and again.staged_bytes == 8
+    assert choose(again, H200).tile.num_stages == stages
+    assert schedule.tile.num_stages >= 1 and schedule.r0_block == 16384
