@@ -22,6 +22,7 @@ from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
 from ..loops.ir import Buffer, BufferRole, LoopProgram
 from ..loops.split import NUM_SPLITS
+from .axes import Size
 from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
 
@@ -46,13 +47,14 @@ def replace(
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
             nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
+        results = [nodes[buffer.name] for buffer in program.role(BufferRole.OUTPUT)]
+        for i, old in enumerate(region.outputs):
+            if old in region.relaid and leaves_the_graph(old):
+                results[i] = writer.strided(results[i], old, region.inputs)
     except BaseException:
         writer.undo()
         raise
-    for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
-        new = nodes[buffer.name]
-        if old in region.relaid and leaves_the_graph(old):
-            new = writer.strided(new, old)
+    for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
     for node in reversed(region.nodes):
@@ -103,16 +105,18 @@ class _Writer:
             val = fake(node).contiguous()  # type: ignore[union-attr]
         return self.add(aten.clone.default, (node,), kwargs, val)
 
-    def strided(self, node: Node, like: Node) -> Node:
+    def strided(self, node: Node, like: Node, inputs: tuple[Node, ...]) -> Node:
         """A copy with the strides that the graph's caller expects."""
         val = fake(like)
         assert val is not None
-        place = self.add(aten.empty_strided.default, (val.shape, val.stride()), {}, val)
+        size, stride = ([self.size(size_of(n), inputs) for n in ns] for ns in (val.shape, val.stride()))
+        kwargs = {"dtype": val.dtype, "device": self.device}
+        place = self.add(aten.empty_strided.default, (size, stride), kwargs, val)
         return self.add(aten.copy.default, (place, node), {}, val)
 
-    def size(self, expr: sympy.Expr, inputs: tuple[Node, ...]) -> int | Node:
+    def size(self, expr: Size, inputs: tuple[Node, ...]) -> int | Node:
         """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""
-        if expr.is_number:
+        if isinstance(expr, int) or expr.is_number:
             return int(expr)
         if expr not in self._sizes:
             self._sizes[expr] = self._compute_size(expr, inputs)

@@ -210,7 +210,7 @@ def across_memory(program: LoopProgram) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for stmt in _full_tiles(program):
         stride = sympy.expand(stmt.index).coeff(program.tile_axes[1].symbol)
-        if program.tile_axes[1].size != 1 and stride.is_number and stride not in (0, 1):
+        if program.tile_axes[1].size != 1 and stride not in (0, 1):
             found[stmt.buffer] = None
     return tuple(found)
 

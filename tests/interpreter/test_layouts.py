@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, snapshot, traced
+from graphs import bf16, f32, snapshot, traced
 from running import ON, exact_gradients, gradients
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx import Graph, GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.interpret import _map_libdevice
+from mixorder.interpret import _map_libdevice, _round_as_a_gpu, compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 aten = torch.ops.aten
@@ -94,6 +94,37 @@ def test_an_output_across_memory(across: Any, leaves: bool) -> None:
     for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
         assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
         assert mine.stride() == theirs.stride() or not leaves
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_any_number_of_rows(dtype: torch.dtype) -> None:
+    """The strides that the caller expects are the rows' number, and the copy has the result's dtype."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor) -> Any:
+        across = dy.t()
+        product = x * across * y
+        return across - x * product.sum(1, keepdim=True), product.sum(0)
+
+    _map_libdevice()
+    _round_as_a_gpu()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)
+    with collect() as records:
+        compare_row_counts(compiled, function, dtype)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.traffic.copied > 0
+
+
+def compare_row_counts(compiled: Any, function: Any, dtype: torch.dtype) -> None:
+    for rows in (24, 9, 50):
+        args = *(torch.randn(rows, 40, dtype=dtype) for _ in range(2)), torch.randn(40, rows, dtype=dtype)
+        for arg, dim in zip(args, (0, 0, 1), strict=True):
+            torch._dynamo.mark_dynamic(arg, dim)
+        ours, exact = compiled(*args), function(*(a.double() for a in args))
+        for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
+            assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
+            error, reference = (float((t.double() - truth).norm()) for t in (mine, theirs))
+            assert error <= 1.1 * reference + 1e-6 * float(truth.norm())
 
 
 def test_a_broadcast_is_not_copied() -> None:
