@@ -34,7 +34,7 @@ from .loops.verify import Stage, verify
 from .options import Options
 from .report import Dump, declined, describe, fused
 from .schedule import cost
-from .schedule.device import device_info
+from .schedule.device import DeviceInfo, device_info
 from .schedule.heuristics import Workload, choose, workload
 from .schedule.schedule import Schedule
 
@@ -148,22 +148,26 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
         region = dataclasses.replace(region, relaid=frozenset(nodes.values()))
         lowered, loops = loops_of(region, runner)
     device = step("device", device_info, legality.device_of(region))
-    # Hold a row, or read it twice, or its column vectors for every row as well: the first that fits.
-    for reads in (None, False, True):
-        nests = loops if reads is None else step("reload", reload, loops, reads)
-        work = step("workload", workload, nests)
+    nests = loops
+    try:
+        work, schedule = scheduled(nests, device, options, runner)
+    except TooWide:
+        nests = step("reload", reload, loops)
         try:
-            schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
-            break
-        except TooWide as decline:
-            refusal = decline
-    else:
-        return refusal
-    if reads is not None:
+            work, schedule = scheduled(nests, device, options, runner)
+        except TooWide as refusal:
+            return refusal
         show("reloaded.txt", nests, Stage.MERGED)
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
     return Plan(region, nests, work, schedule, moved)
+
+
+def scheduled(
+    loops: LoopProgram, device: DeviceInfo, options: Options, runner: _Runner
+) -> tuple[Workload, Schedule]:
+    work = runner.step("workload", workload, loops)
+    return work, runner.step("schedule", choose, work, device, options.split_size, options.autotune)
 
 
 def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]:

@@ -278,7 +278,7 @@ def kernels(
     try:
         schedule = choose(workload(program), device)
     except TooWide:
-        program = reload(program, columns=True)
+        program = reload(program)
         schedule = choose(workload(program), device)
     return program, schedule, generate(program, schedule, "test")
 

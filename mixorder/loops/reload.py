@@ -13,12 +13,13 @@ from .ir import Compute, Load, LoopProgram, Nest, PartialAccumulate, Reduce, Ref
 _Root = Reduce | PartialAccumulate | Store
 
 
-def reload(program: LoopProgram, columns: bool = False) -> LoopProgram:
-    """Give every stage its own copy of the loads and pointwise values that it uses; with `columns`, also of
-    the column vectors that are otherwise held for the whole loop."""
+def reload(program: LoopProgram) -> LoopProgram:
+    """Give every stage its own copy of the loads and pointwise values that it uses.
+
+    Column vectors stay as they are: read again for every row, they cost more than what they spill (H200,
+    16384x16384 bf16: RMSNorm 70% instead of 89%, LayerNorm 58% instead of 61%).
+    """
     main, *others = program.nests
-    if columns:
-        main = dataclasses.replace(main, body=(*main.preamble, *main.body), preamble=())
     return dataclasses.replace(program, nests=(_Stages(program, main).rebuilt(), *others))
 
 
