@@ -50,6 +50,9 @@ def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
     with collect() as records:
         ours = gradients(module, x, dy, ON)
     (record,) = records
+    if name == "residual" and dtype == f32:  # weight, bias and a compensated sum leave too few registers
+        assert isinstance(record, TooWide)
+        return
     assert isinstance(record, RegionRecord) and record.inner and record.outer
     assert "evict_last" in record.kernels[0].text
     check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
