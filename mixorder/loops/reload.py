@@ -45,11 +45,7 @@ class _Stages:
 
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
         for stage in sorted(set(map(stage_of, roots))):
-            here = [
-                dataclasses.replace(r, value=Ref(self.value(r.value.name, stage)))
-                for r in roots
-                if stage_of(r) == stage
-            ]
+            here = [self.root(r, stage) for r in roots if stage_of(r) == stage]
             # A reduction is the end of its stage: before the first one, the last one's value is there.
             self.body += sorted(here, key=lambda r: isinstance(r, Reduce))
             self.named.update({(r.name, -1): r.name for r in here if isinstance(r, Reduce)})
