@@ -53,8 +53,10 @@ class Decline(Exception):
 class TooWide(Decline):
     """A region holds too much for any schedule: `words`, 32 bits each, per element. A smaller one may fit."""
 
-    def __init__(self, words: int, detail: str) -> None:
-        super().__init__(DeclineReason.TOO_MANY_LIVE_TILES, detail)
+    def __init__(
+        self, words: int, detail: str, reason: DeclineReason = DeclineReason.TOO_MANY_LIVE_TILES
+    ) -> None:
+        super().__init__(reason, detail)
         self.words = words
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import types as types_module
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ def _inner_compile(options: Options) -> Callable[..., Any]:
         from . import _compat, pipeline
 
         _map_libdevice()
+        _map_inline_asm()
         _round_as_a_gpu()
         passes = config.post_grad_custom_post_pass
         if options.enabled:
@@ -103,6 +105,27 @@ def _map_libdevice() -> None:
     from torch._inductor.runtime import triton_helpers
 
     triton_helpers.libdevice = _NumpyLibdevice()
+
+
+@functools.cache
+def _map_inline_asm() -> None:
+    """Triton's interpreter has no inline assembly: give it the few pieces that our kernels have."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    from .codegen.exchange import interpreted
+
+    original = InterpreterBuilder.create_inline_asm
+
+    def create_inline_asm(
+        self: Any, text: str, constraints: str, values: list[Any], types: list[Any], pure: bool, pack: int
+    ) -> Any:
+        results = interpreted(text, [v.data for v in values])
+        if results is None:
+            return original(self, text, constraints, values, types, pure, pack)
+        handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]
+        return types_module.SimpleNamespace(get_result=handles.__getitem__)
+
+    InterpreterBuilder.create_inline_asm = create_inline_asm
 
 
 @functools.cache

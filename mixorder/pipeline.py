@@ -29,6 +29,7 @@ from .loops.ir import LoopProgram
 from .loops.lower import lower
 from .loops.reload import reload
 from .loops.reorder import merge, reorder
+from .loops.share import check_shareable, share
 from .loops.split import split_outer
 from .loops.verify import Stage, verify
 from .options import Options
@@ -37,6 +38,7 @@ from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
 from .schedule.heuristics import Workload, choose, workload
 from .schedule.schedule import Schedule
+from .schedule.sharing import choose_shared, shared_workload
 
 log = logging.getLogger("mixorder")
 T = TypeVar("T")
@@ -149,25 +151,42 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
         lowered, loops = loops_of(region, runner)
     device = step("device", device_info, legality.device_of(region))
     nests = loops
+    work = step("workload", workload, loops)
     try:
-        work, schedule = scheduled(nests, device, options, runner)
-    except TooWide:
-        nests = step("reload", reload, loops)
-        try:
-            work, schedule = scheduled(nests, device, options, runner)
-        except TooWide as refusal:
+        schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
+    except TooWide as refusal:
+        for alternative in (shared, reloaded):
+            try:
+                nests, schedule = alternative(loops, device, options, runner)
+                break
+            except Decline:
+                continue
+        else:
             return refusal
-        show("reloaded.txt", nests, Stage.MERGED)
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
     return Plan(region, nests, work, schedule, moved)
 
 
-def scheduled(
+def shared(
     loops: LoopProgram, device: DeviceInfo, options: Options, runner: _Runner
-) -> tuple[Workload, Schedule]:
-    work = runner.step("workload", workload, loops)
-    return work, runner.step("schedule", choose, work, device, options.split_size, options.autotune)
+) -> tuple[LoopProgram, Schedule]:
+    """The loops for several programs per row."""
+    step = runner.step
+    step("share", check_shareable, loops)
+    schedule = step("schedule", choose_shared, step("workload", shared_workload, loops), device)
+    nests = step("share", share, loops, schedule.parts, schedule.tile.xblock)
+    return runner.dump("shared.txt", nests, Stage.SHARED), schedule
+
+
+def reloaded(
+    loops: LoopProgram, device: DeviceInfo, options: Options, runner: _Runner
+) -> tuple[LoopProgram, Schedule]:
+    """The loops that read a row again after each reduction."""
+    nests = runner.step("reload", reload, loops)
+    work = runner.step("workload", workload, nests)
+    schedule = runner.step("schedule", choose, work, device, options.split_size, options.autotune)
+    return runner.dump("reloaded.txt", nests, Stage.MERGED), schedule
 
 
 def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]:

@@ -17,6 +17,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 )
 from torch.fx import Graph, Node
 
+from ..codegen.exchange import EMPTY
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
@@ -44,6 +45,8 @@ def replace(
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
             nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
+        for buffer in program.role(BufferRole.WORDS):
+            nodes[buffer.name] = writer.filled(buffer, EMPTY, region.inputs)
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
             nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
@@ -97,6 +100,13 @@ class _Writer:
         with self.fake_mode:
             val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
         return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+
+    def filled(self, buffer: Buffer, value: int, inputs: tuple[Node, ...]) -> Node:
+        size = [self.size(e, inputs) for e in buffer.shape]
+        kwargs = {"dtype": buffer.dtype, "device": self.device, "pin_memory": False}
+        with self.fake_mode:
+            val = torch.full(*torch.fx.map_arg((size, value), _value), **kwargs)
+        return self.add(aten.full.default, (size, value), kwargs, val)
 
     def contiguous(self, node: Node) -> Node:
         """A copy that Inductor may fuse into the loop that makes the original."""

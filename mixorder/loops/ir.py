@@ -46,6 +46,7 @@ class BufferRole(enum.Enum):
     INPUT = "in"
     OUTPUT = "out"
     WORKSPACE = "ws"
+    WORDS = "words"  # by which the programs that share a row tell one another their parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +171,30 @@ class Store:
 
 
 @dataclasses.dataclass(frozen=True)
+class Carry:
+    """`name = value` as it was for the row tile that is `stages` stages further on its way."""
+
+    name: str
+    value: Ref
+    stages: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.stages}] {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The end of a stage where a row is shared: each reduction named turns from a part's into the row's."""
+
+    buffer: str
+    values: tuple[Ref, ...]
+
+    def __str__(self) -> str:
+        return f"exchange {', '.join(map(str, self.values))} through {self.buffer}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Ref:
     """A use of a value by its name."""
 
@@ -179,8 +204,8 @@ class Ref:
         return f"%{self.name}"
 
 
-Statement = Load | Compute | Reduce | PartialAccumulate | Store
-Value = Load | Compute | Reduce
+Statement = Load | Compute | Reduce | PartialAccumulate | Store | Carry | Exchange
+Value = Load | Compute | Reduce | Carry
 
 
 def operands(stmt: Statement) -> Iterator[str]:
@@ -192,6 +217,8 @@ def operands(stmt: Statement) -> Iterator[str]:
     elif isinstance(stmt, Load):
         if stmt.predicate is not None:
             yield stmt.predicate.name
+    elif isinstance(stmt, Exchange):
+        yield from (ref.name for ref in stmt.values)
     else:
         yield stmt.value.name
 
@@ -217,7 +244,7 @@ class Nest:
         symbols = {axis.symbol for axis in self.loops}
         deps: dict[str, frozenset[sympy.Symbol]] = {}
         for stmt in self.statements:
-            if isinstance(stmt, Load | Compute | Reduce):
+            if isinstance(stmt, Value):
                 own: frozenset[sympy.Symbol] = frozenset().union(
                     *(deps[n] for n in operands(stmt)), index_symbols(stmt) & symbols
                 )
@@ -229,7 +256,7 @@ class Nest:
         stage: dict[str, int] = {}
         reduced: set[str] = set()
         for stmt in self.statements:
-            if isinstance(stmt, Load | Compute | Reduce):
+            if isinstance(stmt, Value):
                 stage[stmt.name] = max((stage[n] + (n in reduced) for n in operands(stmt)), default=0)
             if isinstance(stmt, Reduce):
                 reduced.add(stmt.name)
@@ -301,7 +328,7 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
     needed = {name for root in roots for name in operands(root)}
     kept: list[Statement] = []
     for stmt in reversed(body):
-        if isinstance(stmt, Load | Compute | Reduce) and stmt.name in needed:
+        if isinstance(stmt, Value) and stmt.name in needed:
             needed.update(operands(stmt))
             kept.append(stmt)
     return (*reversed(kept), *roots)
@@ -309,7 +336,7 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
 
 def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
     """The symbols in a statement's own index expressions."""
-    if isinstance(stmt, Reduce):
+    if isinstance(stmt, Reduce | Carry | Exchange):
         return set()
     exprs = stmt.args if isinstance(stmt, Compute) else (stmt.index,)
     return {s for expr in exprs if isinstance(expr, sympy.Expr) for s in expr.free_symbols}
@@ -323,8 +350,10 @@ def _show(value: Any) -> str:
 
 def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]) -> int:
     """How many of `loops`, from the outermost, enclose a statement."""
-    if isinstance(stmt, Load | Compute | Reduce):
+    if isinstance(stmt, Value):
         symbols = deps[stmt.name]
+    elif isinstance(stmt, Exchange):
+        symbols = frozenset().union(*(deps[ref.name] for ref in stmt.values))
     else:
         symbols = frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
     return max((i + 1 for i, axis in enumerate(loops) if axis.symbol in symbols), default=0)

@@ -7,10 +7,11 @@ Takes a merged program, gives one whose main nest holds no tile from one reducti
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from .ir import Compute, Load, LoopProgram, Nest, PartialAccumulate, Reduce, Ref, Statement, Store, operands
 
-_Root = Reduce | PartialAccumulate | Store
+Root = Reduce | PartialAccumulate | Store
 
 
 def reload(program: LoopProgram) -> LoopProgram:
@@ -35,14 +36,7 @@ class _Stages:
         self.taken: set[str] = set()
 
     def rebuilt(self) -> Nest:
-        stages = self.nest.stages()
-        reduced = {s.name for s in self.nest.body if isinstance(s, Reduce)}
-
-        def stage_of(root: _Root) -> int:
-            if isinstance(root, Reduce):
-                return stages[root.name]
-            return stages[root.value.name] + (root.value.name in reduced)
-
+        stage_of = root_stage(self.nest)
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
         for stage in sorted(set(map(stage_of, roots))):
             here = [self.root(r, stage) for r in roots if stage_of(r) == stage]
@@ -51,7 +45,7 @@ class _Stages:
             self.named.update({(r.name, -1): r.name for r in here if isinstance(r, Reduce)})
         return dataclasses.replace(self.nest, body=tuple(self.body))
 
-    def root(self, root: _Root, stage: int) -> _Root:
+    def root(self, root: Root, stage: int) -> Root:
         return dataclasses.replace(root, value=Ref(self.value(root.value.name, stage)))
 
     def value(self, name: str, stage: int) -> str:
@@ -65,16 +59,34 @@ class _Stages:
             used = {n: self.value(n, stage) for n in operands(stmt)}
             new = name if name not in self.taken else f"{name}.again{stage}"
             self.taken.add(name)
-            self.body.append(_renamed(stmt, new, used, again=new != name))
+            stmt = renamed(stmt, new, used)
+            if isinstance(stmt, Load):
+                stmt = dataclasses.replace(stmt, again=new != name)
+            self.body.append(stmt)
             self.named[key] = new
         return self.named[key]
 
 
-def _renamed(stmt: Load | Compute, name: str, used: dict[str, str], again: bool) -> Statement:
-    def renamed(arg: object) -> object:
+def root_stage(nest: Nest) -> Callable[[Root], int]:
+    """Tells of a reduction, an accumulation or a store how many dependent reductions precede it."""
+    stages = nest.stages()
+    reduced = {s.name for s in nest.body if isinstance(s, Reduce)}
+
+    def stage_of(root: Root) -> int:
+        if isinstance(root, Reduce):
+            return stages[root.name]
+        return stages[root.value.name] + (root.value.name in reduced)
+
+    return stage_of
+
+
+def renamed(stmt: Load | Compute, name: str, used: dict[str, str]) -> Load | Compute:
+    """The statement as the value `name`, of operands by the names that `used` gives them."""
+
+    def new(arg: object) -> object:
         return Ref(used[arg.name]) if isinstance(arg, Ref) else arg
 
     if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, name=name, predicate=renamed(stmt.predicate), again=again)
-    kwargs = tuple((key, renamed(arg)) for key, arg in stmt.kwargs)
-    return dataclasses.replace(stmt, name=name, args=tuple(map(renamed, stmt.args)), kwargs=kwargs)
+        return dataclasses.replace(stmt, name=name, predicate=new(stmt.predicate))  # type: ignore[arg-type]
+    kwargs = tuple((key, new(arg)) for key, arg in stmt.kwargs)
+    return dataclasses.replace(stmt, name=name, args=tuple(map(new, stmt.args)), kwargs=kwargs)

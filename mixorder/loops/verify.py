@@ -11,13 +11,15 @@ from .ir import (
     BOOL,
     AxisClass,
     BufferRole,
-    Compute,
+    Carry,
+    Exchange,
     Load,
     LoopProgram,
     Nest,
     PartialAccumulate,
     Reduce,
     Store,
+    Value,
     depth_of,
     index_symbols,
     operands,
@@ -30,6 +32,7 @@ class Stage(enum.Enum):
     SPLIT = "split"
     REORDERED = "reordered"
     MERGED = "merged"
+    SHARED = "shared"
 
 
 def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
@@ -46,7 +49,9 @@ def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
     if stage is not Stage.SPLIT:
         for nest in program.nests:
             _verify_order(nest)
-    if stage is Stage.MERGED:
+    if stage is Stage.SHARED:
+        _verify_stages(program.nests[0])
+    if stage in (Stage.MERGED, Stage.SHARED):
         over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
         _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
     return program
@@ -65,7 +70,7 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
         _require(index_symbols(stmt) <= symbols, f"{stmt} leaves the nest's loops")
         if isinstance(stmt, Load) and stmt.predicate is not None:
             _require(stmt.predicate.name in bools, f"{stmt} depends on what is no bool")
-        if isinstance(stmt, Load | Compute | Reduce):
+        if isinstance(stmt, Value):
             _require(stmt.name not in defined, f"%{stmt.name} is defined twice")
             defined.add(stmt.name)
             if stmt.dtype == BOOL:
@@ -91,6 +96,24 @@ def _verify_order(nest: Nest) -> None:
     for stmt in nest.preamble:
         rows = [a for a in nest.loops if a.kind in (AxisClass.ROW, AxisClass.SPLIT)]
         _require(depth_of(stmt, tuple(rows), deps) == 0, f"{stmt} is hoisted but depends on rows")
+
+
+def _verify_stages(nest: Nest) -> None:
+    """A stage uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
+    deps = nest.dependence()
+    rows = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
+    stage, stage_of = 0, {}
+    for stmt in nest.body:
+        if isinstance(stmt, Exchange):
+            stage += 1
+            stage_of.update({ref.name: stage for ref in stmt.values})
+            continue
+        age = stmt.stages if isinstance(stmt, Carry) else 0
+        for name in operands(stmt):
+            if deps[name] & rows:
+                _require(stage_of[name] + age == stage, f"{stmt} is in stage {stage}, %{name} is not")
+        if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
+            stage_of[stmt.name] = stage
 
 
 def _runs_over(nest: Nest, kind: AxisClass) -> bool:

@@ -73,7 +73,7 @@ def traffic(
     statements = [s for nest in merged.nests for s in nest.statements]
     workspace = sum(
         int(merged.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
-        for b in merged.role(BufferRole.WORKSPACE)
+        for b in (*merged.role(BufferRole.WORKSPACE), *merged.role(BufferRole.WORDS))
     )
     return Traffic(
         _read(merged, statements),
@@ -144,7 +144,7 @@ def held_words(program: LoopProgram) -> int:
     deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
     last_use = {name: i for i, stmt in enumerate(main.body) for name in operands(stmt)}
     tiles = [
-        (i, last_use[s.name], _words(s))
+        (i, last_use[s.name], words_of(s))
         for i, s in enumerate(main.body)
         if isinstance(s, Load | Compute) and tile <= deps[s.name] and s.name in last_use
     ]
@@ -154,12 +154,13 @@ def held_words(program: LoopProgram) -> int:
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     return (
         max(across, default=0)
-        + sum(_words(s) for s in columns)  # type: ignore[union-attr]
-        + sum((1 + s.compensated) * _words(program.buffer(s.buffer)) for s in partials)
+        + sum(words_of(s) for s in columns)  # type: ignore[union-attr]
+        + sum((1 + s.compensated) * words_of(program.buffer(s.buffer)) for s in partials)
     )
 
 
-def _words(value: Load | Compute | Buffer) -> int:
+def words_of(value: Load | Compute | Buffer) -> int:
+    """32-bit registers for one element."""
     return max(1, value.dtype.itemsize // 4)
 
 

@@ -9,7 +9,10 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class DeviceInfo:
-    """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD)."""
+    """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD).
+
+    `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
+    """
 
     name: str
     num_sm: int
@@ -17,6 +20,7 @@ class DeviceInfo:
     registers: int
     max_threads: int
     warp_size: int = 32
+    exchanges: bool = True
 
 
 # What a machine without a GPU plans for: the figures of CUDA's device properties on the H200.
@@ -35,4 +39,5 @@ def device_info(device: torch.device) -> DeviceInfo:
         registers=getattr(props, "regs_per_multiprocessor", 65536),
         max_threads=props.max_threads_per_multi_processor,
         warp_size=getattr(props, "warp_size", 32),
+        exchanges=torch.version.hip is None,
     )

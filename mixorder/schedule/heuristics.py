@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..errors import Decline, DeclineReason, TooWide
+from ..errors import DeclineReason, TooWide
 from ..loops.ir import AxisClass, Load, LoopProgram
 from . import cost
 from .device import DeviceInfo
@@ -84,7 +84,8 @@ def workload(program: LoopProgram) -> Workload:
 def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False) -> Schedule:
     """The row-resident schedule for a workload; `split_size` rows per program if that is not 0."""
     if work.cols > MAX_COLS:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, at most {MAX_COLS} fit")
+        detail = f"{work.cols} columns, at most {MAX_COLS} fit"
+        raise TooWide(work.held_words, detail, DeclineReason.ROW_TOO_WIDE)
     r0_block = _next_power_of_2(work.cols)
     factor = SPILL_FACTOR_REREADING if work.rereads else SPILL_FACTOR
     if (work.held_words + 1) * r0_block > factor * device.registers:

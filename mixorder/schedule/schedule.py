@@ -19,10 +19,12 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Row-resident: a program holds whole rows, `num_splits` programs share the rows out.
+    """`num_splits` groups of `parts` programs share the rows out; a program holds its part of a row.
 
-    `r0_block` is the power of two that holds a row. The finalisation reduces `num_splits` partials for
-    `final_block` columns per program. `alternatives` are further tiles for the autotuner, may be empty.
+    `r0_block` is the power of two that holds a part, `part_cols` columns of a row. Where there are several
+    parts, a program goes on with `depth` tiles before it needs what the others have to say of one. The
+    finalisation reduces `num_splits` partials for `final_block` columns per program. `alternatives` are
+    further tiles for the autotuner, may be empty.
     """
 
     tile: Tile
@@ -31,6 +33,9 @@ class Schedule:
     final_block: int
     final_warps: int
     alternatives: tuple[Tile, ...] = ()
+    parts: int = 1
+    part_cols: int = 0
+    depth: int = 0
 
     @property
     def tiles(self) -> tuple[Tile, ...]:

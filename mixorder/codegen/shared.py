@@ -1,0 +1,409 @@
+"""Write the main kernel of a region whose rows are shared: `parts` programs have a row, each some columns.
+
+Stage after stage, a program works on a row tile, tells the others its parts of the stage's reductions, and
+goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next stage follows.
+The programs of a group need not run at the same time for the result to be right: one that has waited too
+long for the others does all its rows again after the loop, computing their parts itself, in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch._inductor.codegen.triton import texpr, triton_compute_type
+
+from ..loops.ir import (
+    Carry,
+    Exchange,
+    Load,
+    LoopProgram,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Store,
+    closure,
+)
+from ..loops.share import WORDS, lanes_of
+from ..loops.split import SPLIT_SYMBOL
+from ..schedule.schedule import Schedule
+from .exchange import MAX_WORDS, POLLS, Record, carried
+from .source import KernelSource, LaunchConfig
+from .writer import TileDim, Writer, pointer_of
+
+_CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
+
+
+def shared_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of the first nest of a program that `loops.share` has cut into stages."""
+    return _SharedKernel(program, schedule).written(label)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+    """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
+
+    body: tuple[Statement, ...]
+    groups: tuple[tuple[Reduce, ...], ...]
+
+
+class _SharedKernel:
+    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+        self.program, self.schedule, self.nest = program, schedule, program.nests[0]
+        row, last = program.tile_axes
+        self.ragged = row.size % schedule.tile.xblock != 0
+        x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
+        full = schedule.parts * schedule.r0_block == last.size
+        y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
+        self.x, self.y = x, y
+        self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
+        self.code = self.writer.code
+        self.stages = _stages(self.nest.body, schedule.parts)
+        self.exchanged = [r for stage in self.stages for group in stage.groups for r in group]
+        self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
+        self.ages = self._ages()
+
+    def written(self, label: str) -> KernelSource:
+        schedule, writer, code = self.schedule, self.writer, self.code
+        writer.begin(("XBLOCK", "NUM_STAGES"))
+        code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+        if not self.program.tile_axes[0].size.is_number:
+            code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
+        code.writeline(f"part = tl.program_id(0) % {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0) // {schedule.parts}")
+        code.writeline(f"tiles = tl.cdiv({self.x.extent}, XBLOCK)")
+        self.columns("part")
+        for stmt in self.nest.preamble:
+            writer.statement(stmt)
+        self.empty_accumulators()
+        self.main_loop()
+        if self.exchanged:
+            self.again()
+        for acc in self.accumulators:
+            value = " - ".join(writer.accumulators(acc))
+            writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
+        tile = schedule.tile
+        constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+        config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, (config,))
+
+    # Indices.
+
+    def columns(self, part: str) -> None:
+        """The columns of a part, and which lanes have one."""
+        cols, y = self.schedule.part_cols, self.y
+        self.code.writeline(f"{y.symbol} = {part} * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
+        if y.masked:
+            inside = f"{y.symbol} < {y.extent}"
+            if cols != self.schedule.r0_block:
+                inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
+            self.code.writeline(f"{y.mask} = {inside}")
+
+    def rows(self, stage: int) -> None:
+        """The rows of the tile that a stage works on in this turn of the loop."""
+        tile = self.tile_of(stage)
+        start = f"({tile}) * XBLOCK" if not self.writer.wide else f"({tile}) * tl.full([], XBLOCK, tl.int64)"
+        x = self.x
+        self.code.writeline(f"{x.symbol} = {start} + tl.arange(0, XBLOCK)[:, None]")
+        before = f"({x.symbol} >= 0) & " if stage else ""
+        self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
+
+    def tile_of(self, stage: int, ahead: int = 0) -> str:
+        late = stage * self.schedule.depth * self.schedule.num_splits
+        ahead *= self.schedule.num_splits
+        return f"tile - {late - ahead}" if late > ahead else "tile"
+
+    def record(self, stage: int, group: int, row: int, tile: str) -> str:
+        """The record of a row of the tile that a stage works on, within what there is."""
+        tile = f"tl.minimum(tl.maximum({tile}, {SPLIT_SYMBOL}), tiles - 1)"
+        lanes = lanes_of(self.schedule.parts)
+        first = self.exchanged.index(self.stages[stage - 1].groups[group][0])
+        return (
+            f"{pointer_of(WORDS)} + (({tile} * XBLOCK + {row}) * {len(self.exchanged)} + {first}) * {lanes}"
+        )
+
+    # The loop.
+
+    def main_loop(self) -> None:
+        schedule, code, last = self.schedule, self.code, len(self.stages) - 1
+        for name, age in self.ages.items():
+            for i in range(1, age + 1):
+                code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
+        if self.exchanged:
+            code.writeline("missed = tl.full([], 0, tl.int32)")
+        for k, group, row in self.records():
+            code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, str(SPLIT_SYMBOL)))
+        turns = f"tiles + {last * schedule.depth * schedule.num_splits}" if last else "tiles"
+        code.writeline(
+            f"for tile in tl.range({SPLIT_SYMBOL}, {turns}, {schedule.num_splits}, num_stages=NUM_STAGES):"
+        )
+        with code.indent():
+            for k in range(last, -1, -1):
+                self.loads(k)
+            for k in range(last + 1):
+                self.stage(k)
+            for name, age in self.ages.items():
+                for i in range(age, 1, -1):
+                    code.writeline(f"{name}_{i} = {self.moved(name, i - 1)}")
+                code.writeline(f"{name}_1 = {self.held(name)}")
+
+    def loads(self, k: int) -> None:
+        """Outside every branch, so that Triton fetches them ahead of time."""
+        found = [s for s in self.stages[k].body if isinstance(s, Load)]
+        if found or k == 0:
+            self.rows(k)
+        for stmt in found:
+            self.writer.statement(stmt)
+
+    def stage(self, k: int) -> None:
+        if k == 0:
+            self.body(k)
+            return
+        code, ready = self.code, f"ready{k}"
+        code.writeline(f"{ready} = ({self.tile_of(k)} >= 0) & ({self.tile_of(k)} < tiles)")
+        self.totals(k)
+        self.rows(k)
+        code.writeline(f"if {ready}:")
+        with code.indent():
+            self.body(k)
+
+    def body(self, k: int) -> None:
+        for stmt in self.stages[k].body:
+            if isinstance(stmt, Carry):
+                self.carry(stmt)
+            elif not isinstance(stmt, Load):
+                self.statement(stmt)
+        for group in self.stages[k].groups:
+            for reduce in group:
+                self.publish(reduce)
+
+    def statement(self, stmt: Statement) -> None:
+        if isinstance(stmt, PartialAccumulate):
+            with self.writer.ops.active():
+                self.writer.fold(stmt, self.ragged)
+        else:
+            self.writer.statement(stmt)
+
+    def publish(self, reduce: Reduce) -> None:
+        value = self.writer.ops.variables[reduce.name]
+        lanes = lanes_of(self.schedule.parts)
+        at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
+        # A NaN of other bits than EMPTY.
+        value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
+        self.code.writeline(
+            f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {self.x.symbol} < tiles * XBLOCK)"
+        )
+
+    def totals(self, k: int) -> None:
+        """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
+        code = self.code
+        code.writeline(f"polls = tl.where({f'ready{k}'} & (missed == 0), {POLLS}, 0)")
+        for g, group in enumerate(self.stages[k - 1].groups):
+            for row in range(self.schedule.tile.xblock):
+                record = Record(group[0].kind, len(group), self.schedule.parts)
+                total = f"total{k}_{g}_{row}"
+                code.writeline(
+                    f"{total} = "
+                    + record.total(self.record(k, g, row, self.tile_of(k)), _seen(k, g, row), "polls")
+                )
+                code.writeline(f"missed = missed | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
+            for i, reduce in enumerate(group):
+                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile.xblock)]
+                self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
+            for row in range(self.schedule.tile.xblock):
+                code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
+
+    def peek(self, k: int, g: int, row: int, tile: str) -> str:
+        group = self.stages[k - 1].groups[g]
+        record = Record(group[0].kind, len(group), self.schedule.parts)
+        return record.peek(self.record(k, g, row, tile))
+
+    def records(self) -> list[tuple[int, int, int]]:
+        return [
+            (k + 1, g, row)
+            for k, stage in enumerate(self.stages)
+            for g in range(len(stage.groups))
+            for row in range(self.schedule.tile.xblock)
+        ]
+
+    # What is carried from stage to stage.
+
+    def _ages(self) -> dict[str, int]:
+        """For how many turns of the loop each carried value is held, by the name it is held under."""
+        ages: dict[str, int] = {}
+        for stmt in self.nest.body:
+            if isinstance(stmt, Carry):
+                self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
+                name = self.writer.held[stmt.value.name]
+                ages[name] = max(ages.get(name, 0), stmt.stages * self.schedule.depth)
+        self.writer.raw = {
+            s.name
+            for s in self.nest.body
+            if isinstance(s, Load) and s.name in self.writer.held and self.is_raw(s)
+        }
+        return ages
+
+    def is_raw(self, load: Load) -> bool:
+        """Whether a tile is held as it was loaded; a few values per row are not worth it."""
+        dtype = self.program.buffer(load.buffer).dtype
+        return dtype in _CARRIED_RAW and len(self.writer.deps[load.name]) == 2
+
+    def source(self, name: str) -> Load | Reduce:
+        value = next(v for v, held in self.writer.held.items() if held == name)
+        return next(s for s in self.nest.body if isinstance(s, Load | Reduce) and s.name == value)
+
+    def held_shape(self, name: str) -> str:
+        return self.writer.shape(self.writer.deps[self.source(name).name])
+
+    def held_torch_dtype(self, name: str) -> torch.dtype:
+        source = self.source(name)
+        if source.name in self.writer.raw:
+            assert isinstance(source, Load)
+            return self.program.buffer(source.buffer).dtype
+        return torch.int8 if source.dtype == torch.bool else source.dtype
+
+    def held_dtype(self, name: str) -> str:
+        names = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
+        dtype = self.held_torch_dtype(name)
+        return names.get(dtype, triton_compute_type(dtype))
+
+    def held(self, name: str) -> str:
+        source = self.source(name)
+        if source.name in self.writer.raw:
+            return f"{name}_raw"
+        value = str(self.writer.ops.variables[source.name])
+        return f"{value}.to(tl.int8)" if source.dtype == torch.bool else value
+
+    def moved(self, name: str, age: int) -> str:
+        bits = self.held_torch_dtype(name).itemsize * 8
+        return carried(f"{name}_{age}", bits, self.held_dtype(name))
+
+    def carry(self, stmt: Carry) -> None:
+        name = self.writer.held[stmt.value.name]
+        text = f"{name}_{stmt.stages * self.schedule.depth}"
+        if stmt.dtype == torch.bool:
+            text = f"({text} != 0)"
+        elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        self.writer.ops.define(text, stmt.dtype, stmt.name)
+
+    # Accumulators, and the second attempt.
+
+    def empty_accumulators(self) -> None:
+        for acc in self.accumulators:
+            identity = self.writer.identity(acc.kind, self.writer.dtype(acc))
+            for name in self.writer.accumulators(acc):
+                self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {identity})")
+
+    def again(self) -> None:
+        """Where a wait was in vain: everything once more, the other programs' parts included."""
+        code = self.code
+        # Warps may have seen different words; the maximum is the same in all of them.
+        code.writeline("missed = tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)")
+        code.writeline("if missed > 0:")
+        with code.indent():
+            self.empty_accumulators()
+            code.writeline(
+                f"for tile in tl.range({SPLIT_SYMBOL}, tiles, {self.schedule.num_splits}, num_stages=1):"
+            )
+            with code.indent():
+                self.rows(0)
+                for stage in self.stages[:-1]:
+                    self.parts_of(stage)
+                self.columns("part")
+                results = [s for s in self.nest.body if isinstance(s, Store | PartialAccumulate)]
+                self.at_once(results)
+
+    def parts_of(self, stage: _Stage) -> None:
+        """A stage's reductions over whole rows, part after part, added up as `exchange` does."""
+        code, lanes = self.code, lanes_of(self.schedule.parts)
+        reductions = [r for group in stage.groups for r in group]
+        names = {r.name: f"parts{self.exchanged.index(r)}" for r in reductions}
+        for r in reductions:
+            identity = self.writer.identity(r.kind, r.dtype)
+            code.writeline(f"{names[r.name]} = tl.full([XBLOCK, {lanes}], {identity})")
+        code.writeline(f"for other in tl.range(0, {self.schedule.parts}, num_stages=1):")
+        with code.indent():
+            self.columns("other")
+            self.at_once(reductions)
+            for r in reductions:
+                value, mine = self.writer.ops.variables[r.name], f"tl.arange(0, {lanes})[None, :] == other"
+                code.writeline(f"{names[r.name]} = tl.where({mine}, {value}, {names[r.name]})")
+        for r in reductions:
+            text, half = names[r.name], lanes // 2
+            while half:
+                text = self.writer.without(r.kind, f"tl.reshape({text}, [XBLOCK, 2, {half}])", 1)
+                half //= 2
+            self.writer.ops.define(text, r.dtype, r.name)
+
+    def at_once(self, roots: list[Statement]) -> None:
+        """Statements that need no more than the reductions that are known, without any delay."""
+        known = [s for s in self.nest.statements if not isinstance(s, Reduce | Exchange)]
+        for stmt in closure(known, roots):
+            if isinstance(stmt, Carry):
+                self.writer.ops.variables[stmt.name] = self.writer.ops.variables[stmt.value.name]
+            else:
+                self.statement(stmt)
+
+
+class _SharedWriter(Writer):
+    """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row."""
+
+    spread_columns = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.held: dict[str, str] = {}  # values that are carried, and the name that they are held under
+        self.raw: set[str] = set()  # the loads among them that are held as loaded
+
+    def loaded(self, stmt: Load, text: str) -> str:
+        if stmt.name not in self.raw:
+            return text
+        name = f"{self.held[stmt.name]}_raw"
+        self.code.writeline(f"{name} = {text}")
+        return name
+
+    def fold(self, stmt: PartialAccumulate, ragged: bool) -> None:
+        """Accumulate a tile's rows at once: a thread has all of them."""
+        dims = tuple(d for d in self.reduced_dims(stmt) if ragged)
+        value = self.masked_value(stmt.value.name, stmt.kind, dims)
+        value = self.reduced(stmt.kind, value, axis=0)
+        self.add(stmt, value)
+
+
+def _stages(body: tuple[Statement, ...], parts: int) -> tuple[_Stage, ...]:
+    stages: list[_Stage] = []
+    here: list[Statement] = []
+    for stmt in body:
+        if isinstance(stmt, Exchange):
+            names = [ref.name for ref in stmt.values]
+            reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
+            stages.append(_Stage(tuple(here), _groups(reductions, parts)))
+            here = []
+        else:
+            here.append(stmt)
+    return (*stages, _Stage(tuple(here), ()))
+
+
+def _groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
+    """Reductions of one kind, as many as one read brings in."""
+    most = MAX_WORDS // lanes_of(parts)
+    groups: list[list[Reduce]] = []
+    for kind in dict.fromkeys(r.kind for r in reductions):
+        same = [r for r in reductions if r.kind is kind]
+        groups += [same[i : i + most] for i in range(0, len(same), most)]
+    return tuple(map(tuple, groups))
+
+
+def _seen(stage: int, group: int, row: int) -> str:
+    return f"seen{stage}_{group}_{row}"
+
+
+def _column(values: list[str]) -> str:
+    """Scalars, one for each row of a tile, as a column."""
+    if len(values) == 1:
+        return f"tl.full([1, 1], {values[0]}, tl.float32)"
+    text = values[-1]
+    for row in reversed(range(len(values) - 1)):
+        text = f"tl.where(tl.arange(0, XBLOCK)[:, None] == {row}, {values[row]}, {text})"
+    return text

@@ -1,0 +1,293 @@
+"""Write statements of the loop IR as Triton, over a two-dimensional tile.
+
+A nest's axes are laid out over the tile, (row, column) for a main kernel and (split, column) for a
+finalisation. What a statement becomes follows from the axes that it depends on; nothing here knows a norm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+import sympy
+import torch
+from torch._inductor.codegen.triton import texpr, triton_compute_type
+from torch._inductor.utils import IndentedBuffer
+
+from ..loops.ir import (
+    AMAX,
+    AMIN,
+    ANY,
+    PROD,
+    SUM,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Exchange,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    ReductionKind,
+    Statement,
+    Store,
+)
+from ..loops.split import NUM_SPLITS
+from .ops import OpPrinter
+from .source import KernelSource, LaunchConfig
+
+_INT32_LIMIT = 2**31
+
+# The Triton function that reduces one tile dim; each propagates NaN as eager does.
+_TILE_REDUCE = {
+    SUM: "tl.sum",
+    AMAX: "triton_helpers.max2",
+    AMIN: "triton_helpers.min2",
+    PROD: "triton_helpers.prod",
+    ANY: "triton_helpers.any",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDim:
+    """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
+
+    `masked` where some lane of a tile may lie beyond the extent.
+    """
+
+    symbol: sympy.Symbol
+    extent: str
+    block: str
+    masked: bool
+
+    @property
+    def mask(self) -> str:
+        return f"{self.symbol}mask"
+
+
+class Writer:
+    """Writes one kernel; statements are placed by the caller, in the nest's order.
+
+    `spread_columns`: column vectors are loaded over the rows of a tile, too.
+    """
+
+    spread_columns = True
+
+    def __init__(
+        self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, TileDim], num_splits: int
+    ) -> None:
+        self.program = program
+        self.nest = nest
+        self.dims = dims
+        self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
+        self.tiled = frozenset(d.symbol for d in dims)
+        self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
+        kept = program.axis(AxisClass.KEPT)
+        self.kept_symbol = None if kept is None else kept.symbol
+        self.kept = 1 if kept is None else int(kept.size)
+        self.code = IndentedBuffer()
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
+        self.buffers = _buffers_of(program, nest)
+        self.sizes = tuple(map(str, program.sizes_of(nest)))
+        offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
+        self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
+
+    def begin(self, constants: tuple[str, ...]) -> None:
+        args = [pointer_of(b.name) for b in self.buffers] + list(self.sizes)
+        args += [f"{c}: tl.constexpr" for c in constants]
+        self.code.writeline("@triton.jit")
+        self.code.writeline(f"def KERNEL({', '.join(args)}):")
+        self.code.do_indent()
+
+    def finish(self, name: str, grid: int, configs: tuple[LaunchConfig, ...]) -> KernelSource:
+        text = self.code.getvalue()
+        name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        written = tuple(b.name for b in self.buffers if b.name in _written(self.nest))
+        return KernelSource(
+            name,
+            text.replace("def KERNEL(", f"def {name}(", 1),
+            tuple(b.name for b in self.buffers),
+            written,
+            self.sizes,
+            grid,
+            configs,
+        )
+
+    def programs(self, name: str) -> None:
+        """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
+        if self.kept_symbol is None:
+            self.code.writeline(f"{name} = tl.program_id(0)")
+            return
+        wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
+        self.code.writeline(f"{self.kept_symbol} = (tl.program_id(0) % {self.kept}){wide}")
+        self.code.writeline(f"{name} = tl.program_id(0) // {self.kept}")
+
+    def index(self, dim: TileDim, text: str) -> None:
+        self.code.writeline(f"{dim.symbol} = {text}")
+        if dim.masked:
+            self.code.writeline(f"{dim.mask} = {dim.symbol} < {dim.extent}")
+
+    def statement(self, stmt: Statement) -> None:
+        with self.ops.active():
+            if isinstance(stmt, Load):
+                self.load(stmt)
+            elif isinstance(stmt, Compute):
+                self.ops.compute(stmt)
+            elif isinstance(stmt, Reduce):
+                self.reduce(stmt)
+            elif isinstance(stmt, PartialAccumulate):
+                self.accumulate(stmt)
+            else:
+                value = self.ops.variables[stmt.value.name]
+                symbols = self.symbols(stmt.index) | self.deps[stmt.value.name]
+                self.store(stmt.buffer, stmt.index, str(value), symbols)
+
+    def load(self, stmt: Load) -> None:
+        buffer = self.program.buffer(stmt.buffer)
+        symbols, varies = self.symbols(stmt.index), self.deps[stmt.name]
+        mask = self.mask(varies)
+        if stmt.predicate is not None:
+            predicate = self.predicate(stmt.predicate.name)
+            mask = f"{mask} & {predicate}" if mask else predicate
+        masked = f", {mask}, other=0" if mask else ""
+        evict = self.eviction(stmt)
+        pointer = f"{pointer_of(stmt.buffer)} + ({texpr(stmt.index)})"
+        if self.spread_columns and stmt in self.nest.preamble and symbols:
+            # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
+            # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
+            pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
+        elif stmt.predicate is not None and (not symbols or varies - symbols):
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
+        text = self.loaded(stmt, f"tl.load({pointer}{masked}{evict})")
+        if buffer.dtype != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        self.ops.define(text, stmt.dtype, stmt.name)
+
+    def loaded(self, stmt: Load, text: str) -> str:
+        """What the rest of the kernel makes of a load; a subclass may give it a name."""
+        return text
+
+    def predicate(self, name: str) -> str:
+        """A bool value as part of a mask: with both dims of the tile, which a constant has not."""
+        value = str(self.ops.variables[name])
+        return value if self.deps[name] else f"(tl.full([1, 1], True, tl.int1) & {value})"
+
+    def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
+        return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
+
+    @property
+    def tile_shape(self) -> str:
+        return ", ".join(d.block for d in self.dims)
+
+    def eviction(self, stmt: Load) -> str:
+        """Full tiles are streamed: evicting them first keeps the small tensors in cache.
+
+        What a gather reads a second time, at another place of the row, should be in cache as well, and so
+        should a table that many rows share, and what a later stage reads again. The two reads must differ,
+        or Triton would make one of them and hold the tile.
+        """
+        rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
+        if rereads:
+            return f", eviction_policy='evict_{'first' if stmt.again else 'last'}'"
+        return ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
+
+    def read_once(self, stmt: Load) -> bool:
+        reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
+        full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
+        return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
+
+    def reduce(self, stmt: Reduce) -> None:
+        dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
+        value = self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],))
+        self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
+
+    def accumulate(self, stmt: PartialAccumulate) -> None:
+        self.add(stmt, self.masked_value(stmt.value.name, stmt.kind, self.reduced_dims(stmt)))
+
+    def add(self, stmt: PartialAccumulate, value: str) -> None:
+        dtype = self.dtype(stmt)
+        acc, *error = self.accumulators(stmt)
+        if not error:
+            self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
+            return
+        term = self.ops.define(f"{value} - {error[0]}", dtype)
+        total = self.ops.define(f"{acc} + {term}", dtype)
+        # Once the sum is infinite or NaN there is no error to carry: inf - inf would turn inf into NaN.
+        finite = f"tl.abs({total}) < float('inf')"
+        self.code.writeline(f"{error[0]} = tl.where({finite}, ({total} - {acc}) - {term}, 0.0)")
+        self.code.writeline(f"{acc} = {total}")
+
+    def reduced_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
+        """The tile dims that a partial does not keep: rows, and a common axis."""
+        return tuple(d for d in self.dims if d.symbol not in stmt.index.free_symbols)
+
+    def store_partial(self, stmt: PartialAccumulate) -> None:
+        value = " - ".join(self.accumulators(stmt))
+        for dim in self.reduced_dims(stmt):
+            value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
+        self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
+
+    def accumulators(self, stmt: PartialAccumulate) -> list[str]:
+        """The tiles that hold a partial: the sum, and what was added to it too much by rounding."""
+        return [f"{stmt.buffer}_acc"] + [f"{stmt.buffer}_error"] * stmt.compensated
+
+    def masked_value(self, name: str, kind: ReductionKind, dims: tuple[TileDim, ...]) -> str:
+        """The value over the whole tile, with the reduction's identity in lanes beyond the extents of `dims`.
+
+        The identity goes on the value, not on the loads below it: what a prologue makes of a zero fill is
+        not zero.
+        """
+        value = str(self.ops.variables[name])
+        if self.deps[name] != self.tiled:
+            value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
+        if mask := " & ".join(d.mask for d in dims if d.masked):
+            value = f"tl.where({mask}, {value}, {self.literal(kind)})"
+        return value
+
+    def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
+        """A tile reduced over one of its dims, which stays, as one of size 1."""
+        return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
+
+    def without(self, kind: ReductionKind, value: str, axis: int) -> str:
+        return f"{_TILE_REDUCE[kind]}({value}, {axis})"
+
+    def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
+        """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
+        mask = self.mask(symbols)
+        masked = f", {mask}" if mask else ""
+        pointer = f"{pointer_of(buffer)} + ({texpr(index)})"
+        if not symbols or symbols - self.symbols(index):
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
+        self.code.writeline(f"tl.store({pointer}, {value}{masked})")
+
+    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
+        return self.program.buffer(stmt.buffer).dtype
+
+    def identity(self, kind: ReductionKind, dtype: torch.dtype) -> str:
+        return f"{self.literal(kind)}, {triton_compute_type(dtype)}"
+
+    def literal(self, kind: ReductionKind) -> str:
+        return f"float('{kind.identity}')" if math.isinf(kind.identity) else str(kind.identity)
+
+    def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
+        return frozenset(index.free_symbols) & self.tiled
+
+    def mask(self, symbols: frozenset[sympy.Symbol]) -> str:
+        return " & ".join(d.mask for d in self.dims if d.masked and d.symbol in symbols)
+
+
+def pointer_of(buffer: str) -> str:
+    return f"{buffer}_ptr"
+
+
+def _written(nest: Nest) -> frozenset[str]:
+    return frozenset(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
+
+
+def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
+    used = {s.buffer for s in nest.statements if isinstance(s, Load | Store | PartialAccumulate | Exchange)}
+    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.WORDS)
+    return [b for role in order for b in program.role(role) if b.name in used]
