@@ -285,7 +285,7 @@ def kernels(
 
 def short(dtype: torch.dtype) -> str:
     """A dtype in the spelling of Triton's signatures."""
-    return {bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64"}[dtype]
+    return {bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64", torch.int32: "i32"}[dtype]
 
 
 def node(graph: Graph, name: str) -> Node:

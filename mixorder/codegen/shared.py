@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 
+import sympy
 import torch
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 
 from ..loops.ir import (
+    SUM,
     Carry,
+    Compute,
     Exchange,
     Load,
     LoopProgram,
+    Nest,
     PartialAccumulate,
     Reduce,
+    Ref,
     Statement,
     Store,
     closure,
@@ -32,6 +37,10 @@ from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, pointer_of
 
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
+
+
+# Ops that give zero if their operands, of that number, are zero.
+_KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
 
 
 def shared_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
@@ -62,6 +71,7 @@ class _SharedKernel:
         self.exchanged = [r for stage in self.stages for group in stage.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
+        self.idle = _without_effect(self.nest, self.x.symbol)
 
     def written(self, label: str) -> KernelSource:
         schedule, writer, code = self.schedule, self.writer, self.code
@@ -163,9 +173,8 @@ class _SharedKernel:
         code.writeline(f"{ready} = ({self.tile_of(k)} >= 0) & ({self.tile_of(k)} < tiles)")
         self.totals(k)
         self.rows(k)
-        code.writeline(f"if {ready}:")
-        with code.indent():
-            self.body(k)
+        # No branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with one, 91% with masks.
+        self.body(k)
 
     def body(self, k: int) -> None:
         for stmt in self.stages[k].body:
@@ -175,16 +184,17 @@ class _SharedKernel:
                 self.statement(stmt)
         for group in self.stages[k].groups:
             for reduce in group:
-                self.publish(reduce)
+                self.publish(reduce, k)
 
-    def statement(self, stmt: Statement) -> None:
+    def statement(self, stmt: Statement, delayed: bool = True) -> None:
         if isinstance(stmt, PartialAccumulate):
+            some_idle = self.ragged or (delayed and len(self.stages) > 1)
             with self.writer.ops.active():
-                self.writer.fold(stmt, self.ragged)
+                self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
         else:
             self.writer.statement(stmt)
 
-    def publish(self, reduce: Reduce) -> None:
+    def publish(self, reduce: Reduce, k: int) -> None:
         value = self.writer.ops.variables[reduce.name]
         lanes = lanes_of(self.schedule.parts)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
@@ -343,7 +353,7 @@ class _SharedKernel:
             if isinstance(stmt, Carry):
                 self.writer.ops.variables[stmt.name] = self.writer.ops.variables[stmt.value.name]
             else:
-                self.statement(stmt)
+                self.statement(stmt, delayed=False)
 
 
 class _SharedWriter(Writer):
@@ -363,9 +373,9 @@ class _SharedWriter(Writer):
         self.code.writeline(f"{name} = {text}")
         return name
 
-    def fold(self, stmt: PartialAccumulate, ragged: bool) -> None:
+    def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
         """Accumulate a tile's rows at once: a thread has all of them."""
-        dims = tuple(d for d in self.reduced_dims(stmt) if ragged)
+        dims = self.reduced_dims(stmt) if masked else ()
         value = self.masked_value(stmt.value.name, stmt.kind, dims)
         value = self.reduced(stmt.kind, value, axis=0)
         self.add(stmt, value)
@@ -393,6 +403,26 @@ def _groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], .
         same = [r for r in reductions if r.kind is kind]
         groups += [same[i : i + most] for i in range(0, len(same), most)]
     return tuple(map(tuple, groups))
+
+
+def _without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
+    """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
+
+    What is loaded or carried is zero there. Other values may be anything, infinite ones included.
+    """
+    deps = nest.dependence()
+    zero: set[str] = set()
+    found: set[Statement] = set()
+    for stmt in nest.body:
+        if isinstance(stmt, Load | Carry) and row in deps[stmt.name]:
+            zero.add(stmt.name)
+        elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
+            args = [a.name for a in stmt.args if isinstance(a, Ref)]
+            if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
+                zero.add(stmt.name)
+        elif isinstance(stmt, PartialAccumulate) and stmt.kind is SUM and stmt.value.name in zero:
+            found.add(stmt)
+    return found
 
 
 def _seen(stage: int, group: int, row: int) -> str:
