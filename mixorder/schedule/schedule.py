@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The choices that do not change what a program reads or writes, so that an autotuner may vary them.
+    """The choices that do not change what a program reads or writes.
 
     `xblock`: rows that a program holds at once; `num_warps` per program; `num_stages`: row tiles in flight.
     """
@@ -22,7 +22,7 @@ class Schedule:
     """Row-resident: a program holds whole rows, `num_splits` programs share the rows out.
 
     `r0_block` is the power of two that holds a row. The finalisation reduces `num_splits` partials for
-    `final_block` columns per program. `alternatives` are further tiles for the autotuner, may be empty.
+    `final_block` columns per program.
     """
 
     tile: Tile
@@ -30,11 +30,6 @@ class Schedule:
     num_splits: int
     final_block: int
     final_warps: int
-    alternatives: tuple[Tile, ...] = ()
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return (self.tile, *self.alternatives)
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))
