@@ -83,7 +83,7 @@ def describe(
 def fused(record: RegionRecord) -> None:
     counters["mixorder"]["fused_regions"] += 1
     log.info(
-        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f -> %s%s",
+        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f -> %s",
         record.name,
         record.space,
         ", ".join(record.inner),
@@ -91,7 +91,6 @@ def fused(record: RegionRecord) -> None:
         record.traffic.total / 1e6,
         record.traffic.apart / 1e6,
         ", ".join(k.name for k in record.kernels),
-        "" if record.tuning is None else f"; {record.tuning}",
     )
     for records in list(_collectors):
         records.append(record)

@@ -116,7 +116,7 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
 
 
 def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:
-    """Compile a job in another process, with the settings of the one that asks; the error, if there is any."""
+    """Compile a job in another process, with the settings of the one that asks; the error, or None."""
     try:
         with environment(settings):
             compile_job(job)

@@ -107,9 +107,7 @@ def test_the_heuristics_schedule_is_timed_first() -> None:
 def test_the_log_says_what_was_gained(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="mixorder"):
         record = run()
-    lines = [r.getMessage() for r in caplog.records]
-    assert f"region0: {record.tuning}" in lines
-    assert any("fused" in line and str(record.tuning) in line for line in lines)
+    assert f"region0: {record.tuning}" in [r.getMessage() for r in caplog.records]
 
 
 def test_without_the_option_nothing_is_timed() -> None:
@@ -279,6 +277,20 @@ def test_the_other_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch
     tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
     assert "evict_last" in plain.kernels[0].text and "evict_last" not in tuned.kernels[0].text
     assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
+
+
+def test_a_line_on_a_terminal_where_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(tuner, "PROGRESS_AFTER_S", -1.0)
+    run(graph=graphs.rms_norm_backward(32768, 1024))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    run(graph=graphs.rms_norm_backward(32768, 512))
+    shown = capsys.readouterr().err
+    assert "\rmixorder: tuning region0: 0 of at most" in shown and shown.endswith("\r\033[K")
 
 
 def test_where_there_is_no_gpu_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
