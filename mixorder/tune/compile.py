@@ -24,6 +24,8 @@ POOL_SECONDS = 15  # to wait for workers to start; then this process compiles
 JOB_SECONDS = 120  # to wait for one kernel
 _INT32_LIMIT = 2**31
 
+_waited = False  # for the workers
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -102,8 +104,7 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
 
     failed: dict[Job, str] = {}
     try:
-        AsyncCompile.wait_pool_ready(POOL_SECONDS)
-        if len(jobs) < 2 or not AsyncCompile.use_process_pool():
+        if len(jobs) < 2 or not _workers_are_there():
             return failed
         pool, settings = AsyncCompile.process_pool(), triton_settings()
         futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
@@ -113,6 +114,17 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
     except Exception as error:  # the pool is another's: without it, the tuner is slow, not wrong
         log.info("compile workers cannot be used, %s: %s", type(error).__name__, error)
     return failed
+
+
+def _workers_are_there() -> bool:
+    """Whether Inductor's workers are ready; waits for them once in this process."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    global _waited
+    if not _waited:
+        _waited = True
+        AsyncCompile.wait_pool_ready(POOL_SECONDS)
+    return AsyncCompile.use_process_pool()
 
 
 def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:

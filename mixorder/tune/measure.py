@@ -60,6 +60,7 @@ class Bench:
 
     def _on_device(self, candidates: Sequence[Candidate], reps: int) -> dict[Candidate, float]:
         with torch.cuda.device(self.device), torch.no_grad():
+            torch.cuda.synchronize()  # gives this thread a context; Triton would take that of the first GPU
             if self.flush is None:
                 self._prepare()
             graphs = self._graphs(candidates)

@@ -25,7 +25,8 @@ SM_90 = ("cuda", 90, 32)
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Triton's cache, empty."""
+    """Triton's cache, empty; the workers have not been waited for."""
+    monkeypatch.setattr(compile_module, "_waited", False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     yield tmp_path / "triton"
 
