@@ -240,6 +240,8 @@ def _regions_text(records: Sequence[RegionRecord | Decline]) -> str:
         dtype = record.dtype.removeprefix("torch.")
         rows.append((record.name, shape, dtype, *reductions, chosen, record.kernels[0].name))
     fused = _table(rows) if len(rows) > 1 else "  none"
+    timed = [r for r in records if not isinstance(r, Decline) and r.tuning is not None]
+    fused = "\n".join([fused, *(f"  {record.name} {record.tuning}" for record in timed)])
     declined = "\n".join(left) or "  none"
     title = "Regions fused (inner, outer: number of reductions)"
     return f"\n{title}\n{fused}\n\nLeft to Inductor\n{declined}"

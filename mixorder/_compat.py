@@ -71,6 +71,14 @@ def append_graph_pass(user: Any, ours: CustomGraphPass) -> Any:
     return ours if user is None else _chain(user, ours)
 
 
+def versions() -> list[str]:
+    """What compiles a kernel, for the identity of what was measured."""
+    import torch
+    import triton
+
+    return [torch.__version__, triton.__version__, str(torch.version.cuda), str(torch.version.hip)]
+
+
 def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
     """One pass made of two. Inductor passes `is_inference` to inference-aware ones by class."""
     from torch._inductor import custom_graph_pass

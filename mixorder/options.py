@@ -32,7 +32,10 @@ class Options:
     """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
 
     autotune: bool = False
-    """Time the candidate schedules of each region and keep the fastest."""
+    """Time schedules of each region at compile time, on the GPU, and keep the fastest (docs/tuning.md).
+
+    Also on, whatever this says, where Inductor tunes: with its `max_autotune`, `max_autotune_pointwise` or
+    `coordinate_descent_tuning`. Off, whatever this says, where deterministic results are asked for."""
 
     strict: bool = field(default=False, metadata={"env": "MIXORDER_STRICT"})
     """Raise on an internal error instead of warning and leaving the graph to Inductor."""

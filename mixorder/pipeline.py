@@ -39,6 +39,8 @@ from .schedule.device import DeviceInfo, device_info
 from .schedule.heuristics import Workload, choose, workload
 from .schedule.schedule import Schedule
 from .schedule.sharing import choose_shared, shared_workload
+from .tune.search import Tuning
+from .tune.tuner import Problem, tune, wanted
 
 log = logging.getLogger("mixorder")
 T = TypeVar("T")
@@ -87,11 +89,14 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
         if (plain := step("cut", without_gathers, region)) is None:
             raise
         plan = fit(plain, options, runner)
-    region, loops, schedule = plan.region, plan.loops, plan.schedule
+    region = plan.region
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
-    kernels = step("codegen", generate, loops, schedule, step("label", label, region))
+    named = step("label", label, region)
+    plan = tuned(plan, named, options, runner)
+    loops, schedule = plan.loops, plan.schedule
+    kernels = step("codegen", generate, loops, schedule, named)
     show("kernel.py", "\n\n".join(k.text for k in kernels))
-    record = step("report", describe, region, schedule, kernels, plan.traffic)
+    record = step("report", describe, region, schedule, kernels, plan.traffic, plan.tuning)
     step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
     show("fx_after.txt", graph)
     fused(record)
@@ -100,13 +105,16 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a region would be run, and what that takes."""
+    """How a region would be run, and what that takes. `held`: its loops before any row is read twice."""
 
     region: Region
     loops: LoopProgram
     work: Workload
     schedule: Schedule
     traffic: cost.Traffic
+    held: LoopProgram
+    device: DeviceInfo
+    tuning: Tuning | None = None
 
 
 def fit(region: Region, options: Options, runner: _Runner) -> Plan:
@@ -153,7 +161,7 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
     nests = loops
     work = step("workload", workload, loops)
     try:
-        schedule = step("schedule", choose, work, device, options.split_size, options.autotune)
+        schedule = step("schedule", choose, work, device, options.split_size)
     except TooWide as refusal:
         for alternative in (shared, reloaded):
             try:
@@ -165,7 +173,33 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
             return refusal
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
-    return Plan(region, nests, work, schedule, moved)
+    return Plan(region, nests, work, schedule, moved, loops, device)
+
+
+def tuned(plan: Plan, named: str, options: Options, runner: _Runner) -> Plan:
+    """The plan with the schedule that timing finds fastest; as it is where tuning is off or fails."""
+    step, region = runner.step, plan.region
+    try:
+        if not step("tune", wanted, options):
+            return plan
+        held, device = plan.held, step("device", legality.device_of, region)
+        problem = Problem(
+            region.name, named, held, plan.loops, plan.schedule, device, plan.device, options.split_size
+        )
+        found = step("tune", tune, problem)
+        if found is None:
+            return plan
+        workspace = step("cost", cost.workspace_bytes, found.loops, found.schedule.num_splits)
+    except MixorderError as error:
+        if options.strict:
+            raise
+        _warn_once(str(error))
+        return plan
+    moved = dataclasses.replace(plan.traffic, workspace=workspace)
+    runner.dump("tuned.txt", f"{found.tuning}\n{found.schedule}")
+    return dataclasses.replace(
+        plan, loops=found.loops, schedule=found.schedule, traffic=moved, tuning=found.tuning
+    )
 
 
 def shared(
@@ -185,7 +219,7 @@ def reloaded(
     """The loops that read a row again after each reduction."""
     nests = runner.step("reload", reload, loops)
     work = runner.step("workload", workload, nests)
-    schedule = runner.step("schedule", choose, work, device, options.split_size, options.autotune)
+    schedule = runner.step("schedule", choose, work, device, options.split_size)
     return runner.dump("reloaded.txt", nests, Stage.MERGED), schedule
 
 

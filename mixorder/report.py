@@ -16,6 +16,7 @@ from .errors import Decline
 from .graph.region import Region
 from .schedule.cost import Traffic
 from .schedule.schedule import Schedule
+from .tune.search import Tuning
 
 log = logging.getLogger("mixorder")
 
@@ -23,7 +24,7 @@ log = logging.getLogger("mixorder")
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
     """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule, the kernels' text, and the bytes they move."""
+    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained."""
 
     name: str
     space: str
@@ -36,6 +37,7 @@ class RegionRecord:
     schedule: Schedule
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
+    tuning: Tuning | None = None
 
 
 # Not a context variable: autograd compiles a GPU's backward on a thread of its own.
@@ -54,7 +56,11 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
 
 
 def describe(
-    region: Region, schedule: Schedule, kernels: tuple[KernelSource, ...], traffic: Traffic
+    region: Region,
+    schedule: Schedule,
+    kernels: tuple[KernelSource, ...],
+    traffic: Traffic,
+    tuning: Tuning | None = None,
 ) -> RegionRecord:
     """The record of a region; taken before the rewrite, which erases the region's nodes."""
     val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
@@ -70,6 +76,7 @@ def describe(
         schedule,
         kernels,
         traffic,
+        tuning,
     )
 
 

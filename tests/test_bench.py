@@ -118,7 +118,7 @@ def test_detail_table_shows_launches_and_errors() -> None:
     ("times", "expected"),
     [
         ({"mixorder": 12.0, "stock": 15.0}, []),
-        ({"mixorder": 12.0, "mixorder_autotune": 11.0}, []),
+        ({"mixorder": 12.0, "mixorder_tuned": 11.0}, []),
         ({"stock": 15.0}, []),
         ({"mixorder": 12.0, "stock_tuned": 11.0}, ["stock_tuned is faster"]),
         ({"mixorder": 13.0, "stock": 15.0}, ["76.9% of the limit, target 78%"]),

@@ -34,7 +34,7 @@ from _timing import DTYPES, EPS, EXIT_TIMEOUT, Case, Forward, Inputs, Lab, Repor
 from torch import Tensor
 
 SHAPES = "4096x4096,8192x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
-OURS = ("mixorder", "mixorder_autotune")
+OURS = ("mixorder", "mixorder_tuned")
 EXIT_FAILED, EXIT_DEVICE_LOST = 3, 76
 
 
@@ -134,7 +134,7 @@ PROVIDERS: dict[str, Callable[[Case], Forward]] = {
     "eager": _norm,
     **{name: compiled(options) for name, options in OPTIONS.items()},
     "mixorder": mixorder,
-    "mixorder_autotune": lambda case: mixorder(case, mixorder_autotune=True),
+    "mixorder_tuned": lambda case: mixorder(case, mixorder_autotune=True),
     "liger": liger,
     "quack": quack,
 }
@@ -379,7 +379,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args.cpu_smoke |= not torch.cuda.is_available()
     args.timed = not (args.check_only or args.cpu_smoke)
     args.shapes = args.shapes or parse_shapes("64x96" if args.cpu_smoke else SHAPES)
-    usual = [name for name in every if name != "mixorder_autotune"]
+    usual = [name for name in every if name != "mixorder_tuned"]
     args.providers = args.providers or (["eager", "stock"] if args.cpu_smoke else usual)
     args.cases = [
         Case(norm, dtype, args.weight_dtype or dtype, *shape)

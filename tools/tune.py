@@ -29,7 +29,8 @@ from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.codegen.kernel import generate
-from mixorder.codegen.source import KernelSource, LaunchConfig
+from mixorder.codegen.load import load_function
+from mixorder.codegen.source import KernelSource
 from mixorder.errors import TooWide
 from mixorder.graph.find import find_regions
 from mixorder.graph.region import Region
@@ -159,18 +160,12 @@ def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
                         yield schedule
 
 
-def load(source: KernelSource) -> Any:
-    from torch._inductor.codecache import PyCodeCache
-
-    return getattr(PyCodeCache.load(source.module_text), source.name)
-
-
 def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
     """Compile one kernel into Triton's disk cache; runs in a worker process."""
     source, dtypes = job
-    (config,) = source.configs
+    config = source.config
     try:
-        kernel = load(source).warmup(
+        kernel = load_function(source.module_text, source.name).warmup(
             *dtypes,
             **dict(config.constants),
             grid=(1,),
@@ -203,10 +198,8 @@ def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def launcher(
-    source: KernelSource, config: LaunchConfig, tensors: dict[str, torch.Tensor]
-) -> Callable[[], None]:
-    kernel = load(source)
+def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+    kernel, config = load_function(source.module_text, source.name), source.config
     args = [tensors[name] for name in source.buffers]
     options = {
         "num_warps": config.num_warps,
@@ -279,7 +272,7 @@ def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> list[dict
         failed = [r["error"] for r in reports if "error" in r]
         if not failed:
             tensors = allocate(program, schedule.num_splits)
-            launches = [launcher(s, s.configs[0], tensors) for s in sources]
+            launches = [launcher(s, tensors) for s in sources]
             try:
                 row["us"] = time_graph(functools.partial(in_order, launches), flush, reps)
                 row["main_us"] = time_graph(launches[0], flush, max(5, reps // 3))

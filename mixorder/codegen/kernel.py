@@ -38,7 +38,8 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
 
 def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
     row, last = program.tile_axes
-    ragged = any(row.size % tile.xblock != 0 for tile in schedule.tiles)
+    tile = schedule.tile
+    ragged = row.size % tile.xblock != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
     y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block)
     writer = Writer(program, nest, (x, y), schedule.num_splits)
@@ -67,11 +68,9 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
             writer.statement(stmt)
     for acc in accumulators:
         writer.store_partial(acc)
-    configs = tuple(
-        LaunchConfig((("XBLOCK", t.xblock), ("NUM_STAGES", t.num_stages)), t.num_warps, t.num_stages)
-        for t in schedule.tiles
-    )
-    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, configs)
+    constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+    config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, config)
 
 
 def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
@@ -91,4 +90,4 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), (config,))
+    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)

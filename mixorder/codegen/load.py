@@ -1,7 +1,7 @@
 """Turn kernel text into a Triton kernel object that Inductor can launch and inline.
 
 Writes the text to Inductor's code cache (a kernel needs a source file), imports it, and wraps it with its
-launch configurations.
+launch configuration.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from typing import Any
 from .source import KernelSource
 
 
-@functools.lru_cache(maxsize=1024)
-def load_kernel(source: KernelSource) -> Any:
-    """The kernel as a `triton.runtime.Autotuner` over its configurations; equal sources give one object."""
-    import triton
+def load_function(module_text: str, name: str) -> Any:
+    """The kernel as a `triton.JITFunction`, which has no launch configuration."""
     from torch._inductor.codecache import PyCodeCache
 
-    module = PyCodeCache.load(source.module_text)
-    configs = [
-        triton.Config(dict(c.constants), num_warps=c.num_warps, num_stages=c.num_stages)
-        for c in source.configs
-    ]
-    return triton.autotune(configs=configs, key=[])(getattr(module, source.name))
+    return getattr(PyCodeCache.load(module_text), name)
+
+
+@functools.lru_cache(maxsize=1024)
+def load_kernel(source: KernelSource) -> Any:
+    """The kernel as a `triton.runtime.Autotuner` over its one configuration, which is how Inductor learns
+    of warps and stages; equal sources give one object."""
+    import triton
+
+    config = triton.Config(
+        dict(source.config.constants),
+        num_warps=source.config.num_warps,
+        num_stages=source.config.num_stages,
+    )
+    return triton.autotune(configs=[config], key=[])(load_function(source.module_text, source.name))

@@ -95,7 +95,7 @@ class _SharedKernel:
         tile = schedule.tile
         constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
         config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, (config,))
+        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
 
     # Indices.
 

@@ -26,7 +26,7 @@ class KernelSource:
     """`text` defines the kernel `name`; it takes `buffers` (IR names), `sizes`, and the config's constants.
 
     `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
-    number of programs.
+    number of programs, `config` how it is launched.
     """
 
     name: str
@@ -35,7 +35,7 @@ class KernelSource:
     written: tuple[str, ...]
     sizes: tuple[str, ...]
     grid: int
-    configs: tuple[LaunchConfig, ...]
+    config: LaunchConfig
 
     @property
     def module_text(self) -> str:

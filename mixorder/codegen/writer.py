@@ -102,7 +102,7 @@ class Writer:
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
         self.code.do_indent()
 
-    def finish(self, name: str, grid: int, configs: tuple[LaunchConfig, ...]) -> KernelSource:
+    def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
         text = self.code.getvalue()
         name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         written = tuple(b.name for b in self.buffers if b.name in _written(self.nest))
@@ -113,7 +113,7 @@ class Writer:
             written,
             self.sizes,
             grid,
-            configs,
+            config,
         )
 
     def programs(self, name: str) -> None:

@@ -163,7 +163,7 @@ class _Writer:
         kwargs = {
             "kernel_idx": kernel_side_table.add_kernel(load_kernel(source)),
             "constant_args_idx": kernel_side_table.add_constant_args({}),
-            "grid": [(source.grid, 1, 1)] * len(source.configs),
+            "grid": [(source.grid, 1, 1)],
             "tma_descriptor_metadata": {},
             "kwargs": {**tensors, **sizes},
             "tensors_to_clone": written,

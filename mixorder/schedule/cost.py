@@ -71,16 +71,20 @@ def traffic(
     """Of a region's merged program with `num_splits` programs, and of the nests that it was merged from;
     the inputs in `copied` are copies made for it."""
     statements = [s for nest in merged.nests for s in nest.statements]
-    workspace = sum(
-        int(merged.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
-        for b in (*merged.role(BufferRole.WORKSPACE), *merged.role(BufferRole.WORDS))
-    )
     return Traffic(
         _read(merged, statements),
         _written(merged, statements),
-        workspace,
+        workspace_bytes(merged, num_splits),
         size(merged, copied),
         _apart(lowered),
+    )
+
+
+def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
+    """Bytes of the partials that `num_splits` programs leave, and of the words that they exchange."""
+    return sum(
+        int(program.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
+        for b in (*program.role(BufferRole.WORKSPACE), *program.role(BufferRole.WORDS))
     )
 
 

@@ -81,13 +81,19 @@ def workload(program: LoopProgram) -> Workload:
     )
 
 
-def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bool = False) -> Schedule:
-    """The row-resident schedule for a workload; `split_size` rows per program if that is not 0."""
+def choose(
+    work: Workload, device: DeviceInfo, split_size: int = 0, spill_factor: float | None = None
+) -> Schedule:
+    """The row-resident schedule for a workload; `split_size` rows per program if that is not 0.
+
+    `spill_factor`: how many times the device's registers a row may take before it is refused; None for
+    what was measured to pay.
+    """
     if work.cols > MAX_COLS:
         detail = f"{work.cols} columns, at most {MAX_COLS} fit"
         raise TooWide(work.held_words, detail, DeclineReason.ROW_TOO_WIDE)
     r0_block = _next_power_of_2(work.cols)
-    factor = SPILL_FACTOR_REREADING if work.rereads else SPILL_FACTOR
+    factor = spill_factor or (SPILL_FACTOR_REREADING if work.rereads else SPILL_FACTOR)
     if (work.held_words + 1) * r0_block > factor * device.registers:
         detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"
         raise TooWide(work.held_words, detail)
@@ -96,14 +102,7 @@ def choose(work: Workload, device: DeviceInfo, split_size: int = 0, autotune: bo
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
     num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
-    return Schedule(
-        tile,
-        r0_block,
-        num_splits,
-        final_block=min(16, r0_block),
-        final_warps=4,
-        alternatives=_neighbours(tile, r0_block, device) if autotune else (),
-    )
+    return Schedule(tile, r0_block, num_splits, final_block=min(16, r0_block), final_warps=4)
 
 
 def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]:
@@ -151,27 +150,6 @@ def _stages(
     while stages > 1 and staged * (stages - 1) > device.shared_memory:
         stages -= 1
     return stages
-
-
-def _neighbours(tile: Tile, r0_block: int, device: DeviceInfo) -> tuple[Tile, ...]:
-    """For the autotuner: half and twice the rows or the warps, one stage more or less."""
-    near = [
-        dataclasses.replace(tile, num_warps=tile.num_warps * 2),
-        dataclasses.replace(tile, num_warps=tile.num_warps // 2),
-        dataclasses.replace(tile, xblock=tile.xblock // 2, num_warps=tile.num_warps // 2),
-        dataclasses.replace(tile, xblock=tile.xblock * 2, num_warps=tile.num_warps * 2),
-        dataclasses.replace(tile, num_stages=tile.num_stages - 1),
-        dataclasses.replace(tile, num_stages=tile.num_stages + 1),
-    ]
-    fits = [
-        t
-        for t in near
-        if t.xblock >= 1
-        and 1 <= t.num_warps <= MAX_WARPS
-        and 2 <= t.num_stages <= 5
-        and 4 <= t.xblock * r0_block // (t.num_warps * device.warp_size) <= 32
-    ]
-    return tuple(dict.fromkeys(fits))
 
 
 def _next_power_of_2(n: int) -> int:

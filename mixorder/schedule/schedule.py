@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The choices that do not change what a program reads or writes, so that an autotuner may vary them.
+    """The choices that do not change what a program reads or writes.
 
     `xblock`: rows that a program holds at once; `num_warps` per program; `num_stages`: row tiles in flight.
     """
@@ -23,8 +23,7 @@ class Schedule:
 
     `r0_block` is the power of two that holds a part, `part_cols` columns of a row. Where there are several
     parts, a program goes on with `depth` tiles before it needs what the others have to say of one. The
-    finalisation reduces `num_splits` partials for `final_block` columns per program. `alternatives` are
-    further tiles for the autotuner, may be empty.
+    finalisation reduces `num_splits` partials for `final_block` columns per program.
     """
 
     tile: Tile
@@ -32,14 +31,9 @@ class Schedule:
     num_splits: int
     final_block: int
     final_warps: int
-    alternatives: tuple[Tile, ...] = ()
     parts: int = 1
     part_cols: int = 0
     depth: int = 0
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return (self.tile, *self.alternatives)
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))

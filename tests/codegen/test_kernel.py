@@ -196,9 +196,9 @@ def test_text_is_python_that_loads(dtype: torch.dtype) -> None:
         (function,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
         assert function.name == source.name
         args = [a.arg for a in function.args.args]
-        constants = [name for name, _ in source.configs[0].constants]
+        constants = [name for name, _ in source.config.constants]
         assert args == [f"{b}_ptr" for b in source.buffers] + constants
-        assert load_kernel(source).configs[0].num_warps == source.configs[0].num_warps
+        assert load_kernel(source).configs[0].num_warps == source.config.num_warps
 
 
 def test_every_full_tensor_is_loaded_once_and_streamed() -> None:
@@ -290,23 +290,19 @@ def test_row_offset_cannot_wrap_before_it_is_widened() -> None:
     assert "tl.int64" in line
 
 
-def test_alternatives_become_configs_of_one_kernel() -> None:
-    program = graphs.merged(only(graphs.pair_graph(32768, 768)))
-    tuned = choose(workload(program), H200, autotune=True)
-    main, final = generate(program, tuned, "test")
-    assert len(main.configs) == len(tuned.tiles) > 1 and len(final.configs) == 1
-    assert [c.num_warps for c in main.configs] == [t.num_warps for t in tuned.tiles]
-    kernel = load_kernel(main)
-    assert [c.kwargs["XBLOCK"] for c in kernel.configs] == [t.xblock for t in tuned.tiles]
+def test_a_kernel_is_loaded_with_its_one_configuration() -> None:
+    _, schedule, (main, _) = graphs.kernels(only(graphs.pair_graph(32768, 768)))
+    (config,) = load_kernel(main).configs
+    assert config.kwargs == {"XBLOCK": schedule.tile.xblock, "NUM_STAGES": schedule.tile.num_stages}
+    assert (config.num_warps, config.num_stages) == (schedule.tile.num_warps, schedule.tile.num_stages)
 
 
-def test_a_tile_that_only_an_alternative_overruns_is_masked_for_all() -> None:
+def test_a_tile_that_overruns_the_rows_is_masked() -> None:
     program = graphs.merged(only(graphs.pair_graph(4096, 1024)))
     schedule = choose(workload(program), H200)
     wide = dataclasses.replace(schedule.tile, xblock=8192)
-    schedule = dataclasses.replace(schedule, alternatives=(wide,))
-    main, _ = generate(program, schedule, "test")
-    assert "xmask" in main.text
+    assert "xmask" not in generate(program, schedule, "test")[0].text
+    assert "xmask" in generate(program, dataclasses.replace(schedule, tile=wide), "test")[0].text
 
 
 def test_grid_is_the_splits_and_the_column_blocks() -> None:

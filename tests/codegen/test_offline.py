@@ -94,7 +94,7 @@ def _region(graph: str) -> Any:
 @functools.cache
 def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> Any:
     function = getattr(PyCodeCache.load(source.module_text), source.name)
-    (config,) = source.configs
+    config = source.config
     constants = dict(config.constants)
     signature = {f"{name}_ptr": f"*{graphs.short(program.buffer(name).dtype)}" for name in source.buffers}
     signature.update(dict.fromkeys(constants, "constexpr"))
@@ -176,7 +176,6 @@ def test_spills_are_seen(tmp_path: Path) -> None:
     """A schedule with far too few warps spills: the check above can fail."""
     gpu, device = TARGETS["sm_90"]
     program, (main, _) = generated("layer_8192x8192", device)
-    (config,) = main.configs
-    starved = dataclasses.replace(main, configs=(dataclasses.replace(config, num_warps=4),))
+    starved = dataclasses.replace(main, config=dataclasses.replace(main.config, num_warps=4))
     spills = spilled(compiled(program, starved, gpu), tmp_path)
     assert spills is not None and spills > 0

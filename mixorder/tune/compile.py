@@ -1,0 +1,164 @@
+"""Candidates' kernels to machine code, in parallel.
+
+Triton holds the interpreter lock while it compiles (two threads took as long as one, triton 3.7.1), so that
+only processes help. Inductor has a pool of compile workers, forked from a process that never sees a GPU; they
+compile for the target into Triton's cache on disk, where this process then finds the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..codegen.load import load_function
+from ..codegen.source import KernelSource
+from ..loops.ir import LoopProgram
+
+log = logging.getLogger(__name__)
+
+POOL_SECONDS = 15  # to wait for workers to start; then this process compiles
+JOB_SECONDS = 120  # to wait for one kernel
+_INT32_LIMIT = 2**31
+
+_waited = False  # for the workers
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One kernel to compile, as plain data. `signature`: Triton's types of all parameters, in order;
+    `target`: backend, architecture and threads per warp."""
+
+    module_text: str
+    name: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...]
+    num_warps: int
+    num_stages: int
+    target: tuple[str, int | str, int]
+
+
+def job_of(program: LoopProgram, source: KernelSource, target: tuple[str, int | str, int]) -> Job:
+    """The job of a program's kernel; buffers are aligned to 16 bytes, as Inductor's are."""
+    from torch._inductor.utils import _type_of
+
+    hints = {str(symbol): value for symbol, value in program.hints}
+    types = {f"{name}_ptr": _type_of(program.buffer(name).dtype) for name in source.buffers}
+    types.update({s: "i32" if hints[s] < _INT32_LIMIT else "i64" for s in source.sizes})
+    types.update({name: "constexpr" for name, _ in source.config.constants})
+    config = source.config
+    return Job(
+        source.module_text,
+        source.name,
+        tuple(types.items()),
+        config.constants,
+        config.num_warps,
+        config.num_stages,
+        target,
+    )
+
+
+def compile_job(job: Job) -> Any:
+    """The `triton.compiler.CompiledKernel` of a job; from Triton's cache if it is there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = load_function(job.module_text, job.name)
+    pointers = [i for i, (_, kind) in enumerate(job.signature) if kind.startswith("*")]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    source = ASTSource(function, dict(job.signature), dict(job.constants), aligned)
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    return triton.compile(source, target=GPUTarget(*job.target), options=options)
+
+
+def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
+    """The kernels of the jobs that compile, kept in `folder` in Triton's way; which do not is logged."""
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+    jobs = list(dict.fromkeys(jobs))
+    _set_triton_ptxas_path()  # the assembler that Inductor will use, too
+    compiled = {}
+    with environment(triton_settings() | {"TRITON_CACHE_DIR": folder}):
+        failed = _in_workers(jobs)
+        for job in jobs:
+            if job in failed:
+                log.debug("%s does not compile: %s", job.name, failed[job])
+                continue
+            try:
+                compiled[job] = compile_job(job)
+            except Exception as error:  # a candidate that does not compile is a result
+                log.debug("%s does not compile: %s", job.name, error)
+    return compiled
+
+
+def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
+    """Fill Triton's cache from Inductor's compile workers; gives the errors of jobs that do not compile.
+
+    Where there are no workers, or they break, nothing is said of the jobs left.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    failed: dict[Job, str] = {}
+    try:
+        if len(jobs) < 2 or not _workers_are_there():
+            return failed
+        pool, settings = AsyncCompile.process_pool(), triton_settings()
+        futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
+        for job, future in zip(jobs, futures, strict=True):
+            if (error := future.result(JOB_SECONDS)) is not None:
+                failed[job] = error
+    except Exception as error:  # the pool is another's: without it, the tuner is slow, not wrong
+        log.info("compile workers cannot be used, %s: %s", type(error).__name__, error)
+    return failed
+
+
+def _workers_are_there() -> bool:
+    """Whether Inductor's workers are ready; waits for them once in this process."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    global _waited
+    if not _waited:
+        _waited = True
+        AsyncCompile.wait_pool_ready(POOL_SECONDS)
+    return AsyncCompile.use_process_pool()
+
+
+def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:
+    """Compile a job in another process, with the settings of the one that asks; the error, or None."""
+    try:
+        with environment(settings):
+            compile_job(job)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def triton_settings() -> dict[str, str]:
+    """The environment variables that decide what Triton compiles to, and where to."""
+    return {name: value for name, value in os.environ.items() if _is_setting(name)}
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have exactly these of Triton's variables set. Left over from another job, they would give a kernel
+    another key in Triton's cache, and it would be compiled twice."""
+    before = triton_settings()
+    _set(settings)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(settings: Mapping[str, str]) -> None:
+    for name in triton_settings().keys() - settings.keys():
+        del os.environ[name]
+    os.environ.update(settings)
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith("TRITON_") or name == "TORCHINDUCTOR_CACHE_DIR"

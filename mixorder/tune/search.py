@@ -1,0 +1,109 @@
+"""The search for the fastest schedule, given something that times candidates.
+
+Rounds of coordinate descent: time the neighbours of the best schedule so far, go to the fastest, and stop
+where a round gains little. No device, no clock: what measures is handed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ..schedule.candidates import Space
+from ..schedule.schedule import Schedule
+
+MOST = 28  # candidates timed for one region
+ROUND_GAIN = 1.01  # a round that gains less is the last one
+MARGIN = 1.015  # what must be gained, head to head, to leave the heuristic's schedule: more than noise
+REPS = 15  # samples of a candidate in a round
+FINAL_REPS = 60  # samples of the two that are compared at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A schedule of one of the ways to write the region's loops."""
+
+    variant: str
+    schedule: Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What tuning one region gained: microseconds of the heuristic's schedule and of the one taken, main
+    kernel and finalisation together; how many candidates were timed, and in how many seconds."""
+
+    heuristic_us: float
+    best_us: float
+    candidates: int
+    seconds: float
+    from_cache: bool = False
+
+    def __str__(self) -> str:
+        again = ", taken from the cache" if self.from_cache else ""
+        return (
+            f"tuned: {self.heuristic_us:.1f} -> {self.best_us:.1f} us, "
+            f"{self.candidates} candidates in {self.seconds:.1f} s{again}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The candidate to take, the times of the heuristic's and of this one, and how many were timed."""
+
+    best: Candidate
+    heuristic_us: float
+    best_us: float
+    candidates: int
+
+
+Measure = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
+"""Microseconds of candidates, from so many samples of each, taken in turns; without those that cannot run."""
+
+
+def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> Outcome:
+    """The fastest candidate of the spaces, by variant; the first space's start is the heuristic's.
+
+    The start is left for what is faster by `MARGIN` when both are timed again, so that noise alone changes
+    nothing. RuntimeError if the heuristic's own schedule cannot be timed.
+    """
+    starts = [Candidate(variant, space.start) for variant, space in spaces.items()]
+    best = first = starts[0]
+    batch = [*starts, *_near(spaces, first)][:most]
+    seen: set[Candidate] = set()
+    first_us = 0.0
+    while len(batch) > 1 or not seen:
+        times = measure(batch, REPS)
+        if best not in times:
+            raise RuntimeError(f"the schedule to compare with cannot be timed: {best}")
+        first_us = first_us or times[first]
+        seen.update(batch)
+        fastest = min(times, key=times.__getitem__)
+        if times[best] < ROUND_GAIN * times[fastest]:
+            break
+        new = [_combined(spaces, times, best, fastest), *_near(spaces, fastest)]
+        best = fastest
+        new = [c for c in dict.fromkeys(new) if c not in seen]
+        batch = [best, *new[: max(0, most - len(seen))]]
+    if best == first:
+        return Outcome(first, first_us, first_us, len(seen))
+    last = measure([first, best], FINAL_REPS)
+    if first not in last:
+        raise RuntimeError(f"the schedule to compare with cannot be timed: {first}")
+    if best not in last or last[first] < MARGIN * last[best]:
+        best = first
+    return Outcome(best, last[first], last[best], len(seen))
+
+
+def _near(spaces: Mapping[str, Space], candidate: Candidate) -> list[Candidate]:
+    space = spaces[candidate.variant]
+    return [Candidate(candidate.variant, s) for s in space.near(candidate.schedule)]
+
+
+def _combined(
+    spaces: Mapping[str, Space], times: Mapping[Candidate, float], center: Candidate, fastest: Candidate
+) -> Candidate:
+    """The round's center with every part that was faster; the fastest itself if that is another variant."""
+    if center.variant != fastest.variant:
+        return fastest
+    own = {c.schedule: us for c, us in times.items() if c.variant == center.variant}
+    return Candidate(center.variant, spaces[center.variant].combined(own, center.schedule))

@@ -1,0 +1,195 @@
+"""Autotuning on a GPU: right gradients, a line that says what was gained, seconds, and once per machine."""
+
+import copy
+import time
+
+import pytest
+import torch
+from graphs import randomised
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import config
+
+from mixorder.report import RegionRecord, collect
+from mixorder.tune import cache, tuner
+from mixorder.tune.search import MOST, Outcome
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
+TUNED = STRICT | {"mixorder_autotune": True}
+NORMS = {
+    "rms": lambda n: nn.RMSNorm(n, eps=1e-6),
+    "layer": nn.LayerNorm,
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """An empty cache of winners; Inductor's own caches stay where they are."""
+    torch.manual_seed(0)
+    counters["mixorder"].clear()
+    cache._unwritten.clear()
+    tuner._say_once.cache_clear()
+    monkeypatch.setattr(tuner, "_cache_folder", lambda: tmp_path / "mixorder")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    """Start the compiler's workers before anything is timed."""
+    module = randomised(nn.RMSNorm(64, eps=1e-6), torch.float32).to(DEVICE)
+    x = torch.randn(512, 64, device=DEVICE)
+    grads(torch.compile(module, options=STRICT, dynamic=False), module, x, torch.ones_like(x))
+
+
+def grads(function, module, x, dy):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+
+
+def inputs(rows, cols, dtype=torch.bfloat16, norm="rms"):
+    module = randomised(NORMS[norm](cols), dtype).to(DEVICE)
+    x, dy = (torch.randn(rows, cols, device=DEVICE, dtype=dtype) for _ in range(2))
+    return module, x, dy
+
+
+def compiled(module, x, dy, options=TUNED, dynamic=False):
+    """Gradients from a fresh compile, and the records of what it fused."""
+    torch._dynamo.reset()
+    with collect() as records:
+        found = grads(torch.compile(module, options=options, dynamic=dynamic), module, x, dy)
+    assert all(isinstance(record, RegionRecord) for record in records)
+    return found, records
+
+
+def check(found, module, x, dy):
+    """No worse against float64 than Inductor alone."""
+    wide = copy.deepcopy(module).double()
+    exact = grads(wide, wide, x.double(), dy.double())
+    stock, _ = compiled(module, x, dy, {"mixorder": False})
+    for mine, theirs, truth in zip(found, stock, exact, strict=True):
+        error, allowed = (float((g.double() - truth).norm() / truth.norm()) for g in (mine, theirs))
+        assert error <= allowed * 1.05 + 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_tuned_gradients_and_what_the_record_says(norm):
+    module, x, dy = inputs(2048, 2048, norm=norm)
+    started = time.perf_counter()
+    found, (record,) = compiled(module, x, dy)
+    seconds = time.perf_counter() - started
+    tuning = record.tuning
+    assert tuning is not None and not tuning.from_cache
+    assert 5 <= tuning.candidates <= MOST
+    assert 1 < tuning.best_us <= tuning.heuristic_us < 1000
+    assert 0 < tuning.seconds < 20 and seconds < 60
+    print(f"{norm} 2048x2048 {tuning}, {record.schedule.tile}, {record.schedule.num_splits} programs")
+    check(found, module, x, dy)
+
+
+def test_a_second_compile_takes_it_from_the_disk(tmp_path):
+    module, x, dy = inputs(2048, 2048)
+    first, (before,) = compiled(module, x, dy)
+    assert len(list((tmp_path / "mixorder").glob("*.json"))) == 1
+    second, (after,) = compiled(module, x, dy)
+    assert not before.tuning.from_cache and after.tuning.from_cache
+    assert after.schedule == before.schedule and after.kernels == before.kernels
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype"),
+    [
+        (3, 64, torch.float32),
+        (10_000, 100, torch.float32),
+        (40_000, 256, torch.bfloat16),
+        (2048, 8192, torch.bfloat16),
+        (1024, 12288, torch.bfloat16),
+    ],
+)
+def test_shapes(norm, rows, cols, dtype):
+    module, x, dy = inputs(rows, cols, dtype, norm)
+    found, (record,) = compiled(module, x, dy)
+    assert record.tuning is not None and record.tuning.seconds < 20
+    check(found, module, x, dy)
+
+
+def test_symbolic_rows_are_tuned_at_their_hint():
+    module, x, dy = inputs(4096, 768, torch.float32)
+    found, (record,) = compiled(module, x, dy, dynamic=True)
+    assert record.tuning is not None
+    check(found, module, x, dy)
+
+
+def test_the_users_random_numbers_are_left_alone():
+    module, x, dy = inputs(2048, 1024)
+    before = torch.cuda.get_rng_state()
+    compiled(module, x, dy)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_every_schedule_that_may_win_computes_the_same():
+    """Each candidate in turn, as if it were the fastest."""
+    module, x, dy = inputs(5000, 768, torch.float32)
+    _, (plain,) = compiled(module, x, dy, STRICT)
+    timed = []
+
+    class Noting(tuner.Bench):
+        def __call__(self, candidates, reps):
+            timed.extend(c for c in candidates if c not in timed)
+            return super().__call__(candidates, reps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuner, "Bench", Noting)
+        compiled(module, x, dy)
+    assert timed[0].schedule == plain.schedule
+    wide = copy.deepcopy(module).double()
+    exact = grads(wide, wide, x.double(), dy.double())
+    for candidate in timed[::4]:
+        taken = Outcome(candidate, 2.0, 1.0, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tuner, "search", lambda spaces, measure, taken=taken: taken)
+            patch.setattr(tuner, "_cache_folder", lambda: None)
+            found, (record,) = compiled(module, x, dy)
+        assert record.schedule == candidate.schedule
+        for mine, truth in zip(found, exact, strict=True):
+            assert float((mine.double() - truth).norm() / truth.norm()) < 1e-5
+
+
+def test_inductors_option_tunes_and_determinism_does_not():
+    module, x, dy = inputs(2048, 1024)
+    _, (record,) = compiled(module, x, dy, STRICT | {"coordinate_descent_tuning": True})
+    assert record.tuning is not None
+    torch.use_deterministic_algorithms(True)
+    try:
+        _, (record,) = compiled(module, x, dy)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert record.tuning is None
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_under_torchs_modes(mode):
+    """CUDA graphs are recorded after the compile, and so after the timing."""
+    module, x, dy = inputs(2048, 1024)
+    torch._dynamo.reset()
+    with config.patch(TUNED), collect() as records:
+        function = torch.compile(module, mode=mode, dynamic=False)
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            found = [g.clone() for g in grads(function, module, x, dy)]
+    assert [r.tuning is not None for r in records] == [True]
+    check(found, module, x, dy)
+
+
+def test_no_room_for_a_second_set_of_tensors(monkeypatch):
+    module, x, dy = inputs(2048, 1024)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
+    found, (record,) = compiled(module, x, dy)
+    assert record.tuning is None
+    check(found, module, x, dy)

@@ -1,0 +1,142 @@
+"""Winners on disk: what comes back, and every kind of file that must not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.tune import cache
+from mixorder.tune.search import Candidate, Tuning
+
+KEY = cache.key_of({"kernel": "text"})
+SCHEDULE = Schedule(Tile(2, 4, 3), 1024, 264, 8, 4)
+TEMPLATES = {"held": Schedule(Tile(1, 1, 1), 1024, 132, 16, 4)}
+BEST, TUNING = Candidate("held", SCHEDULE), Tuning(31.2, 29.8, 17, 3.1)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    cache._unwritten.clear()
+
+
+def saved(folder: Path) -> Path:
+    cache.store(folder, KEY, BEST, TUNING)
+    return folder / f"{KEY}.json"
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = saved(tmp_path / "new" / "folder")
+    found = cache.load(path.parent, KEY, TEMPLATES)
+    assert found == (BEST, Tuning(31.2, 29.8, 17, 3.1, from_cache=True))
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert json.loads(path.read_text())["schedule"]["tile"] == {"xblock": 2, "num_warps": 4, "num_stages": 3}
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    assert cache.load(tmp_path, KEY, TEMPLATES) is None
+    assert cache.load(tmp_path / "none", KEY, TEMPLATES) is None
+
+
+def test_keys_differ_with_every_part() -> None:
+    keys = {cache.key_of({"a": 1, "b": 2}), cache.key_of({"b": 2, "a": 1}), cache.key_of({"a": 1, "b": 3})}
+    assert len(keys) == 2
+
+
+CHANGES: dict[str, Any] = {
+    "format": {"format": 2},
+    "key": {"key": "0" * 64},
+    "unknown_variant": {"variant": "other"},
+    "variant_is_a_list": {"variant": ["held"]},
+    "more": {"extra": 1},
+    "text_for_time": {"best_us": "29.8"},
+    "integer_for_time": {"best_us": 29},
+    "nan": {"heuristic_us": float("nan")},
+    "infinite": {"seconds": float("inf")},
+    "negative": {"best_us": -1.0},
+    "no_candidates": {"candidates": 0},
+    "bool_for_candidates": {"candidates": True},
+    "no_schedule": {"schedule": None},
+    "schedule_is_a_list": {"schedule": [1, 2]},
+    "schedule_lacks_a_field": {"schedule": {"tile": {"xblock": 2, "num_warps": 4, "num_stages": 3}}},
+    "tile_is_a_number": {"schedule": {**vars(SCHEDULE), "tile": 2}},
+    "float_in_schedule": {
+        "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2.0, "num_warps": 4, "num_stages": 3}}
+    },
+    "bool_in_schedule": {
+        "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2, "num_warps": True, "num_stages": 3}}
+    },
+    "field_of_another_version": {
+        "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2, "num_warps": 4, "num_stages": 3}, "parts": 2}
+    },
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_foreign_file_is_ignored_and_rewritten(change: str, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **CHANGES[change]}))
+    assert cache.load(tmp_path, KEY, TEMPLATES) is None
+    saved(tmp_path)
+    assert cache.load(tmp_path, KEY, TEMPLATES) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"null", b"[]", b"\xff\xfe\x00", b"\x80\x04\x95", b"[" * 100_000, b'{"format": 1}'],
+    ids=["empty", "cut", "null", "list", "not_utf8", "pickle", "deep", "little"],
+)
+def test_a_corrupt_file_is_ignored_and_rewritten(content: bytes, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_bytes(content)
+    assert cache.load(tmp_path, KEY, TEMPLATES) is None
+    saved(tmp_path)
+    assert cache.load(tmp_path, KEY, TEMPLATES) is not None
+
+
+def test_a_directory_that_takes_no_files(tmp_path: Path) -> None:
+    """A file where the folder should be: also for root, who may write everywhere."""
+    folder = tmp_path / "file" / "mixorder"
+    folder.parent.write_text("")
+    cache.store(folder, KEY, BEST, TUNING)
+    found = cache.load(folder, KEY, TEMPLATES)
+    assert found is not None and found[0] == BEST
+    assert cache.load(folder, cache.key_of({}), TEMPLATES) is None
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+    before = path.read_text()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    cache.store(tmp_path, KEY, BEST, Tuning(2.0, 1.0, 3, 4.0))
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+
+
+def _write(folder: Path, number: int) -> None:
+    for i in range(40):
+        cache.store(folder, KEY, BEST, Tuning(float(number), float(i), 1, 1.0))
+
+
+def test_writers_at_the_same_time(tmp_path: Path) -> None:
+    """Whoever reads meanwhile finds one writer's file, whole."""
+    saved(tmp_path)
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in range(1, 4)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        found = cache.load(tmp_path, KEY, TEMPLATES)
+        assert found is not None and found[0] == BEST
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert [p.name for p in tmp_path.iterdir()] == [f"{KEY}.json"]

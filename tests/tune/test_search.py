@@ -1,0 +1,102 @@
+"""The search with invented times: where it goes, when it stops, and when the heuristic stays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from mixorder.schedule.candidates import Space
+from mixorder.schedule.device import H200
+from mixorder.schedule.heuristics import Workload, choose
+from mixorder.tune.search import FINAL_REPS, MARGIN, Candidate, Tuning, search
+
+WORK = Workload(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
+SPACE = Space(WORK, H200, choose(WORK, H200))
+FIRST = Candidate("held", SPACE.start)
+
+
+class Clock:
+    """Gives out times, and notes what it was asked for."""
+
+    def __init__(self, us: Callable[[Candidate], float | None]) -> None:
+        self.us, self.calls = us, list[tuple[tuple[Candidate, ...], int]]()
+
+    def __call__(self, candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
+        self.calls.append((tuple(candidates), reps))
+        return {c: us for c in candidates if (us := self.us(c)) is not None}
+
+
+def test_the_heuristics_schedule_comes_first_and_stays_if_nothing_is_faster() -> None:
+    clock = Clock(lambda c: 30.0 if c == FIRST else 31.0)
+    found = search({"held": SPACE}, clock)
+    assert (found.best, found.heuristic_us, found.best_us) == (FIRST, 30.0, 30.0)
+    ((batch, _),) = clock.calls
+    assert batch[0] == FIRST and found.candidates == len(batch) == len(set(batch)) > 5
+
+
+def test_it_goes_downhill_from_round_to_round_and_ends_in_a_duel() -> None:
+    def us(c: Candidate) -> float:
+        schedule = c.schedule
+        return 30.0 + schedule.num_splits / 100 + schedule.final_block / 4 + 2 * schedule.tile.num_stages
+
+    clock = Clock(us)
+    found = search({"held": SPACE}, clock, most=80)
+    best = found.best.schedule
+    assert best.num_splits == 132 and best.final_block < 8 and best.tile.num_stages <= 2
+    assert len(clock.calls) > 2
+    duel, reps = clock.calls[-1]
+    assert duel == (FIRST, found.best) and reps == FINAL_REPS
+    assert found.heuristic_us == us(FIRST) and found.best_us == us(found.best)
+    batches = [batch for batch, _ in clock.calls[:-1]]
+    new = [c for i, batch in enumerate(batches) for c in batch[1 if i else 0 :]]
+    assert len(new) == len(set(new)) == found.candidates <= 80
+
+
+@pytest.mark.parametrize("gain", [1.001, MARGIN - 0.001])
+def test_a_gain_within_the_noise_is_none(gain: float) -> None:
+    found = search({"held": SPACE}, Clock(lambda c: 30.0 * gain if c == FIRST else 30.0))
+    assert found.best == FIRST and found.heuristic_us == found.best_us == 30.0 * gain
+
+
+def test_a_gain_that_the_duel_does_not_confirm_is_none() -> None:
+    clock = Clock(lambda c: 30.0 if c != FIRST or clock.calls[-1][1] == FINAL_REPS else 33.0)
+    found = search({"held": SPACE}, clock)
+    assert found.best == FIRST and found.heuristic_us == found.best_us == 30.0
+
+
+def test_what_cannot_run_is_passed_over() -> None:
+    wanted = SPACE.near(SPACE.start)[0]
+    found = search(
+        {"held": SPACE},
+        Clock(lambda c: 30.0 if c == FIRST else 20.0 if c.schedule == wanted else None),
+    )
+    assert found.best == Candidate("held", wanted)
+
+
+def test_a_heuristic_that_cannot_run_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="cannot be timed"):
+        search({"held": SPACE}, Clock(lambda c: None if c == FIRST else 1.0))
+
+
+def test_the_number_of_candidates_is_bounded() -> None:
+    clock = Clock(lambda c: 1000.0 / (1 + sum(len(b) for b, _ in clock.calls)))
+    found = search({"held": SPACE}, clock, most=14)
+    assert found.candidates <= 14
+
+
+def test_another_variant_is_entered_if_its_start_is_faster() -> None:
+    other = dataclasses.replace(SPACE, work=dataclasses.replace(WORK, held_words=2))
+    clock = Clock(lambda c: 20.0 if c.variant == "reread" else 30.0)
+    found = search({"held": SPACE, "reread": other}, clock)
+    assert found.best == Candidate("reread", other.start)
+    assert [c for c in clock.calls[0][0] if c.variant == "reread"] == [found.best]
+    assert {c.variant for c in clock.calls[1][0]} == {"reread"}
+
+
+def test_the_line_that_says_what_was_gained() -> None:
+    tuning = Tuning(31.22, 29.81, 17, 3.12)
+    assert str(tuning) == "tuned: 31.2 -> 29.8 us, 17 candidates in 3.1 s"
+    again = dataclasses.replace(tuning, from_cache=True)
+    assert str(again).endswith("in 3.1 s, taken from the cache")

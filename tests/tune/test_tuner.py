@@ -1,0 +1,322 @@
+"""Tuning inside the pipeline, with invented times: what is taken, what is remembered, and what may fail."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import MixorderError
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.schedule.heuristics import choose, workload
+from mixorder.tune import cache, tuner
+from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
+from mixorder.tune.search import Candidate
+
+STRICT = Options(enabled=True, strict=True, interpret=True, autotune=True)
+LENIENT = dataclasses.replace(STRICT, strict=False)
+UNTUNED = dataclasses.replace(STRICT, autotune=False)
+
+
+class FakeBench:
+    """Stands where the GPU is timed. Class attributes: the times, and what was asked for."""
+
+    us: Callable[[Candidate], float] = staticmethod(lambda c: 30.0)
+    built: list[FakeBench] = []
+
+    def __init__(self, programs: Mapping[str, Any], label: str, device: torch.device) -> None:
+        self.programs, self.label, self.timed = programs, label, list[Candidate]()
+        FakeBench.built.append(self)
+
+    def __call__(self, candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
+        self.timed += candidates
+        return {c: type(self).us(c) for c in candidates}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine that could time kernels, with an empty cache."""
+    counters["mixorder"].clear()
+    cache._unwritten.clear()
+    tuner._say_once.cache_clear()
+    pipeline._warn_once.cache_clear()
+    FakeBench.built.clear()
+    monkeypatch.setattr(FakeBench, "us", staticmethod(few_programs))
+    monkeypatch.setattr(tuner, "Bench", FakeBench)
+    monkeypatch.setattr(tuner, "reason_to_skip", lambda device: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    yield
+
+
+def few_programs(candidate: Candidate) -> float:
+    """Times that prefer few programs and stages."""
+    return 20.0 + candidate.schedule.num_splits / 100 + candidate.schedule.tile.num_stages
+
+
+def run(options: Options = STRICT, graph: Graph | None = None) -> RegionRecord:
+    with collect() as records:
+        pipeline.run(graph or graphs.rms_norm_backward(32768, 768), options)
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    return record
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "inductor" / "mixorder").glob("*"))
+
+
+def test_the_winner_is_what_is_launched() -> None:
+    graph = graphs.rms_norm_backward(32768, 768)
+    plain, tuned = run(UNTUNED), run(graph=graph)
+    assert plain.tuning is None and plain.schedule.num_splits == 528
+    assert tuned.schedule.num_splits == 132
+    assert tuned.schedule.tile.num_stages < plain.schedule.tile.num_stages
+    tuning = tuned.tuning
+    assert tuning is not None and not tuning.from_cache and tuning.candidates > 5
+    assert tuning.heuristic_us == few_programs(Candidate("", plain.schedule))
+    assert tuning.best_us == few_programs(Candidate("", tuned.schedule)) < tuning.heuristic_us
+    main, final = tuned.kernels
+    assert main.grid == 132 and dict(main.config.constants)["NUM_STAGES"] == tuned.schedule.tile.num_stages
+    launched = [n.kwargs["grid"] for n in graph.nodes if "triton_kernel_wrapper" in str(n.target)]
+    assert launched == [[(main.grid, 1, 1)], [(final.grid, 1, 1)]]
+    assert tuned.traffic.workspace * 4 == plain.traffic.workspace
+    assert (tuned.traffic.read, tuned.traffic.written) == (plain.traffic.read, plain.traffic.written)
+
+
+def test_the_heuristics_schedule_is_timed_first() -> None:
+    plain = run(UNTUNED).schedule
+    run()
+    (bench,) = FakeBench.built
+    assert bench.timed[0] == Candidate(tuner.HELD, plain)
+
+
+def test_the_log_says_what_was_gained(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        record = run()
+    assert f"region0: {record.tuning}" in [r.getMessage() for r in caplog.records]
+
+
+def test_without_the_option_nothing_is_timed() -> None:
+    run(UNTUNED)
+    assert not FakeBench.built
+
+
+@pytest.mark.parametrize("name", ["max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning"])
+def test_inductors_own_tuning_options_tune_us_too(name: str) -> None:
+    with config.patch({name: True}):
+        assert run(UNTUNED).tuning is not None
+    assert run(UNTUNED).tuning is None
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("asked", [deterministic_algorithms, lambda: config.patch(deterministic=True)])
+def test_determinism_is_not_tuned_and_said_once(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with asked():
+        records = [run(), run()]
+    assert all(r.tuning is None and r.schedule.num_splits == 528 for r in records)
+    assert not FakeBench.built
+    assert sum("deterministic" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_second_compile_takes_it_from_the_cache(tmp_path: Path) -> None:
+    first, second = run(), run()
+    assert len(FakeBench.built) == len(files(tmp_path)) == 1
+    assert first.tuning is not None and second.tuning is not None and second.tuning.from_cache
+    assert dataclasses.replace(second.tuning, from_cache=False) == first.tuning
+    assert (second.schedule, second.kernels) == (first.schedule, first.kernels)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: graphs.rms_norm_backward(32768, 1024),
+        lambda: graphs.rms_norm_backward(65536, 768),
+        lambda: graphs.layer_norm_backward(32768, 768),
+    ],
+)
+def test_another_region_is_tuned_by_itself(other: Any, tmp_path: Path) -> None:
+    run()
+    assert run(graph=other()).tuning.from_cache is False  # type: ignore[union-attr]
+    assert len(files(tmp_path)) == 2
+
+
+def test_another_version_or_device_is_tuned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run()
+    monkeypatch.setattr(tuner, "source_hash", lambda: "changed")
+    run()
+    monkeypatch.setattr(tuner._compat, "versions", lambda: ["other"])
+    run()
+    monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, name="other"))
+    run()
+    assert len(FakeBench.built) == 4
+    run()
+    assert len(FakeBench.built) == 4
+
+
+ILLEGAL = {
+    "tile": {"tile": {"xblock": 3, "num_warps": 2, "num_stages": 3}},
+    "too_large": {"tile": {"xblock": 1 << 20, "num_warps": 2, "num_stages": 3}},
+    "other_columns": {"r0_block": 512},
+    "no_programs": {"num_splits": 0},
+    "too_many_programs": {"num_splits": 10**9},
+}
+
+
+@pytest.mark.parametrize("change", ILLEGAL)
+def test_a_stored_schedule_that_is_not_legal_here_is_replaced(change: str, tmp_path: Path) -> None:
+    wanted = run().schedule
+    (path,) = files(tmp_path)
+    data = json.loads(path.read_text())
+    data["schedule"] |= ILLEGAL[change]
+    path.write_text(json.dumps(data))
+    again = run()
+    assert again.schedule == wanted and len(FakeBench.built) == 2
+    assert run().tuning.from_cache is True  # type: ignore[union-attr]
+
+
+def test_caches_that_are_off_are_neither_read_nor_written(tmp_path: Path) -> None:
+    with config.patch(force_disable_caches=True):
+        run()
+        run()
+    assert len(FakeBench.built) == 2 and files(tmp_path) == []
+
+
+def failing(error: Exception) -> Callable[[Candidate], float]:
+    def us(_: Candidate) -> float:
+        raise error
+
+    return us
+
+
+def test_a_failure_leaves_the_heuristics_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(FakeBench, "us", staticmethod(failing(RuntimeError("the device is lost"))))
+    with pytest.warns(UserWarning, match="'tune'.*the device is lost"):
+        record = run(LENIENT)
+    assert record.tuning is None and record.schedule == run(UNTUNED).schedule
+    assert counters["mixorder"] == {"fused_regions": 2} and files(tmp_path) == []
+
+
+def test_a_failure_is_raised_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBench, "us", staticmethod(failing(RuntimeError("the device is lost"))))
+    graph = graphs.rms_norm_backward(32768, 768)
+    before = graphs.snapshot(graph)
+    with pytest.raises(MixorderError, match="the device is lost"):
+        pipeline.run(graph, STRICT)
+    assert graphs.snapshot(graph) == before
+
+
+def test_too_little_memory_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(FakeBench, "us", staticmethod(failing(NotEnoughMemory("9 MB needed, 8 MB free"))))
+    assert run().tuning is None and files(tmp_path) == []
+
+
+def test_the_users_split_is_kept() -> None:
+    record = run(dataclasses.replace(STRICT, split_size=100))
+    assert record.tuning is not None and record.schedule.num_splits == -(-32768 // 100)
+
+
+def test_a_region_that_is_declined_is_not_timed() -> None:
+    with collect() as records:
+        pipeline.run(graphs.pair_graph(255, 256), STRICT)
+    assert len(records) == 1 and not FakeBench.built
+
+
+def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
+    region = graphs.only(make(8192, cols))
+    program, schedule, _ = graphs.kernels(region)
+    return tuner.Problem(
+        "region0", "rms", graphs.merged(region), program, schedule, torch.device("cpu"), H200
+    )
+
+
+@pytest.mark.parametrize(
+    ("cols", "names"),
+    [
+        (4096, [tuner.HELD]),
+        (8192, [tuner.HELD, tuner.READ_TWICE]),
+        (12288, [tuner.READ_TWICE, tuner.HELD]),
+    ],
+)
+def test_wide_rows_are_tried_both_ways(cols: int, names: list[str]) -> None:
+    programs, spaces = tuner.variants(problem(cols))
+    assert list(programs) == list(spaces) == names
+    for name, program in programs.items():
+        assert bool(workload(program).rereads) == (name == tuner.READ_TWICE)
+        assert spaces[name].legal(spaces[name].start)
+    assert spaces[names[0]].start == choose(workload(programs[names[0]]), H200)
+
+
+def test_the_other_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    def us(candidate: Candidate) -> float:
+        return 20.0 if candidate.variant == tuner.HELD else 30.0
+
+    monkeypatch.setattr(FakeBench, "us", staticmethod(us))
+    plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
+    tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
+    assert "evict_last" in plain.kernels[0].text and "evict_last" not in tuned.kernels[0].text
+    assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
+
+
+def test_a_line_on_a_terminal_where_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(tuner, "PROGRESS_AFTER_S", -1.0)
+    run(graph=graphs.rms_norm_backward(32768, 1024))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    run(graph=graphs.rms_norm_backward(32768, 512))
+    shown = capsys.readouterr().err
+    assert "\rmixorder: tuning region0: 0 of at most" in shown and shown.endswith("\r\033[K")
+
+
+def test_where_there_is_no_gpu_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    device = torch.device("cuda", 0) if not torch.cuda.is_available() else torch.device("cpu")
+    assert "no GPU" in str(tuner.reason_to_skip(device))
+    assert run().tuning is None
+
+
+def test_the_thread_that_times_has_no_modes_but_the_same_config() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode(), config.patch(max_autotune=True):
+        assert isinstance(torch.empty(2), FakeTensor)
+        made, seen = in_own_thread(lambda: (torch.ones(2), config.max_autotune))
+    assert not isinstance(made, FakeTensor) and float(made.sum()) == 2.0 and seen
+
+
+def test_buffers_have_the_strides_of_the_region_and_no_zeros() -> None:
+    bench = Bench({"held": problem(768).chosen}, "rms", torch.device("cpu"))
+    program = bench.programs["held"]
+    before = torch.random.get_rng_state()
+    for buffer in program.buffers:
+        tensor = bench._tensor(program, buffer.name, 132)
+        assert tensor.dtype == buffer.dtype and tensor.dim() == len(buffer.shape)
+        assert tensor.stride() == tuple(int(e.subs("num_splits", 132)) for e in buffer.stride)
+        if buffer.name.startswith("in"):
+            assert float(tensor.float().std()) > 0.3
+    assert torch.equal(torch.random.get_rng_state(), before)
