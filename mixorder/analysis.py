@@ -1,9 +1,8 @@
 """Inductor's analysis of a Triton kernel, once per kernel of ours instead of twice per launch.
 
-To learn which arguments a kernel writes, Inductor compiles it to Triton's IR for every launch that it meets
-(17 ms each on a CPU core, and a model of 32 layers has some 250 launches of 10 kernels). The answer depends on
-the kernel's text, its constants, and the dtypes of its arguments only. Other people's kernels are analysed as
-ever.
+To learn which arguments a kernel writes, Inductor compiles it to Triton's IR for every launch that it meets:
+some 17 ms each, and a model of 32 layers has 250 launches of 10 kernels. The answer depends on the kernel's
+text, its constants, and the dtypes of its arguments only. Other people's kernels are analysed as ever.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MAX_KERNELS = 1024
 
 
 def share(module: ModuleType) -> None:
-    """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent; nothing to wrap is fine."""
+    """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent."""
     for name in ("identify_accessed_tensors", "identify_mutated_tensors"):  # 2.13, before
         original = getattr(module, name, None)
         if original is not None and not getattr(original, "_mixorder_wrapper", False):
