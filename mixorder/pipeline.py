@@ -158,8 +158,9 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
     plan = runner.once(key, lambda: new_plan(key, region, options, runner))
     if isinstance(plan, TooWide):
         return plan
-    relaid = frozenset(region.buffers[name] for name in plan.relaid) if plan.relaid else region.relaid
-    return dataclasses.replace(plan, region=dataclasses.replace(region, relaid=relaid))
+    if plan.relaid:
+        region = dataclasses.replace(region, relaid=frozenset(region.buffers[name] for name in plan.relaid))
+    return dataclasses.replace(plan, region=region)
 
 
 def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
