@@ -10,8 +10,10 @@ import dataclasses
 import functools
 import logging
 import re
+import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,7 @@ from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
 from .graph.region import Region
 from .graph.rewrite import replace
+from .graph.structure import structure
 from .loops.ir import LoopProgram
 from .loops.lower import lower
 from .loops.reload import reload
@@ -33,7 +36,7 @@ from .loops.share import check_shareable, share
 from .loops.split import split_outer
 from .loops.verify import Stage, verify
 from .options import Options
-from .report import Dump, declined, describe, fused
+from .report import Dump, declined, describe, finished, fused
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
 from .schedule.heuristics import Workload, choose, workload
@@ -50,11 +53,14 @@ def run(graph: Graph, options: Options) -> None:
     """Fuse every region of a functional post-grad graph, in place. Raises only in strict mode."""
     if not _has_usable_device(graph, options):
         return
+    started = time.perf_counter()
     dump = Dump(options.dump_dir)
+    known: dict[Hashable, Any] = {}
+    ends: Counter[str] = Counter()
     regions = find_regions(graph)
     found: Region | Decline | None = None
     while True:
-        runner = _Runner(options, dump)
+        runner = _Runner(options, dump, known)
         try:
             taken, found = (found if isinstance(found, Region) else None), None
             found = runner.step("find", _send, regions, taken)
@@ -65,7 +71,9 @@ def run(graph: Graph, options: Options) -> None:
                     raise found
                 runner.region = found.name
                 found = fuse(graph, found, options, runner)
+                ends["fused"] += 1
             except Decline as decline:
+                ends["declined"] += 1
                 declined(decline)
                 runner.dump("declined.txt", decline)
         except MixorderError as error:
@@ -74,6 +82,7 @@ def run(graph: Graph, options: Options) -> None:
             _warn_once(str(error))
             if found is None:
                 break  # the search itself failed: there is nothing to go on with
+    finished(ends["fused"], ends["declined"], time.perf_counter() - started)
 
 
 def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Region:
@@ -92,22 +101,29 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
     region = plan.region
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
     named = step("label", label, region)
-    plan = tuned(plan, named, options, runner)
+    key = plan.key and (plan.key, named)
+    plan = runner.once(key and ("tuned", key), lambda: tuned(plan, named, options, runner)).of(region)
     loops, schedule = plan.loops, plan.schedule
-    kernels = step("codegen", generate, loops, schedule, named)
+    kernels = runner.once(key, lambda: step("codegen", generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", describe, region, schedule, kernels, plan.traffic, plan.tuning)
     step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
     show("fx_after.txt", graph)
-    fused(record)
+    fused(dataclasses.replace(record, stage_ms=runner.stage_ms))
     return region
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a region would be run, and what that takes. `held`: its loops before any row is read twice."""
+    """How a region would be run, and what that takes; all but the region is the same for all with its key.
 
+    `relaid`: the buffers of the region's relaid nodes. `held`: its loops as programs that hold their rows run
+    them.
+    """
+
+    key: Hashable | None
     region: Region
+    relaid: tuple[str, ...]
     loops: LoopProgram
     work: Workload
     schedule: Schedule
@@ -115,6 +131,13 @@ class Plan:
     held: LoopProgram
     device: DeviceInfo
     tuning: Tuning | None = None
+
+    def of(self, region: Region) -> Plan:
+        """The plan for another region of the same structure."""
+        if self.relaid:
+            relaid = frozenset(region.buffers[name] for name in self.relaid)
+            region = dataclasses.replace(region, relaid=relaid)
+        return dataclasses.replace(self, region=region)
 
 
 def fit(region: Region, options: Options, runner: _Runner) -> Plan:
@@ -146,11 +169,21 @@ def written_for_a_cut(plan: Plan, whole: Region) -> int:
 
 
 def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
+    """The plan of this very region; a region of the same structure may have been planned already."""
+    runner.step("legality", legality.check, region)
+    key = runner.step("structure", structure, region)
+    plan = runner.once(key, lambda: new_plan(key, region, options, runner))
+    if isinstance(plan, TooWide):
+        return plan
+    return plan.of(region)
+
+
+def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
     """Every stage up to the schedule."""
     step, show = runner.step, runner.dump
-    step("legality", legality.check, region)
     lowered, loops = loops_of(region, runner)
     copied: tuple[str, ...] = ()
+    across: tuple[str, ...]
     if across := step("layout", cost.across_memory, loops):
         nodes = {name: region.buffers[name] for name in across}
         copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
@@ -173,7 +206,7 @@ def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide
             return refusal
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
-    return Plan(region, nests, work, schedule, moved, loops, device)
+    return Plan(key, region, across, nests, work, schedule, moved, loops, device)
 
 
 def tuned(plan: Plan, named: str, options: Options, runner: _Runner) -> Plan:
@@ -234,20 +267,40 @@ def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]
 
 
 class _Runner:
-    """Runs stages for one region: what is neither a result nor a `Decline` is a bug, and says where."""
+    """Runs stages for one region: what is neither a result nor a `Decline` is a bug, and says where.
 
-    def __init__(self, options: Options, dump: Dump) -> None:
+    `known`: results by key, of this region and those before it in the graph.
+    """
+
+    def __init__(self, options: Options, dump: Dump, known: dict[Hashable, Any]) -> None:
         self.options = options
         self.files = dump
+        self.known = known
         self.region = "graph"
+        self.seconds: Counter[str] = Counter()
 
     def step(self, stage: str, function: Callable[..., T], *args: Any) -> T:
+        started = time.perf_counter()
         try:
             return function(*args)
         except Decline:
             raise
         except Exception as error:
             raise MixorderError(stage, self.region, error) from error
+        finally:
+            self.seconds[stage] += time.perf_counter() - started
+
+    @property
+    def stage_ms(self) -> tuple[tuple[str, float], ...]:
+        return tuple((stage, 1e3 * seconds) for stage, seconds in self.seconds.items())
+
+    def once(self, key: Hashable | None, make: Callable[[], T]) -> T:
+        """What `make` gave for the key the first time; made anew without a key, and for dumps of each."""
+        if key is None or self.options.dump_dir:
+            return make()
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def dump(self, name: str, value: T, stage: Stage | None = None) -> T:
         if stage is not None and self.options.strict:

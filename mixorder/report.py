@@ -24,7 +24,11 @@ log = logging.getLogger("mixorder")
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
     """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained."""
+    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained.
+
+    `stage_ms`: milliseconds that the pass spent on the region, by stage. They differ from run to run, and do
+    not count when records are compared.
+    """
 
     name: str
     space: str
@@ -38,6 +42,12 @@ class RegionRecord:
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
     tuning: Tuning | None = None
+    stage_ms: tuple[tuple[str, float], ...] = dataclasses.field(default=(), compare=False, repr=False)
+
+    @property
+    def pass_ms(self) -> float:
+        """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
+        return sum(ms for _, ms in self.stage_ms)
 
 
 # Not a context variable: autograd compiles a GPU's backward on a thread of its own.
@@ -83,13 +93,14 @@ def describe(
 def fused(record: RegionRecord) -> None:
     counters["mixorder"]["fused_regions"] += 1
     log.info(
-        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f -> %s",
+        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f, in %.1f ms -> %s",
         record.name,
         record.space,
         ", ".join(record.inner),
         ", ".join(record.outer),
         record.traffic.total / 1e6,
         record.traffic.apart / 1e6,
+        record.pass_ms,
         ", ".join(k.name for k in record.kernels),
     )
     for records in list(_collectors):
@@ -101,6 +112,13 @@ def declined(decline: Decline) -> None:
     log.info("not fused: %s. %s", decline, decline.reason.explanation)
     for records in list(_collectors):
         records.append(decline)
+
+
+def finished(num_fused: int, num_declined: int, seconds: float) -> None:
+    """Say what became of a graph and how long the pass took; nothing where there was nothing to fuse."""
+    if num_fused or num_declined:
+        regions = "1 region" if num_fused == 1 else f"{num_fused} regions"
+        log.info("%s fused, %d declined, in %.0f ms", regions, num_declined, 1e3 * seconds)
 
 
 class Dump:

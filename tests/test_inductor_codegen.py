@@ -4,6 +4,7 @@ Run in a process of its own, since a stand-in for the GPU driver is made active 
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 SCRIPT = """
 import sys, torch, triton
+import torch._higher_order_ops.triton_kernel_wrap as triton_kernel_wrap
 from torch import nn
 from torch._inductor.graph import GraphLowering
 from triton.backends.compiler import GPUTarget
@@ -24,7 +26,7 @@ class Driver:
 class Stop(Exception):
     pass
 
-class Model(nn.Module):
+class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(64), nn.Linear(64, 64)
@@ -34,12 +36,21 @@ class Model(nn.Module):
 def print_code(graph):
     code, _ = graph.codegen()
     print(code.value)
+    print(f"analysed {len(analysed)} kernels")
     raise Stop
+
+def counted(*args, generate_ttir=triton_kernel_wrap.generate_ttir):
+    analysed.append(args)
+    return generate_ttir(*args)
+
+analysed = []
+triton_kernel_wrap.generate_ttir = counted
 
 triton.runtime.driver.set_active(Driver())
 shape, dynamic = eval(sys.argv[1]), sys.argv[2] == "dynamic"
 options = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
-compiled = torch.compile(Model(), options=options, dynamic=dynamic)
+model = nn.Sequential(*(Layer() for _ in range(int(sys.argv[3]))))
+compiled = torch.compile(model, options=options, dynamic=dynamic)
 y = compiled(torch.randn(shape, requires_grad=True))
 GraphLowering._compile_to_module = print_code
 try:
@@ -49,21 +60,21 @@ except Exception as error:
 """
 
 
-def backward_code(shape: tuple[int, ...], dynamic: bool) -> str:
+def backward_code(shape: tuple[int, ...], dynamic: bool, layers: int = 1) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static"],
+        [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static", str(layers)],
         env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    code = done.stdout
-    return code[code.index("def call(") :]
+    return done.stdout
 
 
 def launches(code: str) -> list[str]:
-    return [line.strip() for line in code.splitlines() if line.strip().startswith("triton_mixorder_")]
+    lines = code[code.index("def call(") :].splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("triton_mixorder_")]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +94,17 @@ def test_two_launches_per_region_and_nothing_copied(
         (False, True),
         (True, True),
     ]
-    assert "clone" not in code and "copy_" not in code
+    call = code[code.index("def call(") :]
+    assert "clone" not in call and "copy_" not in call
     main = launches(code)[2]
     arguments = main[main.index("(") + 1 :].split(", ")
     assert sum(argument.startswith("s") and argument[1:].isdigit() for argument in arguments) == sizes
+
+
+def test_layers_launch_kernels_that_are_defined_and_analysed_once() -> None:
+    code = backward_code((33, 64), dynamic=False, layers=5)
+    launched = [re.split(r"[.(]", line)[0] for line in launches(code)]
+    defined = re.findall(r"^(triton_mixorder_\w+) = async_compile", code, re.MULTILINE)
+    assert len(launched) == 4 + 2 * 4  # a Linear's bias gradient rides along with the norm behind it
+    assert len(defined) == len(set(defined)) < len(launched) and set(defined) == set(launched)
+    assert f"analysed {len(defined)} kernels" in code

@@ -139,8 +139,9 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     assert isinstance(decline, Decline) and decline.reason is reason
     assert graphs.snapshot(graph) == before
     assert counters["mixorder"] == {f"declined:{reason.value}": 1}
-    (line,) = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    line, total = (r.getMessage() for r in caplog.records if r.name == "mixorder")
     assert reason.value in line and reason.explanation in line and decline.detail in line
+    assert total.startswith("0 regions fused, 1 declined, in ")
 
 
 @pytest.mark.parametrize("graph", [lambda: graphs.pair_graph(256, 8192), lambda: graphs.pair_graph(256, 256)])
@@ -162,8 +163,24 @@ def test_record_of_a_fused_region(caplog: pytest.LogCaptureFixture) -> None:
     assert (record.name, record.rows, record.cols) == ("region0", 4096, 256)
     assert (len(record.inner), len(record.outer), len(record.kernels)) == (2, 2, 2)
     assert counters["mixorder"] == {"fused_regions": 1}
-    (line,) = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    line, total = (r.getMessage() for r in caplog.records if r.name == "mixorder")
     assert all(word in line for word in ("region0", "4096x256", record.kernels[0].name))
+    assert f"in {record.pass_ms:.1f} ms" in line and total.startswith("1 region fused, 0 declined, in ")
+
+
+def test_record_says_what_the_pass_took_and_compares_without() -> None:
+    first, second = (run(graphs.pair_graph())[0] for _ in range(2))
+    assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
+    stages = dict(first.stage_ms)
+    assert {"find", "lower", "schedule", "codegen", "rewrite"} <= stages.keys()
+    assert all(ms > 0 for ms in stages.values()) and first.pass_ms == sum(stages.values())
+    assert first.pass_ms != second.pass_ms and first == second and "stage_ms" not in repr(first)
+
+
+def test_a_graph_without_pairs_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        assert not run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
+    assert not [r for r in caplog.records if r.name == "mixorder"]
 
 
 def test_collectors_nest_and_end() -> None:

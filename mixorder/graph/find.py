@@ -121,11 +121,8 @@ def _source_is_written(scope: Scope, outer: Node) -> bool:
 def _companions(scope: Scope, outer: Node) -> list[Node]:
     """The outer reductions of the same space and level that share a full-size read with `outer`."""
     reads, space = _leaves(scope, outer), columns_alone(_reduced(outer))
-    return by_position(
-        n
-        for n in scope.outer
-        if columns_alone(_reduced(n)) == space and scope.level(n) == 0 and reads & _leaves(scope, n)
-    )
+    sharing = scope.outer.intersection(_walk_down(scope, reads, level=0))
+    return by_position(n for n in sharing if columns_alone(_reduced(n)) == space)
 
 
 def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:

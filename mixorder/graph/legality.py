@@ -12,6 +12,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from .nodes import fake, is_constant
 from .region import Region
+from .scope import position
 
 
 def check(region: Region) -> None:
@@ -39,20 +40,12 @@ def _check_mutation(region: Region) -> None:
     """The kernel reads its inputs where the last of them is made, the region's nodes where they stand:
     nothing may write an input, or an alias of one, from the first to the last of these places."""
     inputs = {get_node_storage(node): node for node in reversed(region.inputs)}
-    starts = {region.nodes[0], _last(region.inputs)}
-    inside = False
-    for node in region.nodes[0].graph.nodes:
-        for arg in _mutated_args(node) if inside else ():
+    node = min(region.nodes[0], max(region.inputs, key=position), key=position)
+    while node is not region.nodes[-1]:
+        node = node.next
+        for arg in _mutated_args(node):
             if (read := inputs.get(get_node_storage(arg))) is not None:
                 raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", read.name)
-        inside = inside or node in starts
-        if node is region.nodes[-1]:
-            return
-
-
-def _last(nodes: tuple[Node, ...]) -> Node:
-    wanted = set(nodes)
-    return next(node for node in reversed(nodes[0].graph.nodes) if node in wanted)
 
 
 def _mutated_args(node: Node) -> list[Node]:

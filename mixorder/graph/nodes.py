@@ -46,6 +46,8 @@ VIEWS = frozenset(
 
 CONSTANTS = frozenset({aten.full.default, prims.iota.default})
 
+_SIZE = (torch.SymInt, int)
+
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -73,15 +75,13 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     if val is None:
         return None
     shape = tuple(map(size_of, val.shape))
-    symbols = {
-        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
-    }
+    symbols = {s for n in (*shape, *map(size_of, val.stride())) if type(n) is not int for s in n.free_symbols}
     return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
 
 
 def operands(node: Node) -> list[Node]:
     """The nodes that a node computes with, other than symbolic sizes."""
-    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), torch.SymInt | int)]
+    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _SIZE)]
 
 
 def leaves_the_graph(node: Node) -> bool:

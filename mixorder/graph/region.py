@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from torch.fx import Node
 
@@ -41,14 +42,14 @@ class Region:
     seed: Seed = dataclasses.field(repr=False, compare=False)
     relaid: frozenset[Node] = frozenset()
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
         """Tensors that the region reads, in order of first use."""
         members = set(self.nodes)
         args = (arg for node in self.nodes for arg in operands(node))
         return tuple(dict.fromkeys(arg for arg in args if arg not in members))
 
-    @property
+    @functools.cached_property
     def buffers(self) -> dict[str, Node]:
         """The names that inputs and outputs have in the region's loops."""
         return {f"in{i}": n for i, n in enumerate(self.inputs)} | {

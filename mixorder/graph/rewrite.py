@@ -26,6 +26,7 @@ from ..loops.split import NUM_SPLITS
 from .axes import Size
 from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
+from .scope import by_position, position
 
 aten = torch.ops.aten
 _PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")
@@ -63,7 +64,7 @@ def replace(
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)
-    _sink_users(graph, writer.created)
+    _sink_users(writer.created)
 
 
 class _Writer:
@@ -74,8 +75,7 @@ class _Writer:
         self.created: list[Node] = []
         self._sizes: dict[sympy.Expr, Node] = {}
         self.like = region.outer[0]
-        inputs = set(region.inputs)
-        place = next(n for n in reversed(graph.nodes) if n in inputs)
+        place = max(region.inputs, key=position)
         while place.next.op == "placeholder":
             place = place.next
         self.place = place
@@ -93,7 +93,7 @@ class _Writer:
 
     def empty(self, buffer: Buffer, num_splits: int, inputs: tuple[Node, ...]) -> Node:
         size, stride = (
-            [self.size(e.subs(NUM_SPLITS, num_splits), inputs) for e in exprs]
+            [self.size(e.xreplace({NUM_SPLITS: sympy.Integer(num_splits)}), inputs) for e in exprs]
             for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
@@ -187,14 +187,15 @@ def _value(arg: int | Node) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
-def _sink_users(graph: Graph, created: list[Node]) -> None:
+def _sink_users(created: list[Node]) -> None:
     """Move nodes that use the kernels' results but stand before them behind them, in their order."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    first, last = position[created[0]], created[-1]
+    first, last = position(created[0]), created[-1]
     waiting: set[Node] = set()
-    new = set(created)
-    for node in list(graph.nodes)[:first]:
-        if any(a in new or a in waiting for a in node.all_input_nodes):
-            waiting.add(node)
-            last.append(node)
-            last = node
+    todo = list(created)
+    while todo:
+        before = [user for user in todo.pop().users if user not in waiting and position(user) < first]
+        waiting.update(before)
+        todo.extend(before)
+    for node in by_position(waiting):
+        last.append(node)
+        last = node

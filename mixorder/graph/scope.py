@@ -57,6 +57,7 @@ class Scope:
         self.numel = numel
         self.inner: set[Node] = set()
         self.outer: set[Node] = set()
+        self._size: dict[Node, Size | None] = {}
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
         self._computable: dict[Node, bool] = {}
@@ -69,8 +70,15 @@ class Scope:
 
     def share(self, node: Node) -> Size:
         """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
-        shape = shape_of(node)
-        return 0 if shape is None else ratio(self.numel, product(shape)) or 0
+        size = self.size(node)
+        return 0 if size is None else ratio(self.numel, size) or 0
+
+    def size(self, node: Node) -> Size | None:
+        """The elements of a node that gives one tensor of known size."""
+        if node not in self._size:
+            shape = shape_of(node)
+            self._size[node] = None if shape is None else product(shape)
+        return self._size[node]
 
     def fusible(self, node: Node) -> bool:
         """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
@@ -87,14 +95,14 @@ class Scope:
 
     def is_within(self, node: Node) -> bool:
         """Whether a tensor has at least one element, and at most as many as the space."""
-        shape = shape_of(node)
-        if shape is None or not (size := product(shape)):
-            return False
-        return self.is_at_most(size, self.numel)
+        size = self.size(node)
+        return bool(size) and self.is_at_most(size, self.numel)
 
     @staticmethod
     def is_at_most(size: Size, other: Size) -> bool:
         """Whether a size is, for all values of its symbols."""
+        if isinstance(size, int) and isinstance(other, int):
+            return size <= other
         return bool(sympy.expand(sympy.sympify(other) - size).is_nonnegative)
 
     def is_broadcast(self, node: Node) -> bool:
@@ -179,7 +187,8 @@ class Scope:
 
     def is_small(self, node: Node) -> bool:
         """A vector or scalar beside the space."""
-        return self.is_at_most(SMALL * product(shape_of(node) or ()), self.numel)
+        size = self.size(node)
+        return self.is_at_most(SMALL * (1 if size is None else size), self.numel)
 
     def check(self, node: Node) -> None:
         """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""

@@ -1,0 +1,81 @@
+"""What two regions must have in common to be run by the same kernels: a key.
+
+It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
+by number, and the metadata of every tensor. Not in it: names, and what lies around the region in the graph,
+other than whether a result leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .axes import Size
+from .nodes import fake, leaves_the_graph, size_of
+from .region import Region
+
+_PLAIN = (str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+class _Unknown(Exception):
+    """An argument or a value that no key can be made of."""
+
+
+def structure(region: Region) -> Hashable | None:
+    """A key: regions of one graph that have the same lower to the same loops, names aside. None where there
+    is something in the region that is not known to compare by value."""
+    inputs = region.inputs
+    number = {node: i for i, node in enumerate((*inputs, *region.nodes))}
+    like = fake(region.outer[0])
+    assert like is not None
+    try:
+        return (
+            id(like.fake_mode),  # what symbols stand for; kept alive by the graph
+            region.space,
+            tuple(_value(n.meta.get("val")) for n in inputs),
+            tuple(
+                (n.target, _argument(n.args, number), _argument(n.kwargs, number), _value(n.meta.get("val")))
+                for n in region.nodes
+            ),
+            tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
+            tuple(number[n] for n in region.inner),
+            tuple(number[n] for n in region.outer),
+            tuple(sorted(number[n] for n in region.relaid)),
+        )
+    except _Unknown:
+        return None
+
+
+def _argument(arg: Any, number: dict[Node, int]) -> Hashable:
+    """An argument by value, and of which type: 1, 1.0 and True are equal, as are 0.0 and -0.0."""
+    if isinstance(arg, Node):
+        return ("node", number[arg]) if arg in number else ("size", _value(arg.meta.get("val")))
+    if isinstance(arg, list | tuple):
+        return (type(arg), *(_argument(a, number) for a in arg))
+    if isinstance(arg, dict):
+        return (dict, *((key, _argument(a, number)) for key, a in arg.items()))
+    if isinstance(arg, bool | int | float | complex):
+        return (type(arg), repr(arg))
+    if isinstance(arg, _PLAIN):
+        return arg
+    raise _Unknown
+
+
+def _value(val: Any) -> Hashable:
+    """What a node gives, as far as it can be seen without running: sizes, strides, dtype and device."""
+    if isinstance(val, torch.Tensor):
+        return (_sizes(val.shape), _sizes(val.stride()), val.dtype, val.device)
+    if isinstance(val, torch.SymInt):
+        return size_of(val)
+    if isinstance(val, list | tuple):
+        return tuple(map(_value, val))
+    if isinstance(val, bool | int | float):
+        return (type(val), repr(val))
+    raise _Unknown
+
+
+def _sizes(sizes: Any) -> tuple[Size, ...]:
+    return tuple(map(size_of, sizes))

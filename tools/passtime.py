@@ -1,0 +1,280 @@
+"""What mixorder adds to a compile: the time of its pass, by model and by number of layers. Needs no GPU.
+
+Each model's backward is traced with fake tensors, up to the point at which the pass gets it; the pass then
+runs on copies of that graph. The table has the medians of some runs, after one that is not counted:
+milliseconds in all, per region, and per region in each stage. `lowered` is the number of regions that no
+earlier one was equal to.
+
+With `--inductor` the rest of the compile follows, without mixorder and with it: seconds of Inductor's
+post-grad passes (with mixorder's among them), of its lowering, and of its scheduling and code generation. A
+stand-in takes the GPU driver's place, and what is not ours is generated as C++: compare the two, not
+with another machine. No code that was generated is compiled or run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._inductor.config as config
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._inductor.compile_fx import compile_fx, record_original_output_strides
+from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+import mixorder.pipeline as pipeline
+from mixorder import analysis
+from mixorder.demo_model import HuggingFaceRMSNorm, Transformer
+from mixorder.install import MixOrderPass
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+
+OPTIONS = Options(enabled=True, interpret=True)
+HEAD_DIM = 128
+RUNS = 3
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = HuggingFaceRMSNorm(dim), HuggingFaceRMSNorm(dim)
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(dim, 4 * dim, bias=False) for _ in range(2))
+        self.down = nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, seq, dim = x.shape
+        y = self.norm1(x)
+        q, k, v = (
+            linear(y).view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for linear in (self.q, self.k, self.v)
+        )
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, seq, dim))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+class Llama(nn.Module):
+    """RMSNorm in fp32, rotary embedding, SwiGLU, no biases; `seq` tokens."""
+
+    def __init__(self, layers: int, dim: int, seq: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(LlamaBlock(dim) for _ in range(layers))
+        self.norm = HuggingFaceRMSNorm(dim)
+        self.register_buffer("cos", torch.randn(seq, HEAD_DIM))
+        self.register_buffer("sin", torch.randn(seq, HEAD_DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return self.norm(x)
+
+
+# Of layers, width and tokens; "gpt" has LayerNorm and biases, "demo" RMSNorm and biases.
+MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "gpt": lambda layers, dim, seq: Transformer(layers, dim, "layer"),
+    "demo": lambda layers, dim, seq: Transformer(layers, dim, "rms"),
+    "llama": Llama,
+}
+
+
+class _Done(Exception):
+    """The backward was looked at and need not run."""
+
+
+Look = Callable[[GraphModule, Sequence[Any]], None]
+
+
+def backward(model: str, layers: int, shape: tuple[int, int, int], look: Look) -> None:
+    """Have `look` called with the backward's graph and inputs as Inductor gets them."""
+    seen: list[GraphModule] = []
+
+    def inner_compile(gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            if seen:
+                record_original_output_strides(gm)
+                look(gm, inputs)
+                raise _Done
+            post_grad_passes(gm, is_inference=False)
+        seen.append(gm)
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        torch.set_default_dtype(torch.bfloat16)
+        module, x = MODELS[model](layers, shape[2], shape[1]), torch.randn(shape, requires_grad=True)
+        torch.set_default_dtype(torch.float32)
+        y = torch.compile(
+            module, backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile), dynamic=False
+        )(x)
+        try:
+            y.backward(torch.ones_like(y))
+        except Exception as error:
+            if "_Done" not in repr(error):
+                raise
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of the pass: milliseconds in all, and what the records hold."""
+
+    ms: float
+    records: list[RegionRecord]
+    declined: int
+
+    def stages(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for record in self.records:
+            total.update(dict(record.stage_ms))
+        return total
+
+
+def run_pass(graph: Graph) -> Run:
+    graph = copy.deepcopy(graph)
+    with collect() as found:
+        started = time.perf_counter()
+        pipeline.run(graph, OPTIONS)
+        ms = 1e3 * (time.perf_counter() - started)
+    records = [r for r in found if isinstance(r, RegionRecord)]
+    return Run(ms, records, len(found) - len(records))
+
+
+def pass_row(model: str, layers: int, shape: tuple[int, int, int]) -> list[str]:
+    graphs: list[Graph] = []
+
+    def look(gm: GraphModule, inputs: Sequence[Any]) -> None:
+        post_grad_passes(gm, is_inference=False)
+        graphs.append(copy.deepcopy(gm.graph))
+
+    backward(model, layers, shape, look)
+    run_pass(graphs[0])
+    runs = [run_pass(graphs[0]) for _ in range(RUNS)]
+    count = len(runs[0].records)
+    assert count and not runs[0].declined, f"{model}: {count} regions, {runs[0].declined} declined"
+    ms = statistics.median(r.ms for r in runs)
+    lowered = sum("lower" in dict(r.stage_ms) for r in runs[0].records)
+    stages = {s: statistics.median(r.stages()[s] for r in runs) / count for s in runs[0].stages()}
+    parts = sorted(((part, s) for s, part in stages.items() if part >= 0.05), reverse=True)
+    return [
+        model,
+        *map(str, (layers, len(graphs[0].nodes), count, lowered)),
+        f"{ms:.0f}",
+        f"{ms / count:.2f}",
+        ", ".join(f"{stage} {part:.2f}" for part, stage in parts),
+    ]
+
+
+# Inductor's own time.
+
+
+class StandIn:
+    """As much of a GPU driver as Inductor's analysis of kernels asks for."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_benchmarker(self) -> None:
+        return None
+
+
+def inductor_row(model: str, layers: int, shape: tuple[int, int, int], enabled: bool) -> list[str]:
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+
+    times: list[float] = [time.perf_counter()]
+    code: list[str] = []
+
+    def look(gm: GraphModule, inputs: Sequence[Any]) -> None:
+        ours = {"post_grad_custom_post_pass": MixOrderPass(), **OPTIONS.as_config()} if enabled else {}
+        times[0] = time.perf_counter()
+        with config.patch(ours):
+            post_grad_passes(gm, is_inference=False)
+        times.append(time.perf_counter())
+        mode = detect_fake_mode(inputs)
+        graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_backward=True)
+        with V.set_graph_handler(graph), DebugContext():
+            graph.run(*inputs)
+            times.append(time.perf_counter())
+            code.append(graph.codegen()[0].value)
+        times.append(time.perf_counter())
+
+    backward(model, layers, shape, look)
+    spent = [end - start for start, end in zip(times, times[1:], strict=False)]
+    launches = len(re.findall(r"^ *triton_mixorder_\w+\(|^ *triton_mixorder_\w+\.run\(", code[0], re.M))
+    defined = len(re.findall(r"^triton_mixorder_\w+ = ", code[0], re.M))
+    counts = [str(launches), str(defined)] if enabled else ["", ""]
+    return [model, str(layers), "mixorder" if enabled else "stock", *counts] + [
+        f"{s:.2f}" for s in (*spent, sum(spent))
+    ]
+
+
+def inductor_rows(models: list[str], layers: list[int], shape: tuple[int, int, int]) -> list[list[str]]:
+    import torch._higher_order_ops.triton_kernel_wrap as triton_kernel_wrap
+    import triton
+
+    triton.runtime.driver.set_active(StandIn())
+    analysis.share(triton_kernel_wrap)  # as the installed plugin does
+    for enabled in (False, True):  # what is paid once per process
+        inductor_row(models[0], 1, shape, enabled)
+    return [inductor_row(m, n, shape, enabled) for m in models for n in layers for enabled in (False, True)]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    line = "| {} |".format
+    head, *rest = rows
+    return "\n".join(line(" | ".join(row)) for row in (head, ["---"] * len(head), *rest))
+
+
+PASS_HEAD = ["model", "layers", "nodes", "regions", "lowered", "ms", "per region", "of that"]
+INDUCTOR_HEAD = [
+    *("model", "layers", "compile", "launches", "kernels"),
+    *("post-grad, s", "lowering, s", "codegen, s", "sum, s"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", default=",".join(MODELS), help="of %(default)s")
+    add("--layers", default="8,16,32", help="numbers of layers (default: %(default)s)")
+    add("--shape", default="4x512x1024", help="sequences x tokens x width (default: %(default)s)")
+    add("--inductor", action="store_true", help="also time the rest of the compile, stock and with mixorder")
+    args = parser.parse_args()
+    models, layers = args.models.split(","), [int(n) for n in args.layers.split(",")]
+    batch, seq, dim = map(int, args.shape.split("x"))
+    print(table([PASS_HEAD, *(pass_row(m, n, (batch, seq, dim)) for m in models for n in layers)]))
+    if args.inductor:
+        print()
+        print(table([INDUCTOR_HEAD, *inductor_rows(models, layers, (batch, seq, dim))]))
+
+
+if __name__ == "__main__":
+    main()
