@@ -14,9 +14,11 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
 import json
+import math
 import multiprocessing
 import statistics
 import sys
@@ -25,26 +27,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
 from mixorder.codegen.source import KernelSource
-from mixorder.errors import TooWide
+from mixorder.errors import Decline
 from mixorder.graph.find import find_regions
 from mixorder.graph.region import Region
 from mixorder.loops.ir import BufferRole, LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reload import reload
 from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import NUM_SPLITS, split_outer
+from mixorder.options import source_hash
 from mixorder.schedule import cost
-from mixorder.schedule.device import H200, DeviceInfo, device_info
+from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.heuristics import Workload, choose, workload
 from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
+SHARED_FROM = 4096  # columns; below, sharing a row never paid
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -73,7 +81,7 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
             for region in find_regions(gm.graph):
                 assert isinstance(region, Region), region
                 lowered = lower(region)
-                program = fitting(merge(reorder(split_outer(lowered))))
+                program = merge(reorder(split_outer(lowered)))
                 moved = cost.traffic(lowered, program, 0)
                 found.append((program, moved.read + moved.written))
         gm.recompile()
@@ -94,15 +102,6 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
 
     run(compile)
     return found
-
-
-def fitting(program: LoopProgram) -> LoopProgram:
-    """The program that holds its rows, or the first that reads them again and has a schedule."""
-    for variant in (program, reload(program)):
-        with contextlib.suppress(TooWide):
-            choose(workload(variant), H200)
-            return variant
-    raise SystemExit("one region has no schedule")
 
 
 def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
@@ -126,16 +125,64 @@ def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
     ]
 
 
-def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
-    """The heuristic's pick first, then a grid around what a program can hold."""
-    base = choose(work, device)
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a region. `strategy`: rows are "held", "shared" by several programs, or read "twice"."""
+
+    strategy: str
+    program: LoopProgram
+    schedule: Schedule
+
+
+def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
+    """The heuristic's pick first, then a grid around it, each schedule once."""
+    found: list[Candidate] = []
+    with contextlib.suppress(Decline):
+        start = choose(workload(program), device)
+        found += [Candidate("held", program, s) for s in held(workload(program), device, start)]
+    if int(program.tile_axes[1].size) > SHARED_FROM:
+        with contextlib.suppress(Decline):
+            check_shareable(program)
+            work = shared_workload(program)
+            for s in shared(work, device, choose_shared(work, device)):
+                found.append(Candidate("shared", share(program, s.parts, s.tile.xblock), s))
+    if not found:
+        twice = reload(program)
+        start = choose(workload(twice), device)
+        found += [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
+    return list(dict.fromkeys(found))
+
+
+def shared(work: SharedWork, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of rows that several programs share: parts, rows per tile, depth and stages."""
     yield base
-    seen = {base}
+    for per_sm, xblock, warps, depth, stages in itertools.product(
+        (1, 2, 4), (1, 2, 4), (2, 4, 8), (1, 2, 3), (3, 4)
+    ):
+        for elements in (4096, 8192):
+            r0_block = elements // (per_sm * xblock)
+            parts = max(2, -(-work.cols // r0_block))
+            if per_sm * warps != 8 or r0_block < 512 or not 2 <= parts <= MAX_PARTS:
+                continue
+            part_cols = math.ceil(work.cols / parts / ALIGNMENT) * ALIGNMENT
+            if elements * work.load_bytes * (stages - 1) > device.shared_memory:
+                continue
+            yield dataclasses.replace(
+                base,
+                tile=Tile(xblock, warps, stages),
+                r0_block=r0_block,
+                parts=-(-work.cols // part_cols),
+                part_cols=part_cols,
+                depth=depth,
+                num_splits=min(per_sm * device.num_sm // parts, -(-work.rows // xblock)),
+            )
+
+
+def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of rows that one program holds: the finalisation, then a grid over what a program can hold."""
+    yield base
     for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
-        final = dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
-        if final not in seen:
-            seen.add(final)
-            yield final
+        yield dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
     r0 = base.r0_block
     for elements in (1024, 2048, 4096, 8192, 16384):
         xblock = elements // r0
@@ -154,10 +201,7 @@ def candidates(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
                     if elements * work.staged_bytes * (stages - 1) * per_sm > 225_000:
                         continue
                     splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // xblock))
-                    schedule = dataclasses.replace(base, tile=Tile(xblock, warps, stages), num_splits=splits)
-                    if schedule not in seen:
-                        seen.add(schedule)
-                        yield schedule
+                    yield dataclasses.replace(base, tile=Tile(xblock, warps, stages), num_splits=splits)
 
 
 def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
@@ -190,7 +234,9 @@ def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
             [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
         )
         tensor = torch.empty_strided(size, stride, dtype=buffer.dtype, device="cuda")
-        if buffer.role is BufferRole.INPUT:
+        if buffer.role is BufferRole.WORDS:
+            tensor.fill_(EMPTY)
+        elif buffer.role is BufferRole.INPUT:
             tensor.copy_(torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor))
         else:
             tensor.fill_(float("nan"))
@@ -247,40 +293,43 @@ def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -
 
 
 def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> list[dict[str, Any]]:
-    program = target.program
     torch.cuda.empty_cache()
-    pairs = [
-        (s, generate(program, s, "tune"))
-        for s in candidates(workload(program), device_info(torch.device("cuda")))
-    ]
+    found = candidates(target.program, device_info(torch.device("cuda")))
+    pairs = [(c, generate(c.program, c.schedule, "tune")) for c in found]
     jobs = [
-        (source, tuple(program.buffer(b).dtype for b in source.buffers))
-        for _, sources in pairs
+        (source, tuple(c.program.buffer(b).dtype for b in source.buffers))
+        for c, sources in pairs
         for source in sources
     ]
     unique = list(dict.fromkeys(jobs))
     compiled = dict(zip(unique, pool.map(_warm, unique, chunksize=1), strict=True))
     limit = time_limit(target.limit_numel, target.dtype, flush, reps)
+    work = dataclasses.asdict(workload(target.program))
     results = []
-    for schedule, sources in pairs:
-        reports = [compiled[(s, tuple(program.buffer(b).dtype for b in s.buffers))] for s in sources]
+    for c, sources in pairs:
+        reports = [compiled[(s, tuple(c.program.buffer(b).dtype for b in s.buffers))] for s in sources]
+        schedule = dataclasses.asdict(c.schedule)
         row: dict[str, Any] = {
-            "name": target.name, "dtype": str(target.dtype), "limit_us": limit,
-            **dataclasses.asdict(schedule.tile), "num_splits": schedule.num_splits,
-            "final_block": schedule.final_block, "final_warps": schedule.final_warps, **reports[0],
+            "name": target.name, "dtype": str(target.dtype), "limit_us": limit, "work": work,
+            "strategy": c.strategy, **schedule.pop("tile"), **schedule, **reports[0],
         }  # fmt: skip
-        failed = [r["error"] for r in reports if "error" in r]
-        if not failed:
-            tensors = allocate(program, schedule.num_splits)
-            launches = [launcher(s, tensors) for s in sources]
+        if not any("error" in r for r in reports):
             try:
-                row["us"] = time_graph(functools.partial(in_order, launches), flush, reps)
-                row["main_us"] = time_graph(launches[0], flush, max(5, reps // 3))
+                row["us"] = time_pair(c, sources, flush, reps)
                 row["percent"] = 100 * limit / row["us"]
             except RuntimeError as error:
                 row["error"] = str(error)[:200]
         results.append(row)
     return results
+
+
+def time_pair(c: Candidate, sources: tuple[KernelSource, ...], flush: torch.Tensor, reps: int) -> float:
+    """Microseconds of all launches; the words of a row that is shared are emptied first."""
+    tensors = allocate(c.program, c.schedule.num_splits)
+    launches = [launcher(s, tensors) for s in sources]
+    for buffer in c.program.role(BufferRole.WORDS):
+        launches.insert(0, functools.partial(tensors[buffer.name].fill_, EMPTY))
+    return time_graph(functools.partial(in_order, launches), flush, reps)
 
 
 def report(rows: list[dict[str, Any]], best: int) -> None:
@@ -292,7 +341,8 @@ def report(rows: list[dict[str, Any]], best: int) -> None:
     )
     for r in [*ran[:best], *([first] if first not in ran[:best] else [])]:
         print(
-            f"  {r.get('percent', 0):5.1f}%  {r.get('us', 0):8.1f} us (main {r.get('main_us', 0):8.1f})"
+            f"  {r.get('percent', 0):5.1f}%  {r.get('us', 0):8.1f} us  {r['strategy']}"
+            f" parts {r['parts']:2d} x {r['r0_block']} depth {r['depth']}"
             f"  xblock {r['xblock']:3d} warps {r['num_warps']:2d} stages {r['num_stages']}"
             f" splits {r['num_splits']:4d} final {r['final_block']:2d}/{r['final_warps']}"
             f"  regs {r.get('registers')} spills {r.get('spills')} smem {r.get('shared')}"
@@ -322,7 +372,18 @@ def main() -> None:
             print(f"[{target.name}]", file=sys.stderr, flush=True)
             results += (found := tune(target, args.reps, pool, flush))
             report(found, args.best)
-            args.out.write_text(json.dumps(results, indent=1))
+            args.out.write_text(json.dumps({"meta": meta(), "rows": results}))
+
+
+def meta() -> dict[str, str]:
+    """What the figures depend on."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.date.today().isoformat(),
+        "source": source_hash(),
+    }
 
 
 def targets(args: argparse.Namespace) -> Iterator[Target]:
