@@ -37,10 +37,12 @@ from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reload import reload
 from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import split_outer
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.heuristics import choose, workload
 from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.sharing import choose_shared, shared_workload
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -278,9 +280,18 @@ def kernels(
     try:
         schedule = choose(workload(program), device)
     except TooWide:
-        program = reload(program)
-        schedule = choose(workload(program), device)
+        program, schedule = shared_or_reloaded(program, device)
     return program, schedule, generate(program, schedule, "test")
+
+
+def shared_or_reloaded(program: LoopProgram, device: DeviceInfo) -> tuple[LoopProgram, Schedule]:
+    try:
+        check_shareable(program)
+        schedule = choose_shared(shared_workload(program), device)
+        return share(program, schedule.parts, schedule.tile.xblock), schedule
+    except Decline:
+        program = reload(program)
+        return program, choose(workload(program), device)
 
 
 def short(dtype: torch.dtype) -> str:

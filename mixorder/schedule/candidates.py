@@ -9,7 +9,7 @@ programs, the finalisation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import cost
 from .device import DeviceInfo
@@ -35,7 +35,9 @@ class Space:
 
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
         """The legal schedules that differ from one in one part, without itself, each once."""
-        found = dict.fromkeys([*self._tiles(schedule), *self._programs(schedule), *_finals(schedule)])
+        found = dict.fromkeys(
+            [*self._tiles(schedule), *self._programs(schedule), *final_neighbours(schedule)]
+        )
         return tuple(s for s in found if s != schedule and self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
@@ -43,24 +45,20 @@ class Space:
 
         `around` must be among them. The parts hardly touch each other, so that their gains add up.
         """
-        result = around
-        for part in PARTS:
-            alone = [s for s in times if _differing(s, around) <= set(part)]
-            fastest = min(alone, key=times.__getitem__)
-            result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
+        result = combined_from(PARTS, times, around)
         return result if self.legal(result) else around
 
     def legal(self, schedule: Schedule) -> bool:
         """Whether the kernels would be right and would fit."""
         varied = {name for part in PARTS for name in part}
-        if not _differing(schedule, self.start) <= varied:
+        if not differing(schedule, self.start) <= varied:
             return False
         return self._in_range(schedule) and self._fits(schedule)
 
     def _in_range(self, schedule: Schedule) -> bool:
         tile = schedule.tile
         powers = (tile.xblock, tile.num_warps, schedule.final_block, schedule.final_warps)
-        if any(n < 1 or n & (n - 1) for n in powers) or not 1 <= tile.num_stages <= MAX_STAGES:
+        if not all(map(is_power_of_2, powers)) or not 1 <= tile.num_stages <= MAX_STAGES:
             return False
         if self.pinned:
             splits_are_right = schedule.num_splits == self.start.num_splits
@@ -147,7 +145,8 @@ class Space:
             yield dataclasses.replace(schedule, num_splits=min(self._count(schedule.tile), at_once))
 
 
-def _finals(schedule: Schedule) -> Iterator[Schedule]:
+def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
+    """Half and twice the block or the warps of the finalisation."""
     for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
         yield dataclasses.replace(
             schedule,
@@ -161,7 +160,23 @@ def _shifted(power: int, by: int) -> int:
     return power << by if by >= 0 else power >> -by
 
 
-def _differing(one: Schedule, other: Schedule) -> set[str]:
+def is_power_of_2(n: int) -> bool:
+    return n >= 1 and n & (n - 1) == 0
+
+
+def combined_from(
+    parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
+) -> Schedule:
+    """`around`, with each part from the fastest of the schedules in `times` that change this part alone."""
+    result = around
+    for part in parts:
+        alone = [s for s in times if differing(s, around) <= set(part)]
+        fastest = min(alone, key=times.__getitem__)
+        result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
+    return result
+
+
+def differing(one: Schedule, other: Schedule) -> set[str]:
     """Names of the fields in which two schedules differ."""
     names = (f.name for f in dataclasses.fields(one))
     return {name for name in names if getattr(one, name) != getattr(other, name)}

@@ -28,6 +28,7 @@ TILE_BYTES = 32 * 1024  # loaded per multiprocessor and turn of the loop
 WARPS_PER_SM = 8
 MAX_PARTS = 32  # a word for each lane of a warp
 FEW_PARTS = 16
+LAYOUTS = ((2, 2), (2, 1), (1, 1))  # rows per tile, programs per multiprocessor
 MAX_DEPTH = 3
 MAX_STAGES = 4
 ALIGNMENT = 16  # columns; a part starts where its loads are as wide as they can be
@@ -78,45 +79,49 @@ def choose_shared(work: SharedWork, device: DeviceInfo) -> Schedule:
     """The schedule of a row that two to `MAX_PARTS` programs share."""
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, and no exchange on {device.name}")
-    elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
-    tiles = [(2, elements // 4, 2), (2, elements // 2, 1), (1, elements, 1)]
-    fitting = [t for t in tiles if _parts(work, t[1]) <= FEW_PARTS] or [
-        t for t in tiles[-1:] if _parts(work, t[1]) <= MAX_PARTS
-    ]
-    for xblock, r0_block, per_sm in fitting:
-        if xblock > work.rows:
-            continue
-        if depth := _depth(work, elements, xblock):
-            return _schedule(work, device, xblock, r0_block, per_sm, depth)
+    if found := shared_schedules(work, device):
+        return found[0]
     detail = f"{work.cols} columns of {work.held_bytes} bytes each in the registers of {MAX_PARTS} programs"
     raise TooWide(work.column_words + work.held_bytes, detail)
+
+
+def shared_schedules(work: SharedWork, device: DeviceInfo) -> list[Schedule]:
+    """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
+    elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
+    found = []
+    for xblock, per_sm in LAYOUTS:
+        tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
+        r0_block = elements // (xblock * per_sm)
+        depths = [
+            d for d in range(1, MAX_DEPTH + 1) if registers_of(work, tile, r0_block, d) <= FULL_REGISTERS
+        ]
+        if depths and xblock <= work.rows and _parts(work, r0_block) <= MAX_PARTS:
+            found.append(_schedule(work, device, tile, r0_block, depths[-1]))
+    return sorted(found, key=lambda schedule: schedule.parts > FEW_PARTS)
+
+
+def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
+    """Registers of a thread, by an estimate that is within 25 of what ptxas takes for the norms."""
+    per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
+    words = TRANSIENT_WORDS + work.column_words / tile.xblock + depth * work.held_bytes / 4
+    return REGISTER_OVERHEAD + per_thread * words
 
 
 def _parts(work: SharedWork, r0_block: int) -> int:
     return max(2, math.ceil(work.cols / r0_block))
 
 
-def _depth(work: SharedWork, elements: int, xblock: int) -> int:
-    """The most tiles that a program can hold on to; 0 if not even one."""
-    per_thread = elements // (WARPS_PER_SM * 32)
-    fixed = REGISTER_OVERHEAD + per_thread * (TRANSIENT_WORDS + work.column_words / xblock)
-    held = per_thread * work.held_bytes / 4
-    return max(0, min(MAX_DEPTH, int((FULL_REGISTERS - fixed) // max(1.0, held))))
-
-
-def _schedule(
-    work: SharedWork, device: DeviceInfo, xblock: int, r0_block: int, per_sm: int, depth: int
-) -> Schedule:
-    parts = _parts(work, r0_block)
-    part_cols = math.ceil(work.cols / parts / ALIGNMENT) * ALIGNMENT
+def _schedule(work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Schedule:
+    part_cols = math.ceil(work.cols / _parts(work, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(work.cols / part_cols)
-    groups = max(1, per_sm * device.num_sm // parts)
-    staged = per_sm * xblock * r0_block * work.load_bytes
+    per_sm = WARPS_PER_SM // tile.num_warps
+    staged = per_sm * tile.xblock * r0_block * work.load_bytes
     stages = max(1, min(MAX_STAGES, 1 + device.shared_memory // max(1, staged)))
+    groups = max(1, per_sm * device.num_sm // parts)
     return Schedule(
-        Tile(xblock, WARPS_PER_SM // per_sm, stages),
+        dataclasses.replace(tile, num_stages=stages),
         r0_block,
-        num_splits=min(groups, math.ceil(work.rows / xblock)),
+        num_splits=min(groups, math.ceil(work.rows / tile.xblock)),
         final_block=min(16, r0_block),
         final_warps=4,
         parts=parts,

@@ -1,6 +1,6 @@
 """Time candidates on the GPU that the region is compiled for.
 
-A candidate's time is the median of replays of a CUDA graph that launches both of its kernels, L2 flushed
+A candidate's time is the median of replays of a CUDA graph of all its launches, L2 flushed
 before each, in microseconds; candidates take turns, so that a drift of the clocks meets all alike. Buffers
 have the region's dtypes, sizes (hints for symbolic ones) and strides, and hold random numbers.
 
@@ -11,6 +11,7 @@ is done in one of its own. It draws from a generator of its own, too, and gives 
 from __future__ import annotations
 
 import contextvars
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
+from ..codegen.exchange import EMPTY
 from ..codegen.kernel import generate
 from ..codegen.source import KernelSource
 from ..loops.ir import Buffer, BufferRole, LoopProgram
@@ -103,13 +105,20 @@ class Bench:
                     self._launch(candidate, source, kernel)
                     for source, kernel in zip(pair, kernels, strict=True)
                 ]
-                graphs[candidate] = _captured(launches, stream)
+                graphs[candidate] = _captured([*self._fills(candidate), *launches], stream)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 if not _out_of_resources(error):
                     raise
         return graphs
+
+    def _fills(self, candidate: Candidate) -> list[Callable[[], None]]:
+        """What empties the words of a row that is shared, before each run."""
+        program = self.programs[candidate.variant]
+        words = [b.name for b in program.role(BufferRole.WORDS)]
+        tensors = [self._tensor(program, name, candidate.schedule.num_splits) for name in words]
+        return [functools.partial(t.fill_, EMPTY) for t in tensors]
 
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
         program = self.programs[candidate.variant]

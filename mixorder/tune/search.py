@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from ..schedule.candidates import Space
 from ..schedule.schedule import Schedule
 
 MOST = 28  # candidates timed for one region
@@ -17,6 +17,21 @@ ROUND_GAIN = 1.01  # a round that gains less is the last one
 MARGIN = 1.015  # what must be gained, head to head, to leave the heuristic's schedule: more than noise
 REPS = 15  # samples of a candidate in a round
 FINAL_REPS = 60  # samples of the two that are compared at the end
+
+
+class Space(Protocol):
+    """The schedules that may take the place of `start`."""
+
+    @property
+    def start(self) -> Schedule: ...
+
+    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        """Those that differ from one in one part."""
+
+    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
+        """`around`, with each part from the fastest of those in `times` that change this part alone."""
+
+    def legal(self, schedule: Schedule) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)

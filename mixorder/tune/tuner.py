@@ -6,31 +6,35 @@ heuristic's schedule in place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from .. import _compat
 from ..codegen.kernel import generate
-from ..errors import TooWide
+from ..errors import Decline
 from ..loops.ir import BufferRole, LoopProgram
 from ..loops.reload import reload
+from ..loops.share import check_shareable, share
 from ..loops.split import NUM_SPLITS
 from ..options import Options, source_hash
-from ..schedule.candidates import Space
+from ..schedule import candidates
 from ..schedule.device import DeviceInfo
 from ..schedule.heuristics import choose, workload
 from ..schedule.schedule import Schedule
+from ..schedule.shared_candidates import SharedSpace
+from ..schedule.sharing import shared_schedules, shared_workload
 from . import cache
 from .measure import Bench, NotEnoughMemory
-from .search import MOST, Candidate, Measure, Tuning, search
+from .search import MOST, Candidate, Measure, Space, Tuning, search
 
 log = logging.getLogger(__name__)
 
@@ -124,21 +128,43 @@ def tune(problem: Problem) -> Tuned | None:
 
 def variants(problem: Problem) -> tuple[dict[str, LoopProgram], dict[str, Space]]:
     """The ways to write the region's loops, the heuristic's own first, and the schedules of each."""
-    pinned = problem.split_size != 0
-    work = workload(problem.chosen)
-    name = READ_TWICE if work.rereads else HELD
-    programs = {name: problem.chosen}
-    spaces = {name: Space(work, problem.info, problem.schedule, pinned)}
-    if work.cols > WIDE:
-        name, other = (HELD, problem.held) if work.rereads else (READ_TWICE, reload(problem.held))
-        work = workload(other)
-        try:
-            start = choose(work, problem.info, problem.split_size, SPILL_FACTOR)
-        except TooWide:
-            return programs, spaces
+    found = {}
+    if int(problem.held.tile_axes[1].size) > WIDE:
+        found = dict([*_single(problem, SPILL_FACTOR), *_shared(problem)])
+    chosen = problem.schedule
+    if chosen.parts > 1:
+        space: Space = SharedSpace(shared_workload(problem.held), problem.info, chosen)
+        first = {_name(chosen): (problem.chosen, space)}
+    else:
+        work = workload(problem.chosen)
+        space = candidates.Space(work, problem.info, chosen, problem.split_size != 0)
+        first = {READ_TWICE if work.rereads else HELD: (problem.chosen, space)}
+    found = {**first, **{name: v for name, v in found.items() if name not in first}}
+    return {n: program for n, (program, _) in found.items()}, {n: space for n, (_, space) in found.items()}
+
+
+def _single(problem: Problem, spill_factor: float) -> Iterator[tuple[str, tuple[LoopProgram, Space]]]:
+    """One program to a row: the row is held, or read twice."""
+    for name, program in ((HELD, problem.held), (READ_TWICE, reload(problem.held))):
+        work = workload(program)
         if bool(work.rereads) == (name == READ_TWICE):
-            programs[name], spaces[name] = other, Space(work, problem.info, start, pinned)
-    return programs, spaces
+            with contextlib.suppress(Decline):
+                start = choose(work, problem.info, problem.split_size, spill_factor)
+                yield name, (program, candidates.Space(work, problem.info, start, problem.split_size != 0))
+
+
+def _shared(problem: Problem) -> Iterator[tuple[str, tuple[LoopProgram, Space]]]:
+    """Several programs to a row, laid over it in different ways."""
+    with contextlib.suppress(Decline):
+        check_shareable(problem.held)
+        work = shared_workload(problem.held)
+        for start in shared_schedules(work, problem.info) if problem.info.exchanges else ():
+            program = share(problem.held, start.parts, start.tile.xblock)
+            yield _name(start), (program, SharedSpace(work, problem.info, start))
+
+
+def _name(schedule: Schedule) -> str:
+    return f"{schedule.parts} programs share {schedule.tile.xblock} rows"
 
 
 def key_of(problem: Problem, programs: Mapping[str, LoopProgram], spaces: Mapping[str, Space]) -> str:

@@ -19,10 +19,11 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import MixorderError
+from mixorder.loops.ir import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import choose, workload
+from mixorder.schedule.heuristics import workload
 from mixorder.tune import cache, tuner
 from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
 from mixorder.tune.search import Candidate
@@ -251,31 +252,38 @@ def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
     )
 
 
-@pytest.mark.parametrize(
-    ("cols", "names"),
-    [
-        (4096, [tuner.HELD]),
-        (8192, [tuner.HELD, tuner.READ_TWICE]),
-        (12288, [tuner.READ_TWICE, tuner.HELD]),
-    ],
-)
-def test_wide_rows_are_tried_both_ways(cols: int, names: list[str]) -> None:
-    programs, spaces = tuner.variants(problem(cols))
-    assert list(programs) == list(spaces) == names
+def test_narrow_rows_are_held_and_nothing_else() -> None:
+    programs, spaces = tuner.variants(problem(4096))
+    assert list(programs) == list(spaces) == [tuner.HELD]
+
+
+@pytest.mark.parametrize("cols", [8192, 12288, 65536])
+def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
+    found = problem(cols)
+    programs, spaces = tuner.variants(found)
+    singles = {8192: [tuner.HELD, tuner.READ_TWICE], 12288: [tuner.READ_TWICE, tuner.HELD], 65536: []}[cols]
+    assert {n for n in programs if "share" not in n} == set(singles)
+    assert sum("share" in n for n in programs) >= 2 and list(programs) == list(spaces)
+    first = next(iter(programs))
+    assert spaces[first].start == found.schedule and programs[first] == found.chosen
     for name, program in programs.items():
-        assert bool(workload(program).rereads) == (name == tuner.READ_TWICE)
-        assert spaces[name].legal(spaces[name].start)
-    assert spaces[names[0]].start == choose(workload(programs[names[0]]), H200)
+        schedule = spaces[name].start
+        assert (schedule.parts > 1) == ("share" in name) == bool(program.role(BufferRole.WORDS))
+        assert name != tuner.READ_TWICE or workload(program).rereads
+        assert spaces[name].legal(schedule)
+        for near in spaces[name].near(schedule):
+            assert near != schedule and spaces[name].legal(near)
+            assert (near.parts, near.tile.xblock) == (schedule.parts, schedule.tile.xblock) or near.parts == 1
 
 
-def test_the_other_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def us(candidate: Candidate) -> float:
-        return 20.0 if candidate.variant == tuner.HELD else 30.0
+        return 20.0 if candidate.variant == tuner.READ_TWICE else 30.0
 
     monkeypatch.setattr(FakeBench, "us", staticmethod(us))
     plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
     tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
-    assert "evict_last" in plain.kernels[0].text and "evict_last" not in tuned.kernels[0].text
+    assert "evict_last" not in plain.kernels[0].text and "evict_last" in tuned.kernels[0].text
     assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
 
 
