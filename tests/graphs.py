@@ -37,10 +37,12 @@ from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reload import reload
 from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import split_outer
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.heuristics import choose, workload
 from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.sharing import choose_shared, shared_workload
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -273,14 +275,24 @@ def merged(region: Region) -> LoopProgram:
 def kernels(
     region: Region, device: DeviceInfo = H200
 ) -> tuple[LoopProgram, Schedule, tuple[KernelSource, KernelSource]]:
-    """A region's merged program, the heuristic's schedule, and the pair of kernels."""
+    """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
     try:
         schedule = choose(workload(program), device)
     except TooWide:
-        program = reload(program)
-        schedule = choose(workload(program), device)
+        try:
+            program, schedule = shared(program, device)
+        except Decline:
+            program = reload(program)
+            schedule = choose(workload(program), device)
     return program, schedule, generate(program, schedule, "test")
+
+
+def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Schedule]:
+    """A merged program for several programs per row, and its schedule."""
+    check_shareable(program)
+    schedule = choose_shared(shared_workload(program), device)
+    return share(program, schedule.parts, schedule.tile.xblock), schedule
 
 
 def short(dtype: torch.dtype) -> str:
