@@ -275,23 +275,24 @@ def merged(region: Region) -> LoopProgram:
 def kernels(
     region: Region, device: DeviceInfo = H200
 ) -> tuple[LoopProgram, Schedule, tuple[KernelSource, KernelSource]]:
-    """A region's merged program, the heuristic's schedule, and the pair of kernels."""
+    """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
     try:
         schedule = choose(workload(program), device)
     except TooWide:
-        program, schedule = shared_or_reloaded(program, device)
+        try:
+            program, schedule = shared(program, device)
+        except Decline:
+            program = reload(program)
+            schedule = choose(workload(program), device)
     return program, schedule, generate(program, schedule, "test")
 
 
-def shared_or_reloaded(program: LoopProgram, device: DeviceInfo) -> tuple[LoopProgram, Schedule]:
-    try:
-        check_shareable(program)
-        schedule = choose_shared(shared_workload(program), device)
-        return share(program, schedule.parts, schedule.tile.xblock), schedule
-    except Decline:
-        program = reload(program)
-        return program, choose(workload(program), device)
+def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Schedule]:
+    """A merged program for several programs per row, and its schedule."""
+    check_shareable(program)
+    schedule = choose_shared(shared_workload(program), device)
+    return share(program, schedule.parts, schedule.tile.xblock), schedule
 
 
 def short(dtype: torch.dtype) -> str:

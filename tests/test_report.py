@@ -109,7 +109,7 @@ def symbolic_factor() -> Graph:
 
 
 SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
-    DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385),
+    DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385, torch.float64),
     DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(255, 256),
     DeclineReason.CYCLE: cycle,
     DeclineReason.INPUT_MUTATED: mutated,
@@ -131,7 +131,7 @@ def test_every_reason_is_raised_by_its_smallest_graph(
 ) -> None:
     graph = SMALLEST[reason]()
     if reason is DeclineReason.TOO_MANY_LIVE_TILES:  # the H200 holds the smallest part of any region
-        small = dataclasses.replace(H200, registers=16384)
+        small = dataclasses.replace(H200, registers=16384, exchanges=False)
         monkeypatch.setattr(pipeline, "device_info", lambda _: small)
     before = graphs.snapshot(graph)
     with caplog.at_level(logging.INFO, logger="mixorder"):
@@ -148,6 +148,43 @@ def test_every_reason_is_raised_by_its_smallest_graph(
 def test_at_the_limit_is_not_declined(graph: Callable[[], Graph]) -> None:
     (record,) = run(graph())
     assert isinstance(record, RegionRecord)
+
+
+def product_with_the_other_half(cols: int) -> Graph:
+    """Each half of a row is multiplied by the other one, which another program would hold."""
+
+    def function(x: Any, dy: Any) -> Any:
+        rotated = torch.cat([-x[:, cols // 2 :], x[:, : cols // 2]], 1)
+        return pair(x * rotated, dy)
+
+    return traced(function, ((16, cols), f32), ((16, cols), f32))
+
+
+UNSHARED: dict[str, tuple[Callable[[], Graph], bool]] = {
+    "float64": (lambda: graphs.pair_graph(16, 16385, torch.float64), True),
+    "a device without exchange": (lambda: graphs.pair_graph(16, 16385), False),
+    "too wide for any number of programs": (lambda: graphs.pair_graph(16, 2**18 + 1), True),
+}
+
+
+@pytest.mark.parametrize("what", UNSHARED)
+def test_a_wide_row_that_cannot_be_shared_is_declined(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, exchanges = UNSHARED[what]
+    device = dataclasses.replace(H200, exchanges=exchanges)
+    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    (decline,) = run(make(), dataclasses.replace(OPTIONS, min_numel=0))
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.ROW_TOO_WIDE
+
+
+def test_a_wide_row_is_shared_without_its_gather() -> None:
+    (record,) = run(product_with_the_other_half(16386))
+    assert isinstance(record, RegionRecord) and record.schedule.parts > 1
+    assert record.traffic.read == 3 * 16 * 16386 * 4  # x, dy, and the gathered tensor
+
+
+def test_a_wide_row_that_can_be_shared_is_not_declined() -> None:
+    (record,) = run(graphs.pair_graph(16, 16385))
+    assert isinstance(record, RegionRecord) and record.schedule.parts > 1
 
 
 def test_a_decline_names_its_node() -> None:

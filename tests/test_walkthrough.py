@@ -253,7 +253,10 @@ tile = Tile(xblock=2, num_warps=2, num_stages=4)
 r0_block = 1024
 num_splits = 528
 final_block = 16
-final_warps = 4""",
+final_warps = 4
+parts = 1
+part_cols = 0
+depth = 0""",
         )
 
     def test_7_main_kernel(self) -> None:

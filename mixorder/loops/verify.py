@@ -65,7 +65,7 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
     for stmt in nest.statements:
         for name in operands(stmt):
             _require(name in defined, f"{stmt} uses %{name} before its definition")
-        if isinstance(stmt, Load | Store | PartialAccumulate):
+        if isinstance(stmt, Load | Store | PartialAccumulate | Exchange):
             program.buffer(stmt.buffer)
         _require(index_symbols(stmt) <= symbols, f"{stmt} leaves the nest's loops")
         if isinstance(stmt, Load) and stmt.predicate is not None:
@@ -102,7 +102,7 @@ def _verify_stages(nest: Nest) -> None:
     """A stage uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
     deps = nest.dependence()
     rows = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
-    stage, stage_of = 0, {}
+    stage, stage_of = 0, dict[str, int]()
     for stmt in nest.body:
         if isinstance(stmt, Exchange):
             stage += 1
@@ -111,7 +111,9 @@ def _verify_stages(nest: Nest) -> None:
         age = stmt.stages if isinstance(stmt, Carry) else 0
         for name in operands(stmt):
             if deps[name] & rows:
-                _require(stage_of[name] + age == stage, f"{stmt} is in stage {stage}, %{name} is not")
+                # A reduction is of no stage before it is exchanged.
+                here = name in stage_of and stage_of[name] + age == stage
+                _require(here, f"{stmt} is in stage {stage}, %{name} is not")
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
             stage_of[stmt.name] = stage
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import graphs
+import pytest
 import torch
 from graphs import bf16, f32, in_turn, only, path_through_outside, traced
 from torch.fx import Graph
@@ -16,6 +17,7 @@ from mixorder.graph.find import find_regions
 from mixorder.graph.region import Region
 from mixorder.options import Options
 from mixorder.schedule import cost
+from mixorder.schedule.device import H200
 from mixorder.schedule.heuristics import SPILL_FACTOR
 
 OPTIONS = Options(enabled=True, strict=True, interpret=True)
@@ -71,8 +73,22 @@ def test_what_fits_is_not_cut() -> None:
     assert len(record_of(many_sums(512, 256, 8)).outer) == 9
 
 
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose programs cannot share a row."""
+    alone = dataclasses.replace(H200, exchanges=False)
+    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+
+
+def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
+    """Five compensated sums at 8192 columns hold more than one program's registers, but not than several's."""
+    record = record_of(many_sums(4096, 8192, 5))
+    assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
+
+
+@pytest.mark.usefixtures("no_exchange")
 def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
-    """Five compensated sums at 8192 columns hold more than the registers: some are left to Inductor."""
+    """Where no two programs can share a row, some sums are left to Inductor."""
     graph = many_sums(4096, 8192, 5)
     before = [n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
     record = record_of(graph)
@@ -84,16 +100,25 @@ def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
     assert record.traffic.saved > 0
 
 
-def test_a_chain_of_norms_that_is_too_wide_leaves_one_sum_out() -> None:
-    """Rather than write what is between the norms: of all cuts, that one saves most."""
-
+def norms_in_a_chain(cols: int) -> Graph:
     def function(dy: Any, x: Any, a: Any, b: Any, c: Any, d: Any, w: Any) -> Any:
         back = torch.ops.aten.native_layer_norm_backward
-        middle, dw1, db1 = back(dy, x, [8192], a, b, w, w, [True] * 3)
-        return *back(middle, x * 2, [8192], c, d, w, w, [True] * 3), dw1, db1
+        middle, dw1, db1 = back(dy, x, [cols], a, b, w, w, [True] * 3)
+        return *back(middle, x * 2, [cols], c, d, w, w, [True] * 3), dw1, db1
 
-    full, row = ((512, 8192), f32), ((512, 1), f32)
-    graph = traced(function, full, full, row, row, row, row, ((8192,), f32))
+    full, row = ((512, cols), f32), ((512, 1), f32)
+    return traced(function, full, full, row, row, row, row, ((cols,), f32))
+
+
+def test_a_chain_of_norms_that_programs_share_stays_whole() -> None:
+    record = record_of(norms_in_a_chain(8192))
+    assert (len(record.inner), len(record.outer)) == (4, 4) and record.schedule.parts > 1
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_chain_of_norms_that_is_too_wide_leaves_one_sum_out() -> None:
+    """Rather than write what is between the norms: of all cuts, that one saves most."""
+    graph = norms_in_a_chain(8192)
     whole = only(graph)
     assert (len(whole.inner), len(whole.outer)) == (4, 4)
     with report.collect() as records:

@@ -16,7 +16,9 @@ from mixorder.loops.ir import (
     AxisClass,
     Buffer,
     BufferRole,
+    Carry,
     Compute,
+    Exchange,
     Load,
     LoopProgram,
     Nest,
@@ -26,6 +28,7 @@ from mixorder.loops.ir import (
 )
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.share import share
 from mixorder.loops.split import split_outer
 from mixorder.loops.verify import Stage, verify
 
@@ -40,6 +43,7 @@ def programs() -> dict[Stage, LoopProgram]:
         Stage.SPLIT: split,
         Stage.REORDERED: reordered,
         Stage.MERGED: merge(reordered),
+        Stage.SHARED: share(merge(reordered), 2, 2),
     }
 
 
@@ -174,6 +178,56 @@ def test_a_hoisted_statement_that_depends_on_rows(programs: Programs) -> None:
 
     with pytest.raises(ValueError, match="is hoisted but depends on rows"):
         verify(changed(programs[Stage.MERGED], 0, hoist_all), Stage.MERGED)
+
+
+def replaced(old: type, **changes: object) -> Change:
+    """Change every statement of a class."""
+
+    def change(nest: Nest) -> Nest:
+        body = tuple(dataclasses.replace(s, **changes) if isinstance(s, old) else s for s in nest.body)
+        return dataclasses.replace(nest, body=body)
+
+    return change
+
+
+def uncarried(nest: Nest) -> Nest:
+    """What was carried is used as it is, by the tile that is one stage further."""
+    body = tuple(
+        Compute(s.name, "identity", (s.value,), (), s.dtype) if isinstance(s, Carry) else s for s in nest.body
+    )
+    return dataclasses.replace(nest, body=body)
+
+
+def unexchanged(nest: Nest) -> Nest:
+    return dataclasses.replace(nest, body=tuple(s for s in nest.body if not isinstance(s, Exchange)))
+
+
+def exchanged_late(nest: Nest) -> Nest:
+    """The exchange comes behind what uses the totals."""
+    (exchange,) = (s for s in nest.body if isinstance(s, Exchange))
+    return dataclasses.replace(nest, body=(*unexchanged(nest).body, exchange))
+
+
+def half_exchanged(nest: Nest) -> Nest:
+    return replaced(Exchange, values=next(s for s in nest.body if isinstance(s, Exchange)).values[:1])(nest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [replaced(Carry, stages=2), replaced(Carry, stages=0), uncarried, unexchanged, exchanged_late]
+    + [half_exchanged],
+    ids=["carried too far", "carried nowhere", "uncarried", "unexchanged", "exchanged late", "in part"],
+)
+def test_a_value_of_another_stage(change: Change, programs: Programs) -> None:
+    broken = changed(programs[Stage.SHARED], 0, change)
+    with pytest.raises(ValueError, match="is in stage"):
+        verify(broken, Stage.SHARED)
+
+
+def test_an_exchange_through_an_unknown_buffer(programs: Programs) -> None:
+    broken = changed(programs[Stage.SHARED], 0, replaced(Exchange, buffer="nowhere"))
+    with pytest.raises((ValueError, StopIteration)):
+        verify(broken, Stage.SHARED)
 
 
 def test_an_unknown_buffer(programs: Programs) -> None:
