@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "options",
         "loops.ir",
         "loops.reload",
+        "loops.share",
         "loops.split",
         "schedule",
         "codegen.kernel",

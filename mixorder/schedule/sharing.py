@@ -27,8 +27,7 @@ from .schedule import Schedule, Tile
 TILE_BYTES = 32 * 1024  # loaded per multiprocessor and turn of the loop
 WARPS_PER_SM = 8
 MAX_PARTS = 32  # a word for each lane of a warp
-FEW_PARTS = 16
-LAYOUTS = ((2, 2), (2, 1), (1, 1))  # rows per tile, programs per multiprocessor
+LAYOUTS = ((2, 4, 12), (2, 2, 16), (2, 1, 32), (1, 1, 32))  # rows, programs per multiprocessor, most parts
 MAX_DEPTH = 3
 MAX_STAGES = 4
 ALIGNMENT = 16  # columns; a part starts where its loads are as wide as they can be
@@ -88,16 +87,16 @@ def choose_shared(work: SharedWork, device: DeviceInfo) -> Schedule:
 def shared_schedules(work: SharedWork, device: DeviceInfo) -> list[Schedule]:
     """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
     elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
-    found = []
-    for xblock, per_sm in LAYOUTS:
+    found, others = [], []
+    for xblock, per_sm, few in LAYOUTS:
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)
         depths = [
             d for d in range(1, MAX_DEPTH + 1) if registers_of(work, tile, r0_block, d) <= FULL_REGISTERS
         ]
-        if depths and xblock <= work.rows and _parts(work, r0_block) <= MAX_PARTS:
-            found.append(_schedule(work, device, tile, r0_block, depths[-1]))
-    return sorted(found, key=lambda schedule: schedule.parts > FEW_PARTS)
+        if depths and xblock <= work.rows and (parts := _parts(work, r0_block)) <= MAX_PARTS:
+            (found if parts <= few else others).append(_schedule(work, device, tile, r0_block, depths[-1]))
+    return found + others
 
 
 def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
