@@ -21,12 +21,14 @@ from .codegen.kernel import generate
 from .errors import Decline, MixorderError, TooWide
 from .graph import legality
 from .graph.cut import parts, without_gathers
+from .graph.dying import dying
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
 from .graph.region import Region
 from .graph.rewrite import replace
 from .loops.ir import LoopProgram
 from .loops.lower import lower
+from .loops.overwrite import overwrite
 from .loops.reload import reload
 from .loops.reorder import merge, reorder
 from .loops.split import split_outer
@@ -87,6 +89,9 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
         plan = fit(plain, options, runner)
     region, loops, schedule = plan.region, plan.loops, plan.schedule
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
+    if not options.autotune:  # Triton would time several configurations on the input that one overwrites
+        over = step("overwrite", overwrite, loops, step("dying", dying, region))
+        loops = loops if over == loops else show("overwriting.txt", over, Stage.MERGED)
     kernels = step("codegen", generate, loops, schedule, step("label", label, region))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", describe, region, schedule, kernels, plan.traffic)

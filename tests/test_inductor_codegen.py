@@ -4,6 +4,7 @@ Run in a process of its own, since a stand-in for the GPU driver is made active 
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -24,12 +25,16 @@ class Driver:
 class Stop(Exception):
     pass
 
-class Model(nn.Module):
+class Branch(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(64), nn.Linear(64, 64)
     def forward(self, x):
-        return (x + self.mix(self.norm(x))).sin()
+        return x + self.mix(self.norm(x))
+
+class Sin(nn.Module):
+    def forward(self, x):
+        return x.sin()
 
 def print_code(graph):
     code, _ = graph.codegen()
@@ -37,9 +42,10 @@ def print_code(graph):
     raise Stop
 
 triton.runtime.driver.set_active(Driver())
-shape, dynamic = eval(sys.argv[1]), sys.argv[2] == "dynamic"
+shape, dynamic, branches = eval(sys.argv[1]), sys.argv[2] == "dynamic", int(sys.argv[3])
+model = nn.Sequential(*(Branch() for _ in range(branches)), Sin())
 options = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
-compiled = torch.compile(Model(), options=options, dynamic=dynamic)
+compiled = torch.compile(model, options=options, dynamic=dynamic)
 y = compiled(torch.randn(shape, requires_grad=True))
 GraphLowering._compile_to_module = print_code
 try:
@@ -49,9 +55,9 @@ except Exception as error:
 """
 
 
-def backward_code(shape: tuple[int, ...], dynamic: bool) -> str:
+def backward_code(shape: tuple[int, ...], dynamic: bool, branches: int = 1) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static"],
+        [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static", str(branches)],
         env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         capture_output=True,
         text=True,
@@ -87,3 +93,23 @@ def test_two_launches_per_region_and_nothing_copied(
     main = launches(code)[2]
     arguments = main[main.index("(") + 1 :].split(", ")
     assert sum(argument.startswith("s") and argument[1:].isdigit() for argument in arguments) == sizes
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dx_is_written_where_dy_lies(dynamic: bool) -> None:
+    """A chain of two norms needs two tensors of the activations' size: a residual's gradient, and the product
+    of it that becomes dx. Nothing is copied."""
+    code = backward_code((3, 111, 64), dynamic, branches=2)
+    norms = [line for line in launches(code) if "layer_norm" in line and "final" not in line.split("(")[0]]
+    assert len(norms) == 2
+    products = re.findall(r"extern_kernels\.mm\(.*, out=(buf\d+)\)", code)
+    first, second = ({name for name in re.findall(r"buf\d+", line) if name in products} for line in norms)
+    (dy,) = second - first
+    gradient, product = re.findall(
+        r"(buf\d+) = empty_strided_cpu\(\((?:333|3, 111|s\d+\*s\d+|s\d+, s\d+), 64\)", code
+    )
+    assert first == {product}
+    assert re.search(rf"{dy} = .*{gradient}.*; del {gradient}  # reuse", code)
+    returned = code[code.index("return (") :].split("\n")[0]
+    assert dy in returned and product not in returned
+    assert "clone" not in code and "copy_" not in code

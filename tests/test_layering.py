@@ -36,6 +36,7 @@ FORBIDDEN = {
     "loops/ir.py": ("torch._inductor", "torch.fx", "triton"),
     "loops/split.py": ("torch._inductor", "torch.fx", "triton"),
     "loops/reorder.py": ("torch", "triton"),
+    "loops/overwrite.py": ("torch", "triton"),
     "loops/verify.py": ("torch", "triton"),
     "schedule/heuristics.py": ("torch", "triton"),
     "schedule/schedule.py": ("torch", "triton"),

@@ -166,7 +166,7 @@ class _Writer:
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
-        args = [_pointer(b.name) for b in self.buffers] + list(self.sizes)
+        args = [f"{b.name}_ptr" for b in self.buffers] + list(self.sizes)
         args += [f"{c}: tl.constexpr" for c in constants]
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
@@ -175,7 +175,7 @@ class _Writer:
     def finish(self, name: str, grid: int, configs: tuple[LaunchConfig, ...]) -> KernelSource:
         text = self.code.getvalue()
         name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        written = tuple(b.name for b in self.buffers if b.name in _written(self.nest))
+        written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
             name,
             text.replace("def KERNEL(", f"def {name}(", 1),
@@ -224,7 +224,7 @@ class _Writer:
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction(stmt)
-        pointer = f"{_pointer(stmt.buffer)} + ({texpr(stmt.index)})"
+        pointer = f"{stmt.buffer}_ptr + ({texpr(stmt.index)})"
         if stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
@@ -319,7 +319,7 @@ class _Writer:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""
-        pointer = f"{_pointer(buffer)} + ({texpr(index)})"
+        pointer = f"{self.program.buffer(buffer).over or buffer}_ptr + ({texpr(index)})"
         if not symbols or symbols - self.symbols(index):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
@@ -348,15 +348,14 @@ def _row_and_last(program: LoopProgram) -> tuple[Axis, Axis]:
     return row, last
 
 
-def _pointer(buffer: str) -> str:
-    return f"{buffer}_ptr"
-
-
-def _written(nest: Nest) -> frozenset[str]:
-    return frozenset(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
+def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
+    """Names of the buffers that a kernel gets and writes: for an output over an input, that input."""
+    stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
+    return frozenset(program.buffer(name).over or name for name in stored)
 
 
 def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
-    used = {s.buffer for s in nest.statements if isinstance(s, Load | Store | PartialAccumulate)}
+    """What a kernel gets. An output that is written over an input has no pointer of its own."""
+    used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
     order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE)
     return [b for role in order for b in program.role(role) if b.name in used]

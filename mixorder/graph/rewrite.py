@@ -43,11 +43,15 @@ def replace(
         read = [writer.contiguous(n) if n in region.relaid else n for n in region.inputs]
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
-            nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
+            if buffer.over is None:
+                nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
             nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
-        results = [nodes[buffer.name] for buffer in program.role(BufferRole.OUTPUT)]
+        results = []
+        for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
+            new = nodes[buffer.over or buffer.name]
+            results.append(writer.reshaped(new, old, region.inputs) if buffer.over else new)
         for i, old in enumerate(region.outputs):
             if old in region.relaid and leaves_the_graph(old):
                 results[i] = writer.strided(results[i], old, region.inputs)
@@ -97,6 +101,19 @@ class _Writer:
         with self.fake_mode:
             val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
         return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+
+    def reshaped(self, node: Node, like: Node, inputs: tuple[Node, ...]) -> Node:
+        """An input that an output was written over, in that output's shape; if that is another, both are
+        contiguous."""
+        val, own = fake(like), fake(node)
+        assert val is not None and own is not None
+        shape = [size_of(n) for n in val.shape]
+        if shape == [size_of(n) for n in own.shape]:
+            return node
+        size = [self.size(n, inputs) for n in shape]
+        with self.fake_mode:
+            view = own.reshape(val.shape)
+        return self.add(aten.reshape.default, (node, size), {}, view)
 
     def contiguous(self, node: Node) -> Node:
         """A copy that Inductor may fuse into the loop that makes the original."""
