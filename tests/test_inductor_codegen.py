@@ -95,11 +95,13 @@ def test_two_launches_per_region_and_nothing_copied(
     assert sum(argument.startswith("s") and argument[1:].isdigit() for argument in arguments) == sizes
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_dx_is_written_where_dy_lies(dynamic: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dynamic"), [((3, 111, 64), False), ((3, 111, 64), True), ((333, 64), False)]
+)
+def test_dx_is_written_where_dy_lies(shape: tuple[int, ...], dynamic: bool) -> None:
     """A chain of two norms needs two tensors of the activations' size: a residual's gradient, and the product
     of it that becomes dx. Nothing is copied."""
-    code = backward_code((3, 111, 64), dynamic, branches=2)
+    code = backward_code(shape, dynamic, branches=2)
     norms = [line for line in launches(code) if "layer_norm" in line and "final" not in line.split("(")[0]]
     assert len(norms) == 2
     products = re.findall(r"extern_kernels\.mm\(.*, out=(buf\d+)\)", code)

@@ -175,13 +175,14 @@ class _Writer:
             "kwargs": {**tensors, **sizes},
             "tensors_to_clone": written,
         }
-        vals = {key: node.meta["val"] for key, node in tensors.items()}
-        result = {key: vals[key] for key in written}
+        # In memory of its own, as the functional operator has it: Inductor must see no alias in its argument.
+        with self.fake_mode:
+            result = {key: _like(tensors[key].meta["val"]) for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
         node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
         return {
-            name: self.add(operator.getitem, (node, key), {}, vals[key])
+            name: self.add(operator.getitem, (node, key), {}, result[key])
             for name, key in zip(source.written, written, strict=True)
         }
 
@@ -192,6 +193,10 @@ class _Writer:
 
 def _value(arg: int | Node) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
+
+
+def _like(val: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
 
 
 def _sink_users(graph: Graph, created: list[Node]) -> None:
