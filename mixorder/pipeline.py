@@ -23,6 +23,7 @@ from .codegen.kernel import generate
 from .errors import Decline, MixorderError, TooWide
 from .graph import legality
 from .graph.cut import parts, without_gathers
+from .graph.dying import dying
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
 from .graph.region import Region
@@ -30,6 +31,7 @@ from .graph.rewrite import replace
 from .graph.structure import structure
 from .loops.ir import LoopProgram
 from .loops.lower import lower
+from .loops.overwrite import overwrite
 from .loops.reload import reload
 from .loops.reorder import merge, reorder
 from .loops.share import check_shareable, share
@@ -104,6 +106,10 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
     key = plan.key and (plan.key, named)
     plan = runner.once(key and ("tuned", key), lambda: tuned(plan, named, options, runner)).of(region)
     loops, schedule = plan.loops, plan.schedule
+    if schedule.parts == 1:  # or the second attempt would read what the first has written
+        over = step("overwrite", overwrite, loops, step("dying", dying, region))
+        loops = loops if over == loops else show("overwriting.txt", over, Stage.MERGED)
+    key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", describe, region, schedule, kernels, plan.traffic, plan.tuning)

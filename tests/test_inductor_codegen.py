@@ -31,7 +31,11 @@ class Layer(nn.Module):
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(64), nn.Linear(64, 64)
     def forward(self, x):
-        return (x + self.mix(self.norm(x))).sin()
+        return x + self.mix(self.norm(x))
+
+class Sin(nn.Module):
+    def forward(self, x):
+        return x.sin()
 
 def print_code(graph):
     code, _ = graph.codegen()
@@ -47,9 +51,9 @@ analysed = []
 triton_kernel_wrap.generate_ttir = counted
 
 triton.runtime.driver.set_active(Driver())
-shape, dynamic = eval(sys.argv[1]), sys.argv[2] == "dynamic"
+shape, dynamic, layers = eval(sys.argv[1]), sys.argv[2] == "dynamic", int(sys.argv[3])
+model = nn.Sequential(*(Layer() for _ in range(layers)), Sin())
 options = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
-model = nn.Sequential(*(Layer() for _ in range(int(sys.argv[3]))))
 compiled = torch.compile(model, options=options, dynamic=dynamic)
 y = compiled(torch.randn(shape, requires_grad=True))
 GraphLowering._compile_to_module = print_code
@@ -108,3 +112,25 @@ def test_layers_launch_kernels_that_are_defined_and_analysed_once() -> None:
     assert len(launched) == 4 + 2 * 4  # a Linear's bias gradient rides along with the norm behind it
     assert len(defined) == len(set(defined)) < len(launched) and set(defined) == set(launched)
     assert f"analysed {len(defined)} kernels" in code
+
+
+@pytest.mark.parametrize(
+    ("shape", "dynamic"), [((3, 111, 64), False), ((3, 111, 64), True), ((333, 64), False)]
+)
+def test_dx_is_written_where_dy_lies(shape: tuple[int, ...], dynamic: bool) -> None:
+    """A chain of two norms needs two tensors of the activations' size: a residual's gradient, and the product
+    of it that becomes dx. Nothing is copied."""
+    code = backward_code(shape, dynamic, layers=2)
+    norms = [line for line in launches(code) if "layer_norm" in line and "final" not in line.split("(")[0]]
+    assert len(norms) == 2
+    products = re.findall(r"extern_kernels\.mm\(.*, out=(buf\d+)\)", code)
+    first, second = ({name for name in re.findall(r"buf\d+", line) if name in products} for line in norms)
+    (dy,) = second - first
+    gradient, product = re.findall(
+        r"(buf\d+) = empty_strided_cpu\(\((?:333|3, 111|s\d+\*s\d+|s\d+, s\d+), 64\)", code
+    )
+    assert first == {product}
+    assert re.search(rf"{dy} = .*{gradient}.*; del {gradient}  # reuse", code)
+    returned = code[code.index("return (") :].split("\n")[0]
+    assert dy in returned and product not in returned
+    assert "clone" not in code and "copy_" not in code

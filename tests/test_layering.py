@@ -66,6 +66,7 @@ FORBIDDEN = {
     "loops/ir.py": ("torch._inductor", "torch.fx", "triton"),
     "loops/split.py": ("torch._inductor", "torch.fx", "triton"),
     "loops/reorder.py": ("torch", "triton"),
+    "loops/overwrite.py": ("torch", "triton"),
     "loops/verify.py": ("torch", "triton"),
     "loops/share.py": ("torch._inductor", "torch.fx", "triton"),
     "schedule/heuristics.py": ("torch", "triton"),

@@ -338,7 +338,7 @@ def parse_shapes(text: str) -> list[tuple[int, int]]:
     return shapes
 
 
-def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+def names_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = re.split(r"[,\s]+", text.strip(", "))
         unknown = [name for name in names if name not in allowed]
@@ -362,10 +362,10 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     every = ("limit", *PROVIDERS)
     parser.add_argument("--shapes", type=parse_shapes, help=f"default {SHAPES}; 64x96 on the CPU")
-    parser.add_argument("--norm", type=_names(list(EPS)), default=list(EPS))
-    parser.add_argument("--dtype", type=_names(list(DTYPES)), default=["bf16"])
+    parser.add_argument("--norm", type=names_of(list(EPS)), default=list(EPS))
+    parser.add_argument("--dtype", type=names_of(list(DTYPES)), default=["bf16"])
     parser.add_argument("--weight-dtype", choices=DTYPES, help="default: that of x")
-    parser.add_argument("--providers", type=_names(every), help=f"some of {', '.join(every)}")
+    parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(every)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/bench")))
     parser.add_argument("--reps", type=int, default=40, help="samples, fewer beyond 5 ms each")
     parser.add_argument("--check-only", action="store_true", help="errors and launches, no times")

@@ -80,15 +80,22 @@ def accessed_bytes(node: Any) -> int:
 
 
 def passed_bytes(kernel: Any) -> int:
-    """Bytes of the distinct tensors passed to a user-defined Triton kernel; all sizes are known."""
+    """Bytes of the distinct tensors passed to a user-defined Triton kernel; all sizes are known.
+
+    One of ours that is both read and written, an input that an output lies over, counts as two tensors.
+    """
     tensors: dict[Any, int] = {}
-    for buffer in kernel.inputs:
+    written = {arg.get_name() for arg in kernel.mutable_args}
+    for name, buffer in kernel.kwargs.items():
+        if buffer not in kernel.inputs:
+            continue  # a size
         layout = buffer.get_layout()
         size, stride = ([int(n) for n in ns] for ns in (layout.size, layout.stride))
         extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # less where it broadcasts
         elements = min(math.prod(size), extent)
         key = (buffer.get_name(), int(layout.offset), *size, *stride)
-        tensors[key] = elements * layout.dtype.itemsize
+        passes = 2 if name.startswith("in") and buffer.get_name() in written else 1
+        tensors[key] = passes * elements * layout.dtype.itemsize
     return sum(tensors.values())
 
 

@@ -105,7 +105,7 @@ class Writer:
     def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
         text = self.code.getvalue()
         name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        written = tuple(b.name for b in self.buffers if b.name in _written(self.nest))
+        written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
             name,
             text.replace("def KERNEL(", f"def {name}(", 1),
@@ -258,7 +258,7 @@ class Writer:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""
-        pointer = f"{pointer_of(buffer)} + ({texpr(index)})"
+        pointer = f"{pointer_of(self.program.buffer(buffer).over or buffer)} + ({texpr(index)})"
         if not symbols or symbols - self.symbols(index):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
@@ -283,11 +283,14 @@ def pointer_of(buffer: str) -> str:
     return f"{buffer}_ptr"
 
 
-def _written(nest: Nest) -> frozenset[str]:
-    return frozenset(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
+def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
+    """Names of the buffers that a kernel gets and writes: for an output over an input, that input."""
+    stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
+    return frozenset(program.buffer(name).over or name for name in stored)
 
 
 def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
-    used = {s.buffer for s in nest.statements if isinstance(s, Load | Store | PartialAccumulate | Exchange)}
+    """What a kernel gets. An output that is written over an input has no pointer of its own."""
+    used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
     order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.WORDS)
     return [b for role in order for b in program.role(role) if b.name in used]

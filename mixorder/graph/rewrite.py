@@ -45,13 +45,17 @@ def replace(
         read = [writer.contiguous(n) if n in region.relaid else n for n in region.inputs]
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
         for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
-            nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
+            if buffer.over is None:
+                nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
         for buffer in program.role(BufferRole.WORDS):
             nodes[buffer.name] = writer.filled(buffer, EMPTY, region.inputs)
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
             nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
-        results = [nodes[buffer.name] for buffer in program.role(BufferRole.OUTPUT)]
+        results = []
+        for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
+            new = nodes[buffer.over or buffer.name]
+            results.append(writer.reshaped(new, old, region.inputs) if buffer.over else new)
         for i, old in enumerate(region.outputs):
             if old in region.relaid and leaves_the_graph(old):
                 results[i] = writer.strided(results[i], old, region.inputs)
@@ -107,6 +111,19 @@ class _Writer:
         with self.fake_mode:
             val = torch.full(*torch.fx.map_arg((size, value), _value), **kwargs)
         return self.add(aten.full.default, (size, value), kwargs, val)
+
+    def reshaped(self, node: Node, like: Node, inputs: tuple[Node, ...]) -> Node:
+        """An input that an output was written over, in that output's shape; if that is another, both are
+        contiguous."""
+        val, own = fake(like), fake(node)
+        assert val is not None and own is not None
+        shape = [size_of(n) for n in val.shape]
+        if shape == [size_of(n) for n in own.shape]:
+            return node
+        size = [self.size(n, inputs) for n in shape]
+        with self.fake_mode:
+            view = own.reshape(val.shape)
+        return self.add(aten.reshape.default, (node, size), {}, view)
 
     def contiguous(self, node: Node) -> Node:
         """A copy that Inductor may fuse into the loop that makes the original."""
@@ -168,13 +185,14 @@ class _Writer:
             "kwargs": {**tensors, **sizes},
             "tensors_to_clone": written,
         }
-        vals = {key: node.meta["val"] for key, node in tensors.items()}
-        result = {key: vals[key] for key in written}
+        # In memory of its own, as the functional operator has it: Inductor must see no alias in its argument.
+        with self.fake_mode:
+            result = {key: _like(tensors[key].meta["val"]) for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
         node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
         return {
-            name: self.add(operator.getitem, (node, key), {}, vals[key])
+            name: self.add(operator.getitem, (node, key), {}, result[key])
             for name, key in zip(source.written, written, strict=True)
         }
 
@@ -185,6 +203,10 @@ class _Writer:
 
 def _value(arg: int | Node) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
+
+
+def _like(val: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
 
 
 def _sink_users(created: list[Node]) -> None:

@@ -51,13 +51,17 @@ class BufferRole(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A tensor in device memory: `shape` and `stride` in elements, as the graph states them."""
+    """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
+
+    `over`: the input in whose memory an output is written, after it has been read.
+    """
 
     name: str
     role: BufferRole
     dtype: torch.dtype
     shape: tuple[sympy.Expr, ...]
     stride: tuple[sympy.Expr, ...]
+    over: str | None = None
 
     @property
     def numel(self) -> sympy.Expr:
@@ -70,7 +74,8 @@ class Buffer:
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]"
+        over = "" if self.over is None else f" over {self.over}"
+        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from .ir import (
     index_symbols,
     operands,
 )
+from .overwrite import why_not
 from .split import NUM_SPLITS
 
 
@@ -44,6 +45,7 @@ def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
     _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
     if stage is Stage.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
+        _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")
         return program
     _verify_split(program)
     if stage is not Stage.SPLIT:
@@ -54,7 +56,21 @@ def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
     if stage in (Stage.MERGED, Stage.SHARED):
         over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
         _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
+    _verify_overwriting(program, stage)
     return program
+
+
+def _verify_overwriting(program: LoopProgram, stage: Stage) -> None:
+    """An output lies over one input, which is read before, and no two outputs over the same."""
+    over = [b for b in program.buffers if b.over is not None]
+    _require(not over or stage is Stage.MERGED, "an output is over an input before the merge")
+    _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
+    for buffer in over:
+        _require(buffer.role is BufferRole.OUTPUT, f"{buffer.name} is over an input, and no output")
+        source = program.buffer(str(buffer.over))
+        _require(source.role is BufferRole.INPUT, f"{buffer.name} is over {source.name}, which is no input")
+        reason = why_not(program, buffer, source)
+        _require(reason is None, f"{buffer.name} is over {source.name}: {reason}")
 
 
 def _verify_values(program: LoopProgram, nest: Nest) -> None:

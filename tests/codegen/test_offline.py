@@ -26,8 +26,10 @@ from torch.fx import Graph
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
 from mixorder.loops.ir import Load, LoopProgram
+from mixorder.loops.overwrite import overwrite
 from mixorder.schedule.device import H200, DeviceInfo
 
 pytestmark = pytest.mark.skipif(
@@ -170,6 +172,20 @@ def test_full_tiles_are_pipelined(graph: str) -> None:
     program, (main, _) = generated(graph, device)
     loop = "\n".join(main_loop(compiled(program, main, gpu).asm["ttgir"]))
     assert loop.count("ttg.async_copy_global_to_local") >= 2
+
+
+@pytest.mark.parametrize("graph", ["rms_32768x768", "layer_4096x16384"])
+def test_a_row_that_is_overwritten_is_read_as_ever(graph: str) -> None:
+    """Triton pipelines loads past the store to the same tensor, and converts no layout for it."""
+    gpu, _ = TARGETS["sm_90"]
+    program, schedule, (apart, _) = graphs.kernels(_region(graph))
+    over = overwrite(program, ("in0",))
+    main, _ = generate(over, schedule, "test")
+    loops = [
+        "\n".join(main_loop(compiled(*pair, gpu).asm["ttgir"])) for pair in ((program, apart), (over, main))
+    ]
+    for what in ("ttg.async_copy_global_to_local", "tt.load", "tt.store", "ttg.convert_layout"):
+        assert loops[0].count(what) == loops[1].count(what), what
 
 
 def test_spills_are_seen(tmp_path: Path) -> None:

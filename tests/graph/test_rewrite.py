@@ -188,3 +188,17 @@ def test_fresh_buffers_are_what_the_launches_write() -> None:
     for launch in calls(graph, triton_kernel_wrapper_functional):
         for key in launch.kwargs["tensors_to_clone"]:
             assert launch.kwargs["kwargs"][key].target is aten.empty_strided.default
+
+
+def test_a_kernels_results_alias_nothing() -> None:
+    """Inductor takes what lies in one storage for views of each other, and would copy an input first."""
+    graph = graphs.layer_norm_backward(4096, 256)
+    fuse(graph)
+    results = [n for n in graph.nodes if n.target is operator.getitem]
+    others = [
+        n.meta["val"] for n in graph.nodes if n not in results and isinstance(n.meta.get("val"), torch.Tensor)
+    ]
+    storages = [val.untyped_storage()._cdata for val in (*others, *(n.meta["val"] for n in results))]
+    assert len(set(storages)) == len(storages)
+    launches = calls(graph, triton_kernel_wrapper_functional)
+    assert all(n.args[0].meta["val"][n.args[1]] is n.meta["val"] for n in results if n.args[0] in launches)

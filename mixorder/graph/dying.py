@@ -1,0 +1,95 @@
+"""Which of a region's inputs nobody reads after it, so that a result may be written over them.
+
+Takes a region in its graph as it is, before the rewrite; changes nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+from torch.fx import Node
+
+from .nodes import fake, size_of
+from .region import Region
+
+aten = torch.ops.aten
+
+# Each result is a buffer of its own in Inductor, too. Of others this need not be so: a `cat` shares its
+# memory with its parts, a cast to the same dtype gives what it was given, a collective may keep its input.
+PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+
+
+def dying(region: Region) -> tuple[str, ...]:
+    """The names, in the region's loops, of inputs whose memory is free once the region has read them."""
+    reader = _Reader(region)
+    return tuple(name for name, n in region.buffers.items() if name[:2] == "in" and reader.why_not(n) is None)
+
+
+class _Reader:
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.members = frozenset(region.nodes)
+        self._gone: dict[Node, bool] = {}
+
+    def why_not(self, node: Node) -> str | None:
+        """What keeps an input's memory in use; None if the region is the last to read it."""
+        if node in self.region.relaid:
+            return "a copy of it is read"
+        base = node
+        while (source := _viewed(base)) is not None:
+            base = source
+        if not _owns_its_memory(base):
+            return "its memory may be somebody else's"
+        if not _same_size(base, node):
+            return "it is a part of a tensor"
+        for alias in _aliases(base):
+            if alias is not node and alias in self.region.inputs:
+                return "the region reads it by two names"
+            if any(not self.is_gone(user) for user in alias.users if _viewed(user) is not alias):
+                return "somebody else reads it"
+        return None
+
+    def is_gone(self, node: Node) -> bool:
+        """Whether the rewrite erases a node: a member that is replaced, or that only such members use."""
+        if node not in self._gone:
+            self._gone[node] = node in self.members and (
+                node in self.region.outputs or all(self.is_gone(user) for user in node.users)
+            )
+        return self._gone[node]
+
+
+def _viewed(node: Node) -> Node | None:
+    """The argument in whose memory a node's result lies."""
+    val = fake(node)
+    if val is None or node.op != "call_function":
+        return None
+    storage = val.untyped_storage()._cdata
+    for arg in node.all_input_nodes:
+        other = fake(arg)
+        if other is not None and other.untyped_storage()._cdata == storage:
+            return arg
+    return None
+
+
+def _aliases(base: Node) -> Iterator[Node]:
+    """A node and all that lie in its memory."""
+    yield base
+    for user in base.users:
+        if _viewed(user) is base:
+            yield from _aliases(user)
+
+
+def _owns_its_memory(node: Node) -> bool:
+    """Whether a node is a matrix product, or a result of one of our kernels."""
+    if node.target is operator.getitem:
+        return getattr(node.args[0], "target", None) is triton_kernel_wrapper_functional
+    return node.target in PRODUCERS
+
+
+def _same_size(base: Node, node: Node) -> bool:
+    first, second = fake(base), fake(node)
+    assert first is not None and second is not None
+    return size_of(first.numel()) == size_of(second.numel())

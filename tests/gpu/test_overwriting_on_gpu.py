@@ -1,0 +1,52 @@
+"""On a GPU: a dx that is written over dy has the same bits, run after run, and needs less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import Block, HFRMSNorm, bf16, f32, randomised
+from torch import nn
+
+from mixorder import pipeline
+from mixorder.report import RegionRecord, collect
+
+pytestmark = pytest.mark.gpu
+
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
+
+
+def gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[list[torch.Tensor], int, int]:
+    """Gradients, twice; how many inputs were overwritten; and what the second backward takes in bytes."""
+    torch._dynamo.reset()
+    with collect() as records:
+        compiled = torch.compile(module, options=STRICT, dynamic=False)
+        found = []
+        for _ in range(2):
+            y = compiled(x)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            found += torch.autograd.grad(y, [x, *module.parameters()], dy)
+    kernels = [record.kernels[0] for record in records if isinstance(record, RegionRecord)]
+    over = sum(name.startswith("in") for kernel in kernels for name in kernel.written)
+    return found, over, torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32])
+@pytest.mark.parametrize("dim", [256, 768, 1030, 4096])
+@pytest.mark.parametrize("norm", NORMS)
+def test_same_bits_in_less_memory(
+    norm: str, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Block(dim, NORMS[norm]) for _ in range(2)))
+    module = randomised(module, dtype).cuda()
+    x, dy = (torch.randn(4, 1021, dim, device="cuda", dtype=dtype) for _ in range(2))
+    x.requires_grad_()
+    ours, count, peak = gradients(module, x, dy)
+    monkeypatch.setattr(pipeline, "dying", lambda region: ())
+    apart, none, higher = gradients(module, x, dy)
+    assert count >= 4 and none == 0
+    assert all(map(torch.equal, ours, apart))
+    assert peak <= higher
