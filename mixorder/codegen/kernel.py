@@ -1,0 +1,93 @@
+"""Write one nest of a merged program as a persistent Triton kernel.
+
+Both kernels come from the same code: a nest's axes are laid out over a two-dimensional tile, (row, column)
+for the main kernel and (split, column) for the finalisation. What a statement becomes follows from the axes
+that it depends on; nothing here knows a norm.
+
+Same inputs, same text: no device access, no timing, no names of graph nodes in the text, so that equal
+regions share one kernel.
+"""
+
+from __future__ import annotations
+
+import sympy
+from torch._inductor.codegen.triton import texpr
+
+from ..loops.ir import AxisClass, LoopProgram, Nest, PartialAccumulate
+from ..loops.split import SPLIT_SYMBOL
+from ..schedule.schedule import Schedule
+from .ops import printing_triton
+from .shared import shared_kernel
+from .source import KernelSource, LaunchConfig
+from .writer import TileDim, Writer
+
+
+def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, KernelSource]:
+    """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
+    main, *rest = program.nests
+    if len(rest) != 1:
+        raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+    with printing_triton():
+        return (
+            shared_kernel(program, schedule, label)
+            if schedule.parts > 1
+            else _main_kernel(program, main, schedule, label),
+            _final_kernel(program, rest[0], schedule, label),
+        )
+
+
+def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
+    row, last = program.tile_axes
+    tile = schedule.tile
+    ragged = row.size % tile.xblock != 0
+    x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
+    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block)
+    writer = Writer(program, nest, (x, y), schedule.num_splits)
+    writer.begin(("XBLOCK", "NUM_STAGES"))
+    code = writer.code
+    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+    if not row.size.is_number:
+        code.writeline(f"rows = {texpr(row.size)}")
+    writer.programs(str(SPLIT_SYMBOL))
+    writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
+    for stmt in nest.preamble:
+        writer.statement(stmt)
+    accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
+    for acc in accumulators:
+        identity = writer.identity(acc.kind, writer.dtype(acc))
+        for name in writer.accumulators(acc):
+            code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
+    code.writeline(
+        f"for tile in tl.range({SPLIT_SYMBOL}, tl.cdiv({x.extent}, XBLOCK), {schedule.num_splits}, "
+        "num_stages=NUM_STAGES):"
+    )
+    with code.indent():
+        start = "tile * XBLOCK" if not writer.wide else "tile * tl.full([], XBLOCK, tl.int64)"
+        writer.index(x, f"{start} + tl.arange(0, XBLOCK)[:, None]")
+        for stmt in nest.body:
+            writer.statement(stmt)
+    for acc in accumulators:
+        writer.store_partial(acc)
+    constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+    config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, config)
+
+
+def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
+    col = program.axis(AxisClass.COLUMN)
+    cols = 1 if col is None else int(col.size)
+    s_block = 1 << (schedule.num_splits - 1).bit_length()
+    block = min(schedule.final_block, 1 << (cols - 1).bit_length())
+    s = TileDim(SPLIT_SYMBOL, str(schedule.num_splits), "SBLOCK", s_block != schedule.num_splits)
+    y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
+    writer = Writer(program, nest, (s, y), schedule.num_splits)
+    writer.begin(())
+    writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
+    writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
+    writer.programs("block")
+    writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
+    writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    for stmt in nest.statements:
+        writer.statement(stmt)
+    config = LaunchConfig((), schedule.final_warps, 1)
+    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
