@@ -248,7 +248,7 @@ def shared(
     step = runner.step
     step("share", check_shareable, loops)
     schedule = step("schedule", choose_shared, step("workload", shared_workload, loops), device)
-    nests = step("share", share, loops, schedule.parts, schedule.tile.xblock)
+    nests = step("share", share, loops, schedule.parts, schedule.tile.xblock, schedule.period)
     return runner.dump("shared.txt", nests, Stage.SHARED), schedule
 
 

@@ -292,7 +292,7 @@ def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram
     """A merged program for several programs per row, and its schedule."""
     check_shareable(program)
     schedule = choose_shared(shared_workload(program), device)
-    return share(program, schedule.parts, schedule.tile.xblock), schedule
+    return share(program, schedule.parts, schedule.tile.xblock, schedule.period), schedule
 
 
 def short(dtype: torch.dtype) -> str:

@@ -147,7 +147,7 @@ def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
             check_shareable(program)
             work = shared_workload(program)
             for s in shared(work, device, choose_shared(work, device)):
-                found.append(Candidate("shared", share(program, s.parts, s.tile.xblock), s))
+                found.append(Candidate("shared", share(program, s.parts, s.tile.xblock, s.period), s))
     if not found:
         twice = reload(program)
         start = choose(workload(twice), device)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sympy
 from torch._inductor.codegen.triton import texpr
 
+from ..loops.alignment import skew_of
 from ..loops.ir import AxisClass, LoopProgram, Nest, PartialAccumulate
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
@@ -39,9 +40,10 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
 def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
     row, last = program.tile_axes
     tile = schedule.tile
-    ragged = row.size % tile.xblock != 0
+    skew = skew_of(program) if schedule.period > 1 else None
+    ragged = row.size % (tile.xblock * schedule.period) != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
-    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block)
+    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block or skew is not None)
     writer = Writer(program, nest, (x, y), schedule.num_splits)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
@@ -49,7 +51,14 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
-    writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
+    first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
+    if skew is None:
+        writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
+    else:
+        writer.shift(skew)
+        writer.shifted_columns("0", y.extent)
+        first, tiles = f"{SPLIT_SYMBOL} // {skew.period}", f"tl.cdiv({x.extent}, {skew.period})"
+        step //= skew.period
     for stmt in nest.preamble:
         writer.statement(stmt)
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
@@ -57,13 +66,15 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         identity = writer.identity(acc.kind, writer.dtype(acc))
         for name in writer.accumulators(acc):
             code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
-    code.writeline(
-        f"for tile in tl.range({SPLIT_SYMBOL}, tl.cdiv({x.extent}, XBLOCK), {schedule.num_splits}, "
-        "num_stages=NUM_STAGES):"
-    )
+    code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
-        start = "tile * XBLOCK" if not writer.wide else "tile * tl.full([], XBLOCK, tl.int64)"
-        writer.index(x, f"{start} + tl.arange(0, XBLOCK)[:, None]")
+        if skew is None:
+            start = "tile * XBLOCK" if not writer.wide else "tile * tl.full([], XBLOCK, tl.int64)"
+            writer.index(x, f"{start} + tl.arange(0, XBLOCK)[:, None]")
+        else:
+            writer.shifted_rows("tile")
+            if x.masked:
+                code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
         for stmt in nest.body:
             writer.statement(stmt)
     for acc in accumulators:

@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 
+from ..loops.alignment import skew_of
 from ..loops.ir import (
     SUM,
     Carry,
@@ -60,9 +61,11 @@ class _SharedKernel:
     def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
         self.program, self.schedule, self.nest = program, schedule, program.nests[0]
         row, last = program.tile_axes
-        self.ragged = row.size % schedule.tile.xblock != 0
+        self.skew = skew_of(program) if schedule.period > 1 else None
+        self.step = schedule.num_splits // schedule.period
+        self.ragged = row.size % (schedule.tile.xblock * schedule.period) != 0
         x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
-        full = schedule.parts * schedule.r0_block == last.size
+        full = schedule.parts * schedule.r0_block == last.size and self.skew is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
         self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
@@ -81,7 +84,12 @@ class _SharedKernel:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
         code.writeline(f"part = tl.program_id(0) % {schedule.parts}")
         code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0) // {schedule.parts}")
-        code.writeline(f"tiles = tl.cdiv({self.x.extent}, XBLOCK)")
+        if self.skew is None:
+            code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
+        else:
+            writer.shift(self.skew)
+            code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
+            code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
         self.columns("part")
         for stmt in self.nest.preamble:
             writer.statement(stmt)
@@ -102,6 +110,10 @@ class _SharedKernel:
     def columns(self, part: str) -> None:
         """The columns of a part, and which lanes have one."""
         cols, y = self.schedule.part_cols, self.y
+        if self.skew is not None:
+            self.code.writeline(f"end = tl.minimum({part} * {cols} + {cols}, {y.extent})")
+            self.writer.shifted_columns(f"{part} * {cols}", "end")
+            return
         self.code.writeline(f"{y.symbol} = {part} * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
@@ -114,23 +126,27 @@ class _SharedKernel:
         tile = self.tile_of(stage)
         start = f"({tile}) * XBLOCK" if not self.writer.wide else f"({tile}) * tl.full([], XBLOCK, tl.int64)"
         x = self.x
-        self.code.writeline(f"{x.symbol} = {start} + tl.arange(0, XBLOCK)[:, None]")
+        if self.skew is None:
+            self.code.writeline(f"{x.symbol} = {start} + tl.arange(0, XBLOCK)[:, None]")
+        else:
+            self.writer.shifted_rows(tile)
         before = f"({x.symbol} >= 0) & " if stage else ""
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
     def tile_of(self, stage: int, ahead: int = 0) -> str:
-        late = stage * self.schedule.depth * self.schedule.num_splits
-        ahead *= self.schedule.num_splits
+        late = stage * self.schedule.depth * self.step
+        ahead *= self.step
         return f"tile - {late - ahead}" if late > ahead else "tile"
 
     def record(self, stage: int, group: int, row: int, tile: str) -> str:
         """The record of a row of the tile that a stage works on, within what there is."""
-        tile = f"tl.minimum(tl.maximum({tile}, {SPLIT_SYMBOL}), tiles - 1)"
+        tile = f"tl.minimum(tl.maximum({tile}, begin), tiles - 1)"
+        row_of = f"({tile} * XBLOCK + {row})"
+        if self.skew is not None:
+            row_of = f"({row_of} * {self.skew.period} + first)"
         lanes = lanes_of(self.schedule.parts)
         first = self.exchanged.index(self.stages[stage - 1].groups[group][0])
-        return (
-            f"{pointer_of(WORDS)} + (({tile} * XBLOCK + {row}) * {len(self.exchanged)} + {first}) * {lanes}"
-        )
+        return f"{pointer_of(WORDS)} + ({row_of} * {len(self.exchanged)} + {first}) * {lanes}"
 
     # The loop.
 
@@ -142,11 +158,9 @@ class _SharedKernel:
         if self.exchanged:
             code.writeline("missed = tl.full([], 0, tl.int32)")
         for k, group, row in self.records():
-            code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, str(SPLIT_SYMBOL)))
-        turns = f"tiles + {last * schedule.depth * schedule.num_splits}" if last else "tiles"
-        code.writeline(
-            f"for tile in tl.range({SPLIT_SYMBOL}, {turns}, {schedule.num_splits}, num_stages=NUM_STAGES):"
-        )
+            code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
+        turns = f"tiles + {last * schedule.depth * self.step}" if last else "tiles"
+        code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
         with code.indent():
             for k in range(last, -1, -1):
                 self.loads(k)
@@ -200,9 +214,9 @@ class _SharedKernel:
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
         # A NaN of other bits than EMPTY.
         value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
-        self.code.writeline(
-            f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {self.x.symbol} < tiles * XBLOCK)"
-        )
+        there = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
+        there = f"({self.x.symbol} >= 0) & ({there})" if k else there
+        self.code.writeline(f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {there})")
 
     def totals(self, k: int) -> None:
         """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
@@ -313,9 +327,7 @@ class _SharedKernel:
         code.writeline("if missed > 0:")
         with code.indent():
             self.empty_accumulators()
-            code.writeline(
-                f"for tile in tl.range({SPLIT_SYMBOL}, tiles, {self.schedule.num_splits}, num_stages=1):"
-            )
+            code.writeline(f"for tile in tl.range(begin, tiles, {self.step}, num_stages=1):")
             with code.indent():
                 self.rows(0)
                 for stage in self.stages[:-1]:

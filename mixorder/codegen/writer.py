@@ -15,6 +15,7 @@ import torch
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
+from ..loops.alignment import Skew
 from ..loops.ir import (
     AMAX,
     AMIN,
@@ -35,11 +36,15 @@ from ..loops.ir import (
     Statement,
     Store,
 )
-from ..loops.split import NUM_SPLITS
+from ..loops.split import NUM_SPLITS, SPLIT_SYMBOL
 from .ops import OpPrinter
 from .source import KernelSource, LaunchConfig
 
 _INT32_LIMIT = 2**31
+
+# Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
+SKEWED = "start + lane_offset"
+NEAR, WHOLE = "near", "whole"
 
 # The Triton function that reduces one tile dim; each propagates NaN as eager does.
 _TILE_REDUCE = {
@@ -92,6 +97,7 @@ class Writer:
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
+        self.skew: Skew | None = None
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
@@ -148,13 +154,14 @@ class Writer:
     def load(self, stmt: Load) -> None:
         buffer = self.program.buffer(stmt.buffer)
         symbols, varies = self.symbols(stmt.index), self.deps[stmt.name]
-        mask = self.mask(varies)
+        skewed = self.skewed(stmt.index)
+        mask = self.mask(varies, NEAR if skewed else None)
         if stmt.predicate is not None:
             predicate = self.predicate(stmt.predicate.name)
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction(stmt)
-        pointer = f"{pointer_of(stmt.buffer)} + ({texpr(stmt.index)})"
+        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else texpr(stmt.index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
@@ -256,9 +263,16 @@ class Writer:
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
+        pointer = pointer_of(self.program.buffer(buffer).over or buffer)
+        if self.skewed(index):
+            for columns in (WHOLE, f"{self.dims[1].mask} & ~{WHOLE}"):
+                self.code.writeline(
+                    f"tl.store({pointer} + ({SKEWED}), {value}, {self.mask(symbols, columns)})"
+                )
+            return
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""
-        pointer = f"{pointer_of(self.program.buffer(buffer).over or buffer)} + ({texpr(index)})"
+        pointer = f"{pointer} + ({texpr(index)})"
         if not symbols or symbols - self.symbols(index):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
@@ -275,8 +289,47 @@ class Writer:
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled
 
-    def mask(self, symbols: frozenset[sympy.Symbol]) -> str:
-        return " & ".join(d.mask for d in self.dims if d.masked and d.symbol in symbols)
+    def mask(self, symbols: frozenset[sympy.Symbol], columns: str | None = None) -> str:
+        """The condition for what varies over `symbols`; `columns` instead of the last dim's own."""
+        masks = {d.symbol: d.mask for d in self.dims if d.masked and d.symbol in symbols}
+        if columns is not None:
+            masks[self.dims[1].symbol] = columns
+        return " & ".join(masks.values())
+
+    # Rows that do not start at a boundary of wide accesses.
+
+    def skewed(self, index: sympy.Expr) -> bool:
+        """Whether an access is to a tile of such rows."""
+        return self.skew is not None and self.symbols(index) == self.tiled
+
+    def shift(self, skew: Skew) -> None:
+        """The offset of this program's rows from a boundary. Each of its programs has rows `period` apart."""
+        self.skew = skew
+        self.code.writeline(f"first = {SPLIT_SYMBOL} % {skew.period}")
+        self.code.writeline(f"shift = (first * {skew.stride}) % {skew.elements}")
+
+    def shifted_columns(self, start: str, end: str) -> None:
+        """Columns `start` to `end`, shifted so that lanes begin at a boundary. `whole`: an access has nothing
+        but columns of ours; `near`: some."""
+        assert self.skew is not None
+        y, n = self.dims[1], self.skew.elements
+        self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
+        self.code.writeline(f"{y.symbol} = lane_offset - shift")
+        self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
+        group = f"({start} - shift + tl.arange(0, R0_BLOCK)[None, :] // {n} * {n})"
+        self.code.writeline(f"{NEAR} = {group} < {end}")
+        self.code.writeline(f"{WHOLE} = ({group} >= {start}) & ({group} <= {end} - {n})")
+
+    def shifted_rows(self, tile: str) -> None:
+        """Every `period`-th row from `first`, and where their columns begin."""
+        assert self.skew is not None
+        x, skew = self.dims[0], self.skew
+        wide = "XBLOCK" if not self.wide else "tl.full([], XBLOCK, tl.int64)"
+        rows = f"({tile}) * {wide} + tl.arange(0, XBLOCK)[:, None]"
+        self.code.writeline(f"{x.symbol} = ({rows}) * {skew.period} + first")
+        # Divided and multiplied, so that Triton sees that it is a multiple (a hint does not survive one row).
+        n = skew.elements
+        self.code.writeline(f"start = ({x.symbol} * {skew.stride} - shift) // {n} * {n}")
 
 
 def pointer_of(buffer: str) -> str:

@@ -63,17 +63,18 @@ def lanes_of(parts: int) -> int:
     return 1 << (parts - 1).bit_length()
 
 
-def share(program: LoopProgram, parts: int, xblock: int) -> LoopProgram:
+def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> LoopProgram:
     """Cut the main nest into stages, for `parts` programs that deal with `xblock` rows at a time.
 
     Accumulations run in the last stage, where their operands are at hand. The buffer for the exchange has,
     for each row of each tile and each reduction, as many words as `parts`, rounded up to a power of two.
+    The rows of a tile are `period` apart.
     """
     main, *others = program.nests
     main = _Stages(main).rebuilt()
     buffers = program.buffers
     if count := sum(len(s.values) for s in main.body if isinstance(s, Exchange)):
-        rows = program.tile_axes[0].size + (xblock - 1)
+        rows = program.tile_axes[0].size + (xblock * period - 1)
         words = rows * count * lanes_of(parts)
         buffers = (*buffers, Buffer(WORDS, BufferRole.WORDS, torch.int32, (words,), (sympy.S.One,)))
     return dataclasses.replace(program, buffers=buffers, nests=(main, *others))

@@ -53,6 +53,8 @@ class Space:
         varied = {name for part in PARTS for name in part}
         if not differing(schedule, self.start) <= varied:
             return False
+        if schedule.num_splits % schedule.period:
+            return False
         return self._in_range(schedule) and self._fits(schedule)
 
     def _in_range(self, schedule: Schedule) -> bool:

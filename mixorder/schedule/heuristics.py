@@ -20,6 +20,7 @@ import dataclasses
 import math
 
 from ..errors import DeclineReason, TooWide
+from ..loops.alignment import skew_of
 from ..loops.ir import AxisClass, Load, LoopProgram
 from . import cost
 from .device import DeviceInfo
@@ -46,6 +47,8 @@ class Workload:
     tile loads, also of what a gather reads again or many rows share. `held_words`: 32-bit words that it keeps
     in registers from one reduction to the next (`cost.held_words`). `instructions`: machine instructions
     that compute with it (`cost.instructions`). `rereads`: tile loads of what an earlier stage has read.
+    `period`: how many rows on a row lies relative to a boundary of wide accesses as one does, 1 if all do;
+    `slack`: lanes that a program then needs beyond its columns (`loops.alignment`).
     """
 
     rows: int
@@ -56,6 +59,8 @@ class Workload:
     instructions: int = 0
     rereads: int = 0
     kept: int = 1
+    period: int = 1
+    slack: int = 0
 
     @property
     def numel(self) -> int:
@@ -67,6 +72,7 @@ def workload(program: LoopProgram) -> Workload:
     (row, col), kept = program.tile_axes, program.axis(AxisClass.KEPT)
     body = program.nests[0].body
     tiles = [s for s in body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
+    skew = skew_of(program)
     size = program.hint(row.size) * int(col.size) * (1 if kept is None else int(kept.size))
     streamed = {s.buffer for s in tiles if program.hint(program.buffer(s.buffer).numel) >= size}
     return Workload(
@@ -78,6 +84,8 @@ def workload(program: LoopProgram) -> Workload:
         instructions=cost.instructions(program),
         rereads=sum(s.again for s in tiles),
         kept=1 if kept is None else int(kept.size),
+        period=1 if skew is None else skew.period,
+        slack=0 if skew is None else skew.elements - 1,
     )
 
 
@@ -102,7 +110,9 @@ def choose(
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
     num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
-    return Schedule(tile, r0_block, num_splits, final_block=min(16, r0_block), final_warps=4)
+    period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
+    num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
+    return Schedule(tile, r0_block, num_splits, final_block=min(16, r0_block), final_warps=4, period=period)
 
 
 def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]:

@@ -23,7 +23,8 @@ class Schedule:
 
     `r0_block` is the power of two that holds a part, `part_cols` columns of a row. Where there are several
     parts, a program goes on with `depth` tiles before it needs what the others have to say of one. The
-    finalisation reduces `num_splits` partials for `final_block` columns per program.
+    finalisation reduces `num_splits` partials for `final_block` columns per program. The rows of a program
+    are `period` apart, so that they all start at the same distance from a boundary of wide memory accesses.
     """
 
     tile: Tile
@@ -34,6 +35,7 @@ class Schedule:
     parts: int = 1
     part_cols: int = 0
     depth: int = 0
+    period: int = 1
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))

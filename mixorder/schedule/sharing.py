@@ -18,6 +18,7 @@ import dataclasses
 import math
 
 from ..errors import Decline, DeclineReason, TooWide
+from ..loops.alignment import skew_of
 from ..loops.ir import Carry, Exchange, Load, LoopProgram, PartialAccumulate
 from ..loops.share import share
 from .cost import REGISTER_OVERHEAD, words_of
@@ -43,7 +44,7 @@ class SharedWork:
 
     `load_bytes` stream in; `held_bytes` are carried, times the stages that they are carried for.
     `column_words`: 32-bit words of accumulators and column vectors, per column. `exchanged`: reductions of
-    the stage that has most.
+    the stage that has most. `period`: as in `heuristics.Workload`.
     """
 
     rows: int
@@ -52,6 +53,7 @@ class SharedWork:
     held_bytes: int
     column_words: int
     exchanged: int
+    period: int = 1
 
 
 def shared_workload(program: LoopProgram) -> SharedWork:
@@ -71,6 +73,7 @@ def shared_workload(program: LoopProgram) -> SharedWork:
         column_words=sum(map(words_of, columns))
         + sum((1 + s.compensated) * words_of(program.buffer(s.buffer)) for s in partials),
         exchanged=max((len(s.values) for s in main.body if isinstance(s, Exchange)), default=0),
+        period=1 if (skew := skew_of(program)) is None else skew.period,
     )
 
 
@@ -107,23 +110,32 @@ def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> flo
 
 
 def _parts(work: SharedWork, r0_block: int) -> int:
-    return max(2, math.ceil(work.cols / r0_block))
+    """Shifted columns need up to an access more than there are."""
+    return max(2, math.ceil(work.cols / (r0_block - ALIGNMENT * (work.period > 1))))
+
+
+def _groups(work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
+    """Groups of programs that are resident at once."""
+    return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(work, r0_block)
 
 
 def _schedule(work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Schedule:
+    if work.period > _groups(work, device, tile, r0_block):
+        work = dataclasses.replace(work, period=1)
     part_cols = math.ceil(work.cols / _parts(work, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(work.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
     staged = per_sm * tile.xblock * r0_block * work.load_bytes
     stages = max(1, min(MAX_STAGES, 1 + device.shared_memory // max(1, staged)))
-    groups = max(1, per_sm * device.num_sm // parts)
+    groups = min(per_sm * device.num_sm // parts, math.ceil(work.rows / tile.xblock))
     return Schedule(
         dataclasses.replace(tile, num_stages=stages),
         r0_block,
-        num_splits=min(groups, math.ceil(work.rows / tile.xblock)),
+        num_splits=max(1, groups // work.period) * work.period,
         final_block=min(16, r0_block),
         final_warps=4,
         parts=parts,
         part_cols=part_cols,
         depth=depth,
+        period=work.period,
     )

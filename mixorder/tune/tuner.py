@@ -159,7 +159,7 @@ def _shared(problem: Problem) -> Iterator[tuple[str, tuple[LoopProgram, Space]]]
         check_shareable(problem.held)
         work = shared_workload(problem.held)
         for start in shared_schedules(work, problem.info) if problem.info.exchanges else ():
-            program = share(problem.held, start.parts, start.tile.xblock)
+            program = share(problem.held, start.parts, start.tile.xblock, start.period)
             yield _name(start), (program, SharedSpace(work, problem.info, start))
 
 
