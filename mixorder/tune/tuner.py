@@ -99,6 +99,10 @@ def tune(problem: Problem) -> Tuned | None:
     if (reason := reason_to_skip(problem.device)) is not None:
         log.info("%s: not tuned: %s", problem.name, reason)
         return None
+    if problem.schedule.parts > 1:
+        # The words are for this very tile, and all programs of a group must be resident at once.
+        log.info("%s: not tuned: programs share its rows", problem.name)
+        return None
     programs, spaces = variants(problem)
     key = key_of(problem, programs, spaces)
     folder = _cache_folder()

@@ -2,7 +2,7 @@
 
 Checked: shared memory within the target's limit for one program; no byte spilled on any NVIDIA target (there
 is no such reader for AMD's code here); no layout conversion in the loop over rows on sm_90, where one would
-go through shared memory for every tile.
+go through shared memory for every tile (slices of a row's totals aside, where programs share it).
 """
 
 from __future__ import annotations
@@ -38,8 +38,16 @@ A100 = DeviceInfo("A100", num_sm=108, shared_memory=166912, registers=65536, max
 B200 = dataclasses.replace(H200, name="B200", num_sm=148)
 RTX = DeviceInfo("RTX PRO 6000", num_sm=188, shared_memory=101376, registers=65536, max_threads=1536)
 MI300 = DeviceInfo(
-    "MI300X", num_sm=304, shared_memory=65536, registers=131072, max_threads=2048, warp_size=64
+    "MI300X",
+    num_sm=304,
+    shared_memory=65536,
+    registers=131072,
+    max_threads=2048,
+    warp_size=64,
+    exchanges=False,
 )
+# Of CUDA devices, those whose programs do not share rows: these are read twice there.
+ALONE = dataclasses.replace(H200, name="H200, no exchange", exchanges=False)
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),
     "sm_90": (GPUTarget("cuda", 90, 32), H200),
