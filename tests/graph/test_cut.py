@@ -81,7 +81,7 @@ def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
-    """Five compensated sums at 8192 columns hold more than one program's registers, but not than several's."""
+    """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
     record = record_of(many_sums(4096, 8192, 5))
     assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
 
