@@ -243,9 +243,12 @@ def test_a_region_that_is_declined_is_not_timed() -> None:
     assert len(records) == 1 and not FakeBench.built
 
 
+ALONE = dataclasses.replace(H200, exchanges=False)  # its programs cannot share a row
+
+
 def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
     region = graphs.only(make(8192, cols))
-    program, schedule, _ = graphs.kernels(region)
+    program, schedule, _ = graphs.kernels(region, ALONE)
     return tuner.Problem(
         "region0", "rms", graphs.merged(region), program, schedule, torch.device("cpu"), H200
     )
@@ -273,10 +276,21 @@ def test_the_other_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch
         return 20.0 if candidate.variant == tuner.HELD else 30.0
 
     monkeypatch.setattr(FakeBench, "us", staticmethod(us))
+    monkeypatch.setattr(pipeline, "device_info", lambda _: ALONE)
     plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
     tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
     assert "evict_last" in plain.kernels[0].text and "evict_last" not in tuned.kernels[0].text
     assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
+
+
+def test_rows_that_programs_share_are_not_tuned(caplog: pytest.LogCaptureFixture) -> None:
+    """The words fit one tile only, and programs that wait for each other must run at the same time."""
+    plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        record = run(STRICT, graphs.rms_norm_backward(8192, 12288))
+    assert record.tuning is None and record.kernels == plain.kernels and record.schedule.parts > 1
+    assert not FakeBench.built
+    assert "region0: not tuned: programs share its rows" in [r.getMessage() for r in caplog.records]
 
 
 def test_a_line_on_a_terminal_where_it_takes_long(
