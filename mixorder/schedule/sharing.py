@@ -22,6 +22,7 @@ from ..loops.ir import Carry, Exchange, Load, LoopProgram, PartialAccumulate
 from ..loops.share import share
 from .cost import REGISTER_OVERHEAD, words_of
 from .device import DeviceInfo
+from .heuristics import MAX_COLS
 from .schedule import Schedule, Tile
 
 TILE_BYTES = 32 * 1024  # loaded per multiprocessor and turn of the loop
@@ -79,17 +80,22 @@ def choose_shared(work: SharedWork, device: DeviceInfo) -> Schedule:
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, and no exchange on {device.name}")
     elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
+    # Smaller tiles hide less: only for rows that cannot be read twice instead.
+    for size in (elements, elements // 2) if work.cols > MAX_COLS else (elements,):
+        for xblock, r0_block, per_sm in _tiles(work, size):
+            if depth := _depth(work, size, xblock):
+                return _schedule(work, device, xblock, r0_block, per_sm, depth)
+    detail = f"{work.cols} columns of {work.held_bytes} bytes each in the registers of {MAX_PARTS} programs"
+    raise TooWide(work.column_words + work.held_bytes, detail)
+
+
+def _tiles(work: SharedWork, elements: int) -> list[tuple[int, int, int]]:
+    """Rows of a tile, columns of a part, and programs per multiprocessor; the best first."""
     tiles = [(2, elements // 4, 2), (2, elements // 2, 1), (1, elements, 1)]
     fitting = [t for t in tiles if _parts(work, t[1]) <= FEW_PARTS] or [
         t for t in tiles[-1:] if _parts(work, t[1]) <= MAX_PARTS
     ]
-    for xblock, r0_block, per_sm in fitting:
-        if xblock > work.rows:
-            continue
-        if depth := _depth(work, elements, xblock):
-            return _schedule(work, device, xblock, r0_block, per_sm, depth)
-    detail = f"{work.cols} columns of {work.held_bytes} bytes each in the registers of {MAX_PARTS} programs"
-    raise TooWide(work.column_words + work.held_bytes, detail)
+    return [t for t in fitting if t[0] <= work.rows]
 
 
 def _parts(work: SharedWork, r0_block: int) -> int:
