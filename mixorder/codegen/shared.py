@@ -37,6 +37,9 @@ from .exchange import MAX_WORDS, POLLS, Record, carried
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, pointer_of
 
+# Warps may have seen different words; the maximum is the same in all of them.
+_ANY_WARP = "tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)"
+
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
 
 
@@ -196,6 +199,8 @@ class _SharedKernel:
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
                 self.statement(stmt)
+        if k and self.stages[k].groups:
+            self.code.writeline(f"failed{k} = {_ANY_WARP}")
         for group in self.stages[k].groups:
             for reduce in group:
                 self.publish(reduce, k)
@@ -214,9 +219,10 @@ class _SharedKernel:
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
         # A NaN of other bits than EMPTY.
         value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
-        there = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
-        there = f"({self.x.symbol} >= 0) & ({there})" if k else there
-        self.code.writeline(f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {there})")
+        # Before its first tile, and after a wait in vain, a later stage has nothing that is true to tell.
+        known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
+        inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
+        self.code.writeline(f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {known}({inside}))")
 
     def totals(self, k: int) -> None:
         """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
@@ -322,8 +328,7 @@ class _SharedKernel:
     def again(self) -> None:
         """Where a wait was in vain: everything once more, the other programs' parts included."""
         code = self.code
-        # Warps may have seen different words; the maximum is the same in all of them.
-        code.writeline("missed = tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)")
+        code.writeline(f"missed = {_ANY_WARP}")
         code.writeline("if missed > 0:")
         with code.indent():
             self.empty_accumulators()

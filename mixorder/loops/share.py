@@ -115,7 +115,8 @@ class _Stages:
         key = (name, stage if self.deps[name] else 0)
         if key not in self.named:
             stmt = self.values[name]
-            new = name if name not in self.first else f"{name}.{stage}"
+            # Not `.1`: lowering has given such names to what an op is made of.
+            new = name if name not in self.first else f"{name}.in{stage}"
             first = self.first.setdefault(name, stage)
             if first < stage and isinstance(stmt, Load | Reduce):
                 source = self.named[name, first]

@@ -23,6 +23,7 @@ from ..loops.ir import Carry, Exchange, Load, LoopProgram, PartialAccumulate
 from ..loops.share import share
 from .cost import REGISTER_OVERHEAD, words_of
 from .device import DeviceInfo
+from .heuristics import MAX_COLS
 from .schedule import Schedule, Tile
 
 TILE_BYTES = 32 * 1024  # loaded per multiprocessor and turn of the loop
@@ -90,6 +91,12 @@ def choose_shared(work: SharedWork, device: DeviceInfo) -> Schedule:
 def shared_schedules(work: SharedWork, device: DeviceInfo) -> list[Schedule]:
     """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
     elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
+    # Smaller tiles hide less: only for rows that cannot be read twice instead.
+    sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
+    return [s for size in sizes for s in _laid_out(work, device, size)]
+
+
+def _laid_out(work: SharedWork, device: DeviceInfo, elements: int) -> list[Schedule]:
     found, others = [], []
     for xblock, per_sm, few in LAYOUTS:
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)

@@ -2,7 +2,7 @@
 
 Checked: shared memory within the target's limit for one program; no byte spilled on any NVIDIA target (there
 is no such reader for AMD's code here); no layout conversion in the loop over rows on sm_90, where one would
-go through shared memory for every tile.
+go through shared memory for every tile (slices of a row's totals aside, where programs share it).
 """
 
 from __future__ import annotations
@@ -40,14 +40,23 @@ A100 = DeviceInfo("A100", num_sm=108, shared_memory=166912, registers=65536, max
 B200 = dataclasses.replace(H200, name="B200", num_sm=148)
 RTX = DeviceInfo("RTX PRO 6000", num_sm=188, shared_memory=101376, registers=65536, max_threads=1536)
 MI300 = DeviceInfo(
-    "MI300X", num_sm=304, shared_memory=65536, registers=131072, max_threads=2048, warp_size=64
+    "MI300X",
+    num_sm=304,
+    shared_memory=65536,
+    registers=131072,
+    max_threads=2048,
+    warp_size=64,
+    exchanges=False,
 )
+# Of CUDA devices, those whose programs do not share rows: these are read twice there.
+ALONE = dataclasses.replace(H200, name="H200, no exchange", exchanges=False)
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),
     "sm_90": (GPUTarget("cuda", 90, 32), H200),
     "sm_100": (GPUTarget("cuda", 100, 32), B200),
     "sm_120": (GPUTarget("cuda", 120, 32), RTX),
     "gfx942": (GPUTarget("hip", "gfx942", 64), MI300),
+    "sm_90 alone": (GPUTarget("cuda", 90, 32), ALONE),
 }
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -65,12 +74,51 @@ def chained(rows: int, cols: int) -> Graph:
     return traced(function, full, full, full, ((cols,), bf16))
 
 
+def residual(rows: int, cols: int) -> Graph:
+    """RMSNorm's backward, and the gradient that goes around the norm."""
+
+    def function(dy: Any, x: Any, rstd: Any, w: Any, around: Any) -> Any:
+        dx, dw = torch.ops.aten._fused_rms_norm_backward(dy, x, [cols], rstd, w, [True, True])
+        return dx + around, dw
+
+    full = ((rows, cols), bf16)
+    return traced(function, full, full, ((rows, 1), f32), ((cols,), bf16), full)
+
+
+def two_stages(rows: int, cols: int) -> Graph:
+    """A row's scale from its largest value, then a sum that needs the scale, as in BitLinear."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        scale = 127.0 / x.to(f32).abs().amax(-1, keepdim=True).clamp(min=1e-5)
+        q, scaled = (x * scale).round(), dy * w
+        return (scaled - q * (q * scaled).sum(-1, keepdim=True)).to(bf16), (dy * q).sum(0)
+
+    full = ((rows, cols), bf16)
+    return traced(function, full, full, ((cols,), f32))
+
+
+SHARED: dict[str, Callable[[], Graph]] = {
+    **{
+        f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
+        for name, make in (("rms", graphs.rms_norm_backward), ("layer", graphs.layer_norm_backward))
+        for rows, cols in ((4096, 16384), (8192, 32768), (2048, 65536), (1000, 131072))
+    },
+    "rms_ragged": functools.partial(graphs.rms_norm_backward, 1001, 20000),
+    "rms_fp32": functools.partial(graphs.rms_norm_backward, 4096, 16384, f32),
+    "layer_fp32_wide": functools.partial(graphs.layer_norm_backward, 1024, 65536, f32),
+    "rms_weight_fp32": functools.partial(graphs.rms_norm_backward, 4096, 16384, bf16, f32),
+    "residual": functools.partial(residual, 4096, 16384),
+    "two_stages": functools.partial(two_stages, 4096, 16384),
+}
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     **{
         f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
         for name, make in (("rms", graphs.rms_norm_backward), ("layer", graphs.layer_norm_backward))
-        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256), (4096, 16384))
+        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256))
     },
+    **SHARED,
     "layer_fp32": functools.partial(graphs.layer_norm_backward, 8192, 2048, f32),
     "rms_fp16_ragged": functools.partial(graphs.rms_norm_backward, 10007, 1000, f16, f32),
     "rope": functools.partial(graphs.rope_backward, 4, 4096, 32, 128),
@@ -78,8 +126,17 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 }
 
 
-# Two accumulators and a weight of 16384 columns leave few registers.
-SPILLED = {"layer_4096x16384": 256, "rms_4096x16384": 64}
+# Bytes per thread. Alone, a program that holds two accumulators and a weight of 16384 columns has few
+# registers left; in the others' case ptxas takes a few more than were estimated.
+SPILLED = {
+    ("sm_90 alone", "layer_4096x16384"): 256,
+    ("sm_90 alone", "rms_4096x16384"): 64,
+    ("sm_90", "rms_weight_fp32"): 32,
+    ("sm_120", "rms_weight_fp32"): 96,
+    ("sm_100", "layer_fp32_wide"): 48,
+    ("sm_120", "layer_fp32_wide"): 80,
+    **{(target, "two_stages"): 288 for target in TARGETS},
+}
 
 
 @functools.cache
@@ -134,6 +191,8 @@ def main_loop(ttgir: str) -> Iterator[str]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_fit_the_target(target: str, graph: str, tmp_path: Path) -> None:
     gpu, device = TARGETS[target]
+    if graph in SHARED and not device.exchanges and "4096x16384" not in graph:
+        pytest.skip("needs programs that share a row")
     program, sources = generated(graph, device)
     for source in sources:
         kernel = compiled(program, source, gpu)
@@ -142,7 +201,7 @@ def test_kernels_fit_the_target(target: str, graph: str, tmp_path: Path) -> None
             spills = spilled(kernel, tmp_path)
             if spills is None:
                 pytest.skip(f"cuobjdump reads no {target}")
-            assert spills <= SPILLED.get(graph, 0)
+            assert spills <= SPILLED.get((target, graph), 0)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -151,18 +210,33 @@ def test_no_layout_conversion_in_the_main_loop(graph: str) -> None:
     program, (main, _) = generated(graph, device)
     loop = list(main_loop(compiled(program, main, gpu).asm["ttgir"]))
     assert any("tt.reduce" in line for line in loop) and any("tt.store" in line for line in loop)
-    assert [line for line in loop if "ttg.convert_layout" in line] == []
+    converted = [line for line in loop if "ttg.convert_layout" in line]
+    # A part's reductions are converted, one value for each row of the tile, where they are told to others.
+    small = [line for line in converted if graph in SHARED and re.search(r": tensor<[12]xf32, ", line)]
+    assert converted == small
 
 
 @pytest.mark.parametrize("graph", ["rms_4096x16384", "layer_4096x16384"])
 def test_a_row_that_is_read_twice_is_not_held(graph: str) -> None:
     """Triton would make one load of two that are alike, and hold the tile."""
-    gpu, device = TARGETS["sm_90"]
+    gpu, device = TARGETS["sm_90 alone"]
     program, (main, _) = generated(graph, device)
     loop = "\n".join(main_loop(compiled(program, main, gpu).asm["ttgir"]))
     reads = loop.count("ttg.async_copy_global_to_local") + loop.count("tt.load")
     in_program = [s for s in program.nests[0].body if isinstance(s, Load)]
     assert reads == len(in_program) and sum(s.again for s in in_program) >= 2
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if TARGETS[t][1].exchanges])
+@pytest.mark.parametrize("graph", SHARED)
+def test_every_full_tile_of_a_shared_row_is_pipelined(graph: str, target: str) -> None:
+    """Each is read once, ahead of its turn, and none waits for what other programs have to say."""
+    gpu, device = TARGETS[target]
+    program, (main, _) = generated(graph, device)
+    loop = "\n".join(main_loop(compiled(program, main, gpu).asm["ttgir"]))
+    nest, tile = program.nests[0], {axis.symbol for axis in program.tile_axes}
+    full = [s for s in nest.body if isinstance(s, Load) and tile <= s.index.free_symbols]
+    assert loop.count("ttg.async_copy_global_to_local") >= len(full) > 0 and "tt.load" not in loop
 
 
 @pytest.mark.parametrize("graph", ["rms_32768x768", "layer_8192x8192"])

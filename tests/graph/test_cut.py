@@ -81,7 +81,7 @@ def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
-    """Five compensated sums at 8192 columns: too much for the registers of one program, not of several."""
+    """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
     record = record_of(many_sums(4096, 8192, 5))
     assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
 

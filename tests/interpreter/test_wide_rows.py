@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from mixorder.interpret import _map_libdevice, compile_for_interpreter
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.reload import reload
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
 
 from cases import CASES  # isort: skip
 
@@ -39,6 +41,13 @@ WIDE: dict[str, Callable[[int], nn.Module]] = {
     "hf": HFRMSNorm,
     "residual": WithResidual,
 }
+
+
+@pytest.fixture(autouse=True)
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device whose programs cannot share a row: tests/interpreter/test_shared_rows.py has the others."""
+    alone = dataclasses.replace(H200, exchanges=False)
+    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])

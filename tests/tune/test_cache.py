@@ -72,7 +72,7 @@ CHANGES: dict[str, Any] = {
         "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2, "num_warps": True, "num_stages": 3}}
     },
     "field_of_another_version": {
-        "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2, "num_warps": 4, "num_stages": 3}, "planes": 2}
+        "schedule": {**vars(SCHEDULE), "tile": {"xblock": 2, "num_warps": 4, "num_stages": 3}, "slices": 2}
     },
 }
 

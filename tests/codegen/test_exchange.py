@@ -1,0 +1,263 @@
+"""The words that programs exchange: as PTX, as ptxas takes it, and as the interpreter understands it."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import triton
+from expecttest import TestCase
+
+from mixorder.codegen.exchange import EMPTY, MAX_WORDS, POLLS, Record, carried, interpreted
+from mixorder.loops.ir import AMAX, AMIN, PROD, SUM, ReductionKind
+
+KINDS = (SUM, PROD, AMAX, AMIN)
+PARTS = range(2, MAX_WORDS + 1)
+PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+JOIN = {SUM: numpy.add, PROD: numpy.multiply, AMAX: numpy.maximum, AMIN: numpy.minimum}
+BITS = {SUM: 0.0, PROD: 1.0, AMAX: -numpy.inf, AMIN: numpy.inf}
+
+
+def call_of(text: str) -> tuple[str, str, int]:
+    """The asm, the constraints, and the number of arguments of an `inline_asm_elementwise`."""
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.inline_asm_elementwise"
+    asm, constraints, args = call.args
+    assert (
+        isinstance(asm, ast.Constant) and isinstance(constraints, ast.Constant) and isinstance(args, ast.List)
+    )
+    keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    assert keywords["is_pure"] == "True"
+    return asm.value, constraints.value, len(args.elts)
+
+
+def records() -> list[Record]:
+    every = itertools.product(KINDS, range(1, 5), PARTS)
+    return [r for r in itertools.starmap(Record, every) if r.values * r.lanes <= MAX_WORDS]
+
+
+class TestWhole(TestCase):
+    maxDiff = None
+
+    def test_peek(self) -> None:
+        self.assertExpectedInline(
+            call_of(Record(SUM, 2, 12).peek("p"))[0].replace("; ", ";\n"),
+            """\
+/* mixorder peek sum values=2 parts=12 */ { .reg .pred q;
+.reg .b32 l, k;
+.reg .b64 a;
+mov.u32 l, %laneid;
+and.b32 k, l, 15;
+setp.lt.u32 q, k, 12;
+setp.lt.and.u32 q, l, 32, q;
+mad.wide.u32 a, l, 4, $1;
+mov.b32 $0, 0x00000000;
+@q ld.relaxed.gpu.global.b32 $0, [a];
+}""",
+        )
+
+    def test_total(self) -> None:
+        text = call_of(Record(AMAX, 2, 12).total("p", "seen", "polls"))[0]
+        self.assertExpectedInline(
+            text.replace("; ", ";\n"),
+            """\
+/* mixorder total amax values=2 parts=12 */ { .reg .pred p, m;
+.reg .b32 n, v, w;
+ .reg .pred q;
+.reg .b32 l, k;
+.reg .b64 a;
+mov.u32 l, %laneid;
+and.b32 k, l, 15;
+setp.lt.u32 q, k, 12;
+setp.lt.and.u32 q, l, 32, q;
+mad.wide.u32 a, l, 4, $3;
+mov.b32 v, $4;
+mov.b32 n, $5;
+again: setp.eq.s32 p, v, -1;
+vote.sync.any.pred m, p, -1;
+selp.b32 $0, 0, 1, m;
+setp.ne.and.u32 m, n, 0, m;
+@!m bra done;
+@q ld.relaxed.gpu.global.b32 v, [a];
+sub.u32 n, n, 1;
+bra again;
+done: shfl.sync.bfly.b32 w, v, 8, 31, -1;
+max.NaN.f32 v, v, w;
+shfl.sync.bfly.b32 w, v, 4, 31, -1;
+max.NaN.f32 v, v, w;
+shfl.sync.bfly.b32 w, v, 2, 31, -1;
+max.NaN.f32 v, v, w;
+shfl.sync.bfly.b32 w, v, 1, 31, -1;
+max.NaN.f32 v, v, w;
+shfl.sync.idx.b32 $1, v, 0, 31, -1;
+shfl.sync.idx.b32 $2, v, 16, 31, -1;
+}""",
+        )
+
+
+def test_constraints_name_every_operand() -> None:
+    for record in records():
+        for text, results in ((record.peek("p"), 1), (record.total("p", "s", "n"), 1 + record.values)):
+            asm, constraints, args = call_of(text)
+            operands = constraints.split(",")
+            assert len(operands) == results + args
+            assert [c.startswith("=") for c in operands] == [True] * results + [False] * args
+            assert {int(n) for n in re.findall(r"\$(\d+)", asm)} == set(range(results + args))
+            assert asm.count("{") == asm.count("}")
+
+
+def test_a_result_is_no_operand_while_operands_are_read() -> None:
+    """`total` writes its flag in a loop that still reads the pointer: a result has its own register."""
+    _, constraints, _ = call_of(Record(SUM, 2, 8).total("p", "s", "n"))
+    assert [c for c in constraints.split(",") if "=" in c] == ["=&r", "=&f", "=&f"]
+
+
+TYPES = {"r": "b32", "f": "f32", "l": "b64"}
+
+
+def as_ptx(asm: str, constraints: str) -> str:
+    """A kernel that has the asm twice, as a loop's prologue and body have it."""
+    operands = [c.strip("=&") for c in constraints.split(",")]
+    declared = "\n".join(f".reg .{TYPES[c]} o{i};" for i, c in enumerate(operands))
+    filled = "\n".join(
+        f"ld.param.u64 o{i}, [p];" if c == "l" else f"mov.{TYPES[c]} o{i}, {'0f00000000' if c == 'f' else 0};"
+        for i, c in enumerate(operands)
+    )
+    body = re.sub(r"\$(\d+)", r"o\1", asm)
+    stored = "\n".join(
+        f"st.global.{TYPES[c]} [o{operands.index('l')}], o{i};" for i, c in enumerate(operands) if c != "l"
+    )
+    return (
+        f".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{{\n{declared}\n"
+        f"{filled}\n{body}\n{body}\n{stored}\nret;\n}}\n"
+    )
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_ptxas_takes_it(kind: ReductionKind, target: str, tmp_path: Path) -> None:
+    for values, parts in ((1, 2), (1, 32), (2, 12), (4, 8), (8, 3)):
+        record = Record(kind, values, parts)
+        for text in (record.peek("p"), record.total("p", "s", "n")):
+            asm, constraints, _ = call_of(text)
+            source = tmp_path / "kernel.ptx"
+            source.write_text(as_ptx(asm, constraints))
+            command = [PTXAS, f"-arch={target}", source, "-o", tmp_path / "kernel.cubin"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+
+
+def test_a_read_of_every_record_fits_a_warp() -> None:
+    assert all(r.values * r.lanes <= 32 and r.parts <= r.lanes < 2 * r.parts for r in records())
+    assert POLLS > 0
+
+
+def interpret(text: str, *args: Any) -> list[Any]:
+    found = interpreted(call_of(text)[0], [numpy.array(a) for a in args])
+    assert found is not None
+    return found
+
+
+def words_of(record: Record, values: numpy.ndarray) -> numpy.ndarray:
+    """A record in memory: the parts' values, and whatever lies in the words that no part has."""
+    words = numpy.full((record.values, record.lanes), EMPTY, numpy.int32)
+    words[:, : record.parts] = values.astype(numpy.float32).view(numpy.int32)
+    return words
+
+
+def totals(record: Record, words: numpy.ndarray) -> tuple[int, list[numpy.float32]]:
+    seen = interpret(record.peek("p"), words.ctypes.data)
+    flag, *values = interpret(record.total("p", "s", "n"), words.ctypes.data, seen[0], POLLS)
+    return int(flag), list(values)
+
+
+def butterfly(record: Record, values: numpy.ndarray) -> numpy.ndarray:
+    """What 32 lanes of a warp make of one reduction's parts: each step joins a lane with another one."""
+    lanes = numpy.full(record.lanes, BITS[record.kind], numpy.float32)
+    lanes[: record.parts] = values
+    step = record.lanes // 2
+    while step:
+        lanes = JOIN[record.kind](lanes, lanes[numpy.arange(record.lanes) ^ step])
+        step //= 2
+    assert len(set(lanes.view(numpy.int32))) == 1  # in whatever lane it is asked for
+    return lanes[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_totals_are_those_of_a_warp(kind: ReductionKind) -> None:
+    rng = numpy.random.default_rng(0)
+    for record in [r for r in records() if r.kind is kind]:
+        values = rng.normal(size=(record.values, record.parts)).astype(numpy.float32)
+        flag, found = totals(record, words_of(record, values))
+        expected = [butterfly(record, row) for row in values]
+        assert flag == 1
+        assert [v.item() for v in found] == [v.item() for v in expected]  # bit for bit: not close, equal
+
+
+def test_the_order_of_a_sum_is_that_of_the_lanes() -> None:
+    """Halves are joined first: another order would round otherwise, and the second attempt has this one."""
+    values = numpy.array([[1e8, 1.0, -1e8, 1.0]], numpy.float32)
+    _, (total,) = totals(Record(SUM, 1, 4), words_of(Record(SUM, 1, 4), values))
+    assert total == 2.0 != ((values[0, 0] + values[0, 1]) + values[0, 2]) + values[0, 3]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 17, 32])
+def test_a_missing_word_is_noticed(parts: int) -> None:
+    for values in range(1, MAX_WORDS // Record(SUM, 1, parts).lanes + 1):
+        record = Record(SUM, values, parts)
+        for value, part in itertools.product(range(values), range(parts)):
+            words = words_of(record, numpy.ones((values, parts)))
+            words[value, part] = EMPTY
+            assert totals(record, words)[0] == 0
+            words[value, part] = 0
+            assert totals(record, words)[0] == 1
+
+
+def test_what_no_part_has_is_not_waited_for() -> None:
+    record = Record(SUM, 1, 5)
+    flag, (total,) = totals(record, words_of(record, numpy.ones((1, 5))))
+    assert (flag, total) == (1, 5.0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001])
+def test_nan_is_a_value_and_comes_through(kind: ReductionKind, bits: int) -> None:
+    record = Record(kind, 2, 3)
+    words = words_of(record, numpy.ones((2, 3)))
+    words[0, 1] = bits
+    flag, (first, second) = totals(record, words)
+    assert flag == 1 and numpy.isnan(first) and numpy.isfinite(second)
+
+
+def test_empty_is_a_nan_that_no_part_is_told_as() -> None:
+    """A part that is NaN is written as another one (`shared.publish`)."""
+    assert numpy.isnan(numpy.array(EMPTY, numpy.int32).view(numpy.float32))
+    assert numpy.array(float("nan"), numpy.float32).view(numpy.int32) != EMPTY
+
+
+def test_extremes_of_infinities() -> None:
+    for kind, worst in ((AMAX, -numpy.inf), (AMIN, numpy.inf)):
+        record = Record(kind, 1, 3)
+        assert totals(record, words_of(record, numpy.full((1, 3), worst))) == (1, [worst])
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "pack"), [(8, "tl.int8", 4), (16, "tl.bfloat16", 2), (32, "tl.float32", 1)]
+)
+def test_what_is_carried_stays_the_same(bits: int, dtype: str, pack: int) -> None:
+    text = carried("held", bits, dtype)
+    assert f"pack={pack}" in text and f"dtype={dtype}" in text
+    values = numpy.arange(8, dtype=numpy.int32)
+    (same,) = interpret(text, values)
+    assert same.tolist() == values.tolist()
+
+
+def test_other_asm_is_left_to_the_interpreter() -> None:
+    assert interpreted("mov.b32 $0, $1;", [numpy.zeros(1)]) is None
+    assert interpreted("/* mixorder-like */ mov.b32 $0, $1;", [numpy.zeros(1)]) is None
