@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
 Step = Callable[[], Sequence[Tensor]]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,13 +43,17 @@ _NODE_KINDS = {0: "kernels", 1: "memcpys", 2: "memsets"}
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the benchmark. The dtypes are names such as "bf16"."""
+    """One row of the benchmark. The dtypes are names such as "bf16".
+
+    `residual`: x goes on beside the norm, so that its gradient has a second part, which is added to dx.
+    """
 
     norm: str
     dtype: str
     weight_dtype: str
     rows: int
     cols: int
+    residual: bool = False
 
     @property
     def shape(self) -> str:
@@ -135,7 +139,8 @@ class Report:
         """Rows of one norm and one pair of dtypes under a title; only rows that have results."""
         tables: dict[str, list[Row]] = {}
         for row in self.rows:
-            title = f"{row.case.norm} {row.case.dtype} (weights {row.case.weight_dtype})"
+            form = " and residual" if row.case.residual else ""
+            title = f"{row.case.norm}{form} {row.case.dtype} (weights {row.case.weight_dtype})"
             if row.results or row.limit_medians:
                 tables.setdefault(title, []).append(row)
         return tables
@@ -292,13 +297,17 @@ def count_profiled(step: Step, stream: torch.cuda.Stream) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Operands of a norm backward: x and dy (rows, cols), w and b (cols); no b for RMSNorm."""
+    """Operands of a norm backward: x and dy (rows, cols), w and b (cols); no b for RMSNorm.
+
+    `residual` (rows, cols): the gradient of x beside the norm's, if there is one.
+    """
 
     x: Tensor
     dy: Tensor
     w: Tensor
     b: Tensor | None
     eps: float
+    residual: Tensor | None = None
 
     def leaves(self) -> list[Tensor]:
         """Fresh leaves that share storage with x, w and, where there is one, b."""
@@ -316,7 +325,8 @@ def make_inputs(case: Case, device: str) -> Inputs:
     x, dy = (normal(case.rows, case.cols).to(dtype) for _ in range(2))
     w = (1 + 0.5 * normal(case.cols)).to(weight_dtype)
     b = normal(case.cols).to(weight_dtype) if case.norm == "layer" else None
-    return Inputs(x, dy, w, b, EPS[case.norm])
+    residual = normal(case.rows, case.cols).to(dtype) if case.residual else None
+    return Inputs(x, dy, w, b, EPS[case.norm], residual)
 
 
 def reference_gradients(inputs: Inputs, chunk_elements: int = 2**24) -> list[Tensor]:
@@ -339,6 +349,8 @@ def reference_gradients(inputs: Inputs, chunk_elements: int = 2**24) -> list[Ten
         wdy = dy * w
         inner = wdy - x_hat * (wdy * x_hat).mean(1, keepdim=True)
         dx[chunk] = rstd * (inner - wdy.mean(1, keepdim=True) if centred else inner)
+        if inputs.residual is not None:
+            dx[chunk] += inputs.residual[chunk].double()
         dw += (dy * x_hat).sum(0)
         db += dy.sum(0)
     return [dx, dw, db] if centred else [dx, dw]
@@ -390,12 +402,16 @@ class Lab:
 
 
 class Limit:
-    """The yardstick, `torch.add(x, dy, out=dx)` in a CUDA graph; idle where no times are wanted."""
+    """The yardstick, `torch.add(x, dy, out=dx)` in a CUDA graph, or, with a residual, the sum of three
+    tensors as Inductor compiles it; idle where no times are wanted."""
 
     def __init__(self, inputs: Inputs, lab: Lab) -> None:
         dx = torch.empty_like(inputs.x) if lab.flush is not None else None
+        three = torch.compile(lambda x, dy, residual: x + dy + residual, dynamic=False)
 
         def add() -> Sequence[Tensor]:
+            if inputs.residual is not None:
+                return [three(inputs.x, inputs.dy, inputs.residual)]
             return [torch.add(inputs.x, inputs.dy, out=dx)]
 
         self.lab = lab
@@ -417,8 +433,10 @@ def measure(forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: 
         leaves = inputs.leaves()
         y = forward(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None)
 
+        incoming = inputs.dy if inputs.residual is None else (inputs.dy, inputs.residual)
+
         def step() -> Sequence[Tensor]:
-            return torch.autograd.grad(y, leaves, inputs.dy, retain_graph=True)
+            return torch.autograd.grad(y, leaves, incoming, retain_graph=True)
 
         for _ in range(3):
             gradients = step()

@@ -47,9 +47,12 @@ class Absent(Exception):
 
 def _norm(case: Case) -> Forward:
     shape, eps = (case.cols,), EPS[case.norm]
-    if case.norm == "rms":
-        return lambda x, w, b: F.rms_norm(x, shape, w, eps)
-    return lambda x, w, b: F.layer_norm(x, shape, w, b, eps)
+
+    def plain(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.rms_norm(x, shape, w, eps) if case.norm == "rms" else F.layer_norm(x, shape, w, b, eps)
+
+    # A clone, for what a graph returns as it came in is added up outside of it.
+    return (lambda x, w, b: (plain(x, w, b), x.clone())) if case.residual else plain
 
 
 def usable_options(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -80,6 +83,8 @@ def mixorder(case: Case, **extra: Any) -> Forward:
 
 def liger(case: Case) -> Forward:
     """Out of place: a replayed in-place backward would read the dx of the replay before as dy."""
+    if case.residual:
+        raise Absent("takes no residual")
     try:
         from liger_kernel.ops.layer_norm import LigerLayerNormFunction
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -92,6 +97,8 @@ def liger(case: Case) -> Forward:
 
 
 def quack(case: Case) -> Forward:
+    if case.residual:
+        raise Absent("takes no residual")
     try:
         from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm
     except ImportError as error:
@@ -317,10 +324,11 @@ def draw_charts(report: Report, out: Path) -> None:
         axes.set_xticks(range(len(rows)), [row.case.shape for row in rows], rotation=20)
         axes.set_ylabel("% of torch.add(x, dy, out=dx)")
         case = rows[0].case
+        form = "_residual" if case.residual else ""
         axes.set_title(f"{case.norm} norm backward, {case.dtype}, {report.meta['device']}")
         axes.legend(ncols=len(names), fontsize="small", loc="lower center")
         figure.tight_layout()
-        figure.savefig(out / f"bench_{case.norm}_{case.dtype}_w{case.weight_dtype}.png", dpi=120)
+        figure.savefig(out / f"bench_{case.norm}{form}_{case.dtype}_w{case.weight_dtype}.png", dpi=120)
         pyplot.close(figure)
 
 
@@ -365,6 +373,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--norm", type=names_of(list(EPS)), default=list(EPS))
     parser.add_argument("--dtype", type=names_of(list(DTYPES)), default=["bf16"])
     parser.add_argument("--weight-dtype", choices=DTYPES, help="default: that of x")
+    parser.add_argument("--residual", action="store_true", help="dx plus an incoming gradient of x")
     parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(every)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/bench")))
     parser.add_argument("--reps", type=int, default=40, help="samples, fewer beyond 5 ms each")
@@ -382,7 +391,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     usual = [name for name in every if name != "mixorder_tuned"]
     args.providers = args.providers or (["eager", "stock"] if args.cpu_smoke else usual)
     args.cases = [
-        Case(norm, dtype, args.weight_dtype or dtype, *shape)
+        Case(norm, dtype, args.weight_dtype or dtype, *shape, args.residual)
         for dtype in args.dtype
         for norm in args.norm
         for shape in args.shapes
