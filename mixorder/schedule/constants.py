@@ -23,6 +23,10 @@ class Constants:
     resident_bytes: int = 32 * 1024
     """Of row tiles, loaded per multiprocessor and stage. Useful bytes: lanes beyond a row's end load none."""
 
+    few_tiles_share: float = 1.0
+    """Of `resident_bytes` and `min_warps_per_sm`, where tiles are few: smaller ones start sooner, and are
+    shared out more evenly."""
+
     in_flight: int = 2
     """Times `resident_bytes`: what has to be on its way, however badly rows fill their power of two."""
 
@@ -30,7 +34,7 @@ class Constants:
     """Several even out the tail; the fewer there are, the fewer partials are left to finalise."""
 
     min_tiles: int = 8
-    """Per program. With fewer, one program per multiprocessor leaves the fewest partials."""
+    """Per multiprocessor. With fewer, one program there leaves the fewest partials."""
 
     min_warps_per_sm: int = 8
     """H200, LayerNorm with a residual 200704x128 bf16: 4 warps 55% of the limit, 16 81%."""
@@ -38,14 +42,8 @@ class Constants:
     elements_per_thread: int = 32
     """At most, so that a row stays within few warps, and its reductions need few barriers."""
 
-    elements_one_reduction: int = 32
-    """The same where a row is reduced once only: half the barriers, so that more warps cost less."""
-
     stages: int = 3
     """Row tiles in use or in flight, at least."""
-
-    stages_few_tiles: int = 4
-    """The same for programs of few tiles: the start is a larger part of them."""
 
     final_per_thread: int = 128
     """Partials that a thread of the finalisation holds, at most: more warps, then narrower blocks."""

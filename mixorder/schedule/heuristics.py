@@ -13,7 +13,7 @@ import dataclasses
 import math
 
 from ..errors import DeclineReason, TooWide
-from ..loops.ir import AxisClass, Load, LoopProgram, Reduce
+from ..loops.ir import AxisClass, Load, LoopProgram
 from . import cost
 from .constants import FITTED, Constants
 from .device import DeviceInfo
@@ -41,7 +41,6 @@ class Workload:
     tile loads, also of what a gather reads again or many rows share. `held_words`: 32-bit words that it keeps
     in registers from one reduction to the next (`cost.held_words`). `instructions`: machine instructions
     that compute with it (`cost.instructions`). `rereads`: tile loads of what an earlier stage has read.
-    `reductions` of a row, each of which is a barrier where the row lies in several warps; 0 if unknown.
     """
 
     rows: int
@@ -52,7 +51,6 @@ class Workload:
     instructions: int = 0
     rereads: int = 0
     kept: int = 1
-    reductions: int = 0
 
     @property
     def numel(self) -> int:
@@ -75,7 +73,6 @@ def workload(program: LoopProgram) -> Workload:
         instructions=cost.instructions(program),
         rereads=sum(s.again for s in tiles),
         kept=1 if kept is None else int(kept.size),
-        reductions=sum(isinstance(s, Reduce) for s in body),
     )
 
 
@@ -136,8 +133,10 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constant
     """The tile, and how many programs share a multiprocessor."""
     # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
-    resident = 1 << round(math.log2(scale * constants.resident_bytes / max(1, work.load_bytes)))
+    resident = _power_of_2(scale * constants.resident_bytes / max(1, work.load_bytes))
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
+    share = constants.few_tiles_share if few_tiles else 1.0
+    resident = max(1, int(share * resident))
     per_sm = 1 if few_tiles else max(1, min(constants.programs_per_sm, resident // r0_block))
     elements = resident // per_sm
     xblock = max(1, elements // r0_block)
@@ -145,20 +144,18 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constant
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(work, elements, constants)
-    while per_thread > 8 and per_sm * elements < per_thread * constants.min_warps_per_sm * device.warp_size:
+    min_threads = share * constants.min_warps_per_sm * device.warp_size
+    while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
     registers = cost.registers_per_thread(work.held_words, per_thread) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
-    at_least = constants.stages_few_tiles if few_tiles else constants.stages
-    return Tile(
-        xblock, num_warps, _stages(work, elements, r0_block, per_sm, device, at_least, constants)
-    ), per_sm
+    return Tile(xblock, num_warps, _stages(work, elements, r0_block, per_sm, device, constants)), per_sm
 
 
 def _elements_per_thread(work: Workload, elements: int, constants: Constants) -> int:
     """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
-    count = constants.elements_one_reduction if work.reductions == 1 else constants.elements_per_thread
+    count = constants.elements_per_thread
     while count > 4 and (
         cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS
         or count * work.instructions > MAX_INSTRUCTIONS
@@ -173,7 +170,6 @@ def _stages(
     r0_block: int,
     per_sm: int,
     device: DeviceInfo,
-    at_least: int,
     constants: Constants,
 ) -> int:
     """Row tiles in use or in flight, to `MAX_STAGES`: enough bytes in flight, and no more than fit."""
@@ -182,12 +178,17 @@ def _stages(
     useful = per_sm * elements * work.load_bytes * work.cols // r0_block
     scale = constants.bytes_scale(device.bandwidth, device.num_sm)
     wanted = int(scale * constants.in_flight * constants.resident_bytes)
-    stages = max(at_least, min(MAX_STAGES, 1 - (-wanted // max(1, useful))))
+    stages = max(constants.stages, min(MAX_STAGES, 1 - (-wanted // max(1, useful))))
     # Triton keeps stages - 1 tiles of each pipelined load in shared memory.
     staged = per_sm * elements * max(work.load_bytes, work.staged_bytes)
     while stages > 1 and staged * (stages - 1) > device.shared_memory:
         stages -= 1
     return stages
+
+
+def _power_of_2(n: float) -> int:
+    """The nearest one."""
+    return 1 << max(0, round(math.log2(n)))
 
 
 def _next_power_of_2(n: int) -> int:
