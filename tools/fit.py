@@ -79,7 +79,7 @@ class Choice:
 
 
 def cases(data: Sequence[Data]) -> list[Case]:
-    """The targets to fit to: those with aligned rows that are held or shared; reading twice is a last resort."""
+    """The targets to fit to: those with aligned rows that are held or shared, not read twice."""
     return [
         _case(t, d.device)
         for d in data

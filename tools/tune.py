@@ -3,8 +3,8 @@
 For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
 real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes,
 and time CUDA-graph replays with a flushed L2. Writes every row to a JSON file (`_schedules.py`), which
-`tools/fit.py` reads, and prints the best few beside the limit: `torch.add(x, dy, out=dx)` on the same shape, or
-on tensors of as many bytes as the region moves. A file that is there keeps its other targets with `--append`.
+`tools/fit.py` reads, and prints the best few beside the limit: `torch.add(x, dy, out=dx)` on the same shape,
+or on tensors of as many bytes as the region moves. With `--append`, a file keeps its other targets.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
