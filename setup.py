@@ -9,7 +9,7 @@ setup(
     license="BSD-3-Clause",
     python_requires=">=3.10",
     packages=find_packages(include=["mixorder", "mixorder.*"]),
-    package_data={"mixorder": ["py.typed"]},
+    package_data={"mixorder": ["py.typed", "schedule/fitted.json"]},
     install_requires=["torch>=2.11", "triton; platform_system == 'Linux'", "sympy"],
     extras_require={
         "test": ["pytest", "expecttest", "numpy", "ruff"],

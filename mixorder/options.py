@@ -80,9 +80,10 @@ def register(config: ModuleType) -> None:
 
 @functools.cache
 def source_hash() -> str:
-    """sha256 over every Python file of this package, in order of relative path."""
+    """sha256 over every file that kernels depend on, Python and fitted numbers, in order of relative path."""
     root = Path(__file__).parent
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    found = [path for pattern in ("*.py", "*.json") for path in root.rglob(pattern)]
+    files = {path.relative_to(root).as_posix(): path for path in found}
     digest = hashlib.sha256()
     for name in sorted(files):
         content = files[name].read_bytes()

@@ -41,7 +41,7 @@ from .options import Options
 from .report import Dump, declined, describe, finished, fused
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
-from .schedule.heuristics import Workload, choose, workload
+from .schedule.heuristics import Workload, choose, strategies, workload
 from .schedule.schedule import Schedule
 from .schedule.sharing import choose_shared, shared_workload
 from .tune.search import Tuning
@@ -197,19 +197,21 @@ def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Ru
         region = dataclasses.replace(region, relaid=frozenset(nodes.values()))
         lowered, loops = loops_of(region, runner)
     device = step("device", device_info, legality.device_of(region))
-    nests = loops
     work = step("workload", workload, loops)
-    try:
-        schedule = step("schedule", choose, work, device, options.split_size)
-    except TooWide as refusal:
-        for alternative in (shared, reloaded):
-            try:
-                nests, schedule = alternative(loops, device, options, runner)
-                break
-            except Decline:
-                continue
-        else:
-            return refusal
+    ways: dict[str, Callable[[], tuple[LoopProgram, Schedule]]] = {
+        "held": lambda: (loops, step("schedule", choose, work, device, options.split_size)),
+        "shared": lambda: shared(loops, device, options, runner),
+        "twice": lambda: reloaded(loops, device, options, runner),
+    }
+    refused: dict[str, Decline] = {}
+    for strategy in step("schedule", strategies, work, options.split_size):
+        try:
+            nests, schedule = ways[strategy]()
+            break
+        except Decline as refusal:
+            refused[strategy] = refusal
+    else:
+        return refused["held"]  # what to cut is what one program holds too much of
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
     return Plan(key, region, across, nests, work, schedule, moved, loops, device)

@@ -165,6 +165,8 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
     first = hash_of()
     (tmp_path / "notes.txt").write_text("not source")
     assert hash_of() == first
+    (tmp_path / "numbers.json").write_text("{}")
+    assert first != (first := hash_of())
     (tmp_path / "sub" / "b.py").write_text("3")
     changed = hash_of()
     (tmp_path / "sub" / "b.py").rename(tmp_path / "sub" / "c.py")

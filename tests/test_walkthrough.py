@@ -252,11 +252,12 @@ for y in column(768):
 tile = Tile(xblock=2, num_warps=2, num_stages=4)
 r0_block = 1024
 num_splits = 528
-final_block = 16
-final_warps = 4
+final_block = 8
+final_warps = 8
 parts = 1
 part_cols = 0
-depth = 0""",
+depth = 0
+period = 1""",
         )
 
     def test_7_main_kernel(self) -> None:
@@ -299,9 +300,9 @@ def triton_mixorder_rms_norm_backward_6b40ee04(in0_ptr, in1_ptr, in2_ptr, in3_pt
             final.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_final_aaa90b0f(out1_ptr, ws0_ptr):
+def triton_mixorder_rms_norm_backward_final_f6bffaff(out1_ptr, ws0_ptr):
     SBLOCK: tl.constexpr = 1024
-    YBLOCK: tl.constexpr = 16
+    YBLOCK: tl.constexpr = 8
     block = tl.program_id(0)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528

@@ -2,8 +2,9 @@
 
 For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
 real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes,
-and time CUDA-graph replays with a flushed L2. Writes every row to a JSON file and prints the best few beside
-the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves.
+and time CUDA-graph replays with a flushed L2. Writes every row to a JSON file (`_schedules.py`), which
+`tools/fit.py` reads, and prints the best few beside the limit: `torch.add(x, dy, out=dx)` on the same shape,
+or on tensors of as many bytes as the region moves. With `--append`, a file keeps its other targets.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -17,17 +18,18 @@ import dataclasses
 import datetime
 import functools
 import itertools
-import json
 import math
 import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from _schedules import Data, Row, read, write
+from _schedules import Target as Measured
 from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -47,12 +49,11 @@ from mixorder.loops.split import NUM_SPLITS, split_outer
 from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import Workload, choose, workload
+from mixorder.schedule.heuristics import SHARE_FROM, Workload, choose, strategies, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
-SHARED_FROM = 4096  # columns; below, sharing a row never paid
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -138,21 +139,24 @@ class Candidate:
 
 def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
     """The heuristic's pick first, then a grid around it, each schedule once."""
-    found: list[Candidate] = []
+    found: dict[str, list[Candidate]] = {"held": [], "shared": []}
     with contextlib.suppress(Decline):
         start = choose(workload(program), device)
-        found += [Candidate("held", program, s) for s in held(workload(program), device, start)]
-    if int(program.tile_axes[1].size) > SHARED_FROM:
+        found["held"] += [Candidate("held", program, s) for s in held(workload(program), device, start)]
+    if int(program.tile_axes[1].size) > SHARE_FROM:
         with contextlib.suppress(Decline):
             check_shareable(program)
             work = shared_workload(program)
             for s in shared(work, device, choose_shared(work, device)):
-                found.append(Candidate("shared", share(program, s.parts, s.tile.xblock, s.period), s))
-    if not found:
+                found["shared"].append(
+                    Candidate("shared", share(program, s.parts, s.tile.xblock, s.period), s)
+                )
+    if not any(found.values()):
         twice = reload(program)
         start = choose(workload(twice), device)
-        found += [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
-    return list(dict.fromkeys(found))
+        found["twice"] = [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
+    ordered = (c for strategy in strategies(workload(program)) for c in found.get(strategy, ()))
+    return list(dict.fromkeys(ordered))
 
 
 def shared(work: SharedWork, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
@@ -294,7 +298,7 @@ def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -
     return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
 
 
-def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> list[dict[str, Any]]:
+def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> Measured:
     torch.cuda.empty_cache()
     found = candidates(target.program, device_info(torch.device("cuda")))
     pairs = [(c, generate(c.program, c.schedule, "tune")) for c in found]
@@ -306,23 +310,31 @@ def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> list[dict
     unique = list(dict.fromkeys(jobs))
     compiled = dict(zip(unique, pool.map(_warm, unique, chunksize=1), strict=True))
     limit = time_limit(target.limit_numel, target.dtype, flush, reps)
-    work = dataclasses.asdict(workload(target.program))
-    results = []
+    rows = []
     for c, sources in pairs:
         reports = [compiled[(s, tuple(c.program.buffer(b).dtype for b in s.buffers))] for s in sources]
-        schedule = dataclasses.asdict(c.schedule)
-        row: dict[str, Any] = {
-            "name": target.name, "dtype": str(target.dtype), "limit_us": limit, "work": work,
-            "strategy": c.strategy, **schedule.pop("tile"), **schedule, **reports[0],
-        }  # fmt: skip
-        if not any("error" in r for r in reports):
+        error = next((r["error"] for r in reports if "error" in r), None)
+        us = None
+        if error is None:
             try:
-                row["us"] = time_pair(c, sources, flush, reps)
-                row["percent"] = 100 * limit / row["us"]
-            except RuntimeError as error:
-                row["error"] = str(error)[:200]
-        results.append(row)
-    return results
+                us = round(time_pair(c, sources, flush, reps), 2)
+            except RuntimeError as failure:
+                error = str(failure)[:200]
+        if error is not None:
+            print(f"{c.strategy} {c.schedule!r}: {error}", file=sys.stderr)
+        use = (reports[0].get(name) for name in ("registers", "spills", "shared"))
+        rows.append(Row(c.strategy, c.schedule, *use, us))
+    return measured(target, round(limit, 2), rows)
+
+
+def measured(target: Target, limit_us: float, rows: Sequence[Row]) -> Measured:
+    """A target's entry in the file."""
+    shared_work = None
+    with contextlib.suppress(Decline):
+        check_shareable(target.program)
+        shared_work = shared_workload(target.program)
+    work = workload(target.program)
+    return Measured(target.name, str(target.dtype), limit_us, work, shared_work, tuple(rows))
 
 
 def time_pair(c: Candidate, sources: tuple[KernelSource, ...], flush: torch.Tensor, reps: int) -> float:
@@ -334,21 +346,21 @@ def time_pair(c: Candidate, sources: tuple[KernelSource, ...], flush: torch.Tens
     return time_graph(functools.partial(in_order, launches), flush, reps)
 
 
-def report(rows: list[dict[str, Any]], best: int) -> None:
-    first = rows[0]
-    ran = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
+def report(target: Measured, best: int) -> None:
+    first, ran = target.rows[0], sorted((r for r in target.rows if r.us), key=lambda r: r.us or 0)
     print(
-        f"\n{first['name']} {first['dtype']}: "
-        f"limit {first['limit_us']:.1f} us, {len(ran)}/{len(rows)} candidates ran"
+        f"\n{target.name} {target.dtype}: "
+        f"limit {target.limit_us:.1f} us, {len(ran)}/{len(target.rows)} candidates ran"
     )
-    for r in [*ran[:best], *([first] if first not in ran[:best] else [])]:
+    for row in [*ran[:best], *([first] if first not in ran[:best] else [])]:
+        s, tile, us = row.schedule, row.schedule.tile, row.us or math.inf
         print(
-            f"  {r.get('percent', 0):5.1f}%  {r.get('us', 0):8.1f} us  {r['strategy']}"
-            f" parts {r['parts']:2d} x {r['r0_block']} depth {r['depth']}"
-            f"  xblock {r['xblock']:3d} warps {r['num_warps']:2d} stages {r['num_stages']}"
-            f" splits {r['num_splits']:4d} final {r['final_block']:2d}/{r['final_warps']}"
-            f"  regs {r.get('registers')} spills {r.get('spills')} smem {r.get('shared')}"
-            f" {r.get('error', '')}{' <- heuristic' if r is first else ''}"
+            f"  {100 * target.limit_us / us:5.1f}%  {us:8.1f} us  {row.strategy}"
+            f" parts {s.parts:2d} x {s.r0_block} depth {s.depth}"
+            f"  xblock {tile.xblock:3d} warps {tile.num_warps:2d} stages {tile.num_stages}"
+            f" splits {s.num_splits:4d} final {s.final_block:2d}/{s.final_warps}"
+            f"  regs {row.registers} spills {row.spills} smem {row.shared}"
+            f"{' <- heuristic' if row is first else ''}"
         )
 
 
@@ -365,19 +377,23 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=6)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path("tune.json"))
+    parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
     args = parser.parse_args()
     flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
-    results: list[dict[str, Any]] = []
+    data = Data(meta(), ())
+    if args.append and args.out.exists():
+        data = read(args.out).merged(data)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         for target in targets(args):
             print(f"[{target.name}]", file=sys.stderr, flush=True)
-            results += (found := tune(target, args.reps, pool, flush))
+            found = tune(target, args.reps, pool, flush)
             report(found, args.best)
-            args.out.write_text(json.dumps({"meta": meta(), "rows": results}))
+            data = data.merged(Data(meta(), (found,)))
+            write(args.out, data)
 
 
-def meta() -> dict[str, str]:
+def meta() -> dict[str, Any]:
     """What the figures depend on."""
     return {
         "device": torch.cuda.get_device_name(),
@@ -385,6 +401,7 @@ def meta() -> dict[str, str]:
         "triton": triton.__version__,
         "date": datetime.date.today().isoformat(),
         "source": source_hash(),
+        "device_info": dataclasses.asdict(device_info(torch.device("cuda"))),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ class DeviceInfo:
     """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD).
 
     `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
+    `bandwidth` of its memory, bytes per second; 0 if unknown.
     """
 
     name: str
@@ -21,10 +23,14 @@ class DeviceInfo:
     max_threads: int
     warp_size: int = 32
     exchanges: bool = True
+    bandwidth: float = 0.0
 
 
-# What a machine without a GPU plans for: the figures of CUDA's device properties on the H200.
-H200 = DeviceInfo("NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048)
+# What a machine without a GPU plans for: the figures of CUDA's device properties on the H200, and the
+# bandwidth of its data sheet.
+H200 = DeviceInfo(
+    "NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=4.8e12
+)
 
 
 def device_info(device: torch.device) -> DeviceInfo:
@@ -40,4 +46,16 @@ def device_info(device: torch.device) -> DeviceInfo:
         max_threads=props.max_threads_per_multi_processor,
         warp_size=getattr(props, "warp_size", 32),
         exchanges=torch.version.hip is None,
+        bandwidth=_bandwidth(props),
     )
+
+
+def _bandwidth(props: Any) -> float:
+    """Bytes per second from clock (kHz, two transfers each) and bus width (bits); 0 where torch has neither.
+
+    Nor on AMD, where the transfers per clock differ between generations.
+    """
+    if torch.version.hip is not None:
+        return 0.0
+    clock, width = getattr(props, "memory_clock_rate", 0), getattr(props, "memory_bus_width", 0)
+    return 2 * 1e3 * clock * width / 8

@@ -1,15 +1,8 @@
 """Choose a schedule from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
-The row-resident kernel is memory-bound as long as enough bytes are on their way. On the H200, over RMSNorm
-and LayerNorm in bf16 and fp32 from 2048x2048 to 4194304x64 (`tools/tune.py`, up to 124 schedules each), the
-best schedules had these in common, whatever the shape:
-
-- 32 KB of tiles resident per multiprocessor, and twice that in flight, counting *useful* bytes only (lanes
-  beyond a row's end load nothing): three stages, or four where rows fill their power of two badly;
-- 32 elements per thread where the registers allow it, so that a row stays within one warp or few and its
-  reduction needs few barriers;
-- the fewer programs per multiprocessor the fewer partials to finalise, but several even out the tail:
-  4 where each gets many tiles, 1 where few.
+The row-resident kernel is memory-bound as long as enough bytes are on their way: so many of them resident per
+multiprocessor, so many in flight, in as few warps per row and as few programs as that allows. How many is
+fitted to measurements (`constants.py`, `tools/fit.py`); what is not is here.
 
 Raises `Decline` where no strategy fits.
 """
@@ -23,15 +16,17 @@ from ..errors import DeclineReason, TooWide
 from ..loops.alignment import skew_of
 from ..loops.ir import AxisClass, Load, LoopProgram
 from . import cost
+from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .schedule import Schedule, Tile
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
-RESIDENT_BYTES = 32 * 1024  # loaded per multiprocessor and stage
-PROGRAMS_PER_SM = 4
-MIN_TILES_PER_PROGRAM = 8  # H200, LayerNorm 2048x2048 bf16: 4 programs of 4 tiles 64%, 1 of 4 70%
+MAX_STAGES = 4
 MAX_WARPS = 32
-MIN_WARPS_PER_SM = 8  # H200, LayerNorm with a residual 200704x128 bf16: 4 warps 55% of the limit, 16 81%
+FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 16 read whole sectors, 8 of fp32 still do
+FINAL_WARPS = (4, 8)
+SHARE_FROM = 4096  # columns; narrower rows were never faster shared
+ALIGNMENT = 16  # columns; rows that start anywhere load by other laws, and are not among the data
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 SPILL_FACTOR_REREADING = 1.25  # LayerNorm in bf16 at 16384 columns: 72 bytes, and faster than any other way
 SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
@@ -89,8 +84,27 @@ def workload(program: LoopProgram) -> Workload:
     )
 
 
+def strategies(work: Workload, split_size: int = 0, constants: Constants = FITTED) -> tuple[str, ...]:
+    """The ways to run rows, in the order to try them: "held", "shared" by several programs, read "twice".
+
+    A `split_size` is of programs that hold their rows.
+
+    H200, bf16, 32768 rows, held / shared: LayerNorm 5120 (9.6 words by lanes) 79 / 86% of the limit, 6144
+    (8.0) 90 / 88%; RMSNorm 5120 (6.4) 94 / 88%.
+    """
+    words = work.held_words * _next_power_of_2(work.cols) / work.cols
+    wide = work.cols > SHARE_FROM and work.cols % ALIGNMENT == 0
+    if not split_size and wide and words >= constants.words_to_share:
+        return "shared", "held", "twice"
+    return "held", "shared", "twice"
+
+
 def choose(
-    work: Workload, device: DeviceInfo, split_size: int = 0, spill_factor: float | None = None
+    work: Workload,
+    device: DeviceInfo,
+    split_size: int = 0,
+    spill_factor: float | None = None,
+    constants: Constants = FITTED,
 ) -> Schedule:
     """The row-resident schedule for a workload; `split_size` rows per program if that is not 0.
 
@@ -105,40 +119,54 @@ def choose(
     if (work.held_words + 1) * r0_block > factor * device.registers:
         detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"
         raise TooWide(work.held_words, detail)
-    tile, per_sm = _tile(work, r0_block, device)
+    tile, per_sm = _tile(work, r0_block, device, constants)
     tiles = -(-work.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
     num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
     period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
-    return Schedule(tile, r0_block, num_splits, final_block=min(16, r0_block), final_warps=4, period=period)
+    finalising = final(num_splits, r0_block, device, constants)
+    return Schedule(tile, r0_block, num_splits, *finalising, period=period)
 
 
-def _tile(work: Workload, r0_block: int, device: DeviceInfo) -> tuple[Tile, int]:
+def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:
+    """Block and warps of the finalisation: the least of both that hold the partials."""
+    partials = _next_power_of_2(num_splits)
+    for block in FINAL_BLOCKS:
+        for warps in FINAL_WARPS:
+            if partials * block <= constants.final_per_thread * warps * device.warp_size:
+                return min(block, r0_block), warps
+    return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
+
+
+def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    resident = 1 << round(math.log2(RESIDENT_BYTES / max(1, work.load_bytes)))
-    few_tiles = work.rows * work.kept * r0_block < MIN_TILES_PER_PROGRAM * resident * device.num_sm
-    per_sm = 1 if few_tiles else max(1, min(PROGRAMS_PER_SM, resident // r0_block))
+    # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
+    scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
+    resident = _power_of_2(scale * constants.resident_bytes / max(1, work.load_bytes))
+    few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
+    share = constants.few_tiles_share if few_tiles else 1.0
+    resident = max(1, int(share * resident))
+    per_sm = 1 if few_tiles else max(1, min(constants.programs_per_sm, resident // r0_block))
     elements = resident // per_sm
     xblock = max(1, elements // r0_block)
     while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
-    per_thread = _elements_per_thread(work, elements)
-    while per_thread > 8 and per_sm * elements < per_thread * MIN_WARPS_PER_SM * device.warp_size:
+    per_thread = _elements_per_thread(work, elements, constants)
+    min_threads = share * constants.min_warps_per_sm * device.warp_size
+    while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
     registers = cost.registers_per_thread(work.held_words, per_thread) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
-    # H200, 2048x2048 bf16: with few tiles a fourth stage gives RMSNorm 72% -> 78%, LayerNorm 70% -> 72%.
-    stages = _stages(work, elements, r0_block, per_sm, device, at_least=4 if few_tiles else 3)
-    return Tile(xblock, num_warps, stages), per_sm
+    return Tile(xblock, num_warps, _stages(work, elements, r0_block, per_sm, device, constants)), per_sm
 
 
-def _elements_per_thread(work: Workload, elements: int) -> int:
-    """The most that a thread's registers and its code, unrolled over them, allow; 4 to 32."""
-    count = 32
+def _elements_per_thread(work: Workload, elements: int, constants: Constants) -> int:
+    """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
+    count = constants.elements_per_thread
     while count > 4 and (
         cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS
         or count * work.instructions > MAX_INSTRUCTIONS
@@ -148,18 +176,30 @@ def _elements_per_thread(work: Workload, elements: int) -> int:
 
 
 def _stages(
-    work: Workload, elements: int, r0_block: int, per_sm: int, device: DeviceInfo, at_least: int
+    work: Workload,
+    elements: int,
+    r0_block: int,
+    per_sm: int,
+    device: DeviceInfo,
+    constants: Constants,
 ) -> int:
-    """Row tiles in use or in flight, to 4: enough for twice `RESIDENT_BYTES`, and no more than fit."""
+    """Row tiles in use or in flight, to `MAX_STAGES`: enough bytes in flight, and no more than fit."""
     if work.rereads and (work.cols == r0_block or work.held_words > 2):
         return 1  # H200, bf16: RMSNorm 16384x16384 77% with two stages, 89% with one; 8192x12288 71% and 58%
     useful = per_sm * elements * work.load_bytes * work.cols // r0_block
-    stages = max(at_least, 1 + min(3, -(-2 * RESIDENT_BYTES // max(1, useful))))
+    scale = constants.bytes_scale(device.bandwidth, device.num_sm)
+    wanted = int(scale * constants.in_flight * constants.resident_bytes)
+    stages = max(constants.stages, min(MAX_STAGES, 1 - (-wanted // max(1, useful))))
     # Triton keeps stages - 1 tiles of each pipelined load in shared memory.
     staged = per_sm * elements * max(work.load_bytes, work.staged_bytes)
     while stages > 1 and staged * (stages - 1) > device.shared_memory:
         stages -= 1
     return stages
+
+
+def _power_of_2(n: float) -> int:
+    """The nearest one."""
+    return 1 << max(0, round(math.log2(n)))
 
 
 def _next_power_of_2(n: int) -> int:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from .candidates import MAX_STAGES, combined_from, differing, final_neighbours, is_power_of_2
 from .device import DeviceInfo
 from .schedule import Schedule
-from .sharing import SharedWork, registers_of
+from .sharing import SPILLED_REGISTERS, SharedWork, registers_of
 
 MAX_DEPTH = 4
-SPILLED_REGISTERS = 264  # by the estimate: little enough to be worth a try
 PARTS = (("depth",), ("tile",), ("final_block", "final_warps"))
 
 

@@ -1,13 +1,10 @@
 """Choose a schedule for rows that several programs share, from plain numbers.
 
-Swept on the H200 over RMSNorm and LayerNorm in bf16, 16384x16384, 8192x32768 and 2048x65536 (hand-written
-kernels of the same form, 160 to 240 schedules each; docs/tuning.md). What the best had in common:
-
-- 32 KB of tiles per multiprocessor and turn of the loop, 8 warps: shorter turns do not hide the exchange;
-- two rows per tile, because an accumulator takes half the registers then;
-- the narrowest part, because two programs on a multiprocessor hide one another's barriers, as long as at most
-  16 programs share a row, and one warp reads a row's record at once;
-- two or three tiles between a partial result and its total, as many as the registers hold.
+What a schedule needs: turns of the loop that are long enough to hide the exchange; two rows per tile, because
+an accumulator takes half the registers then; narrow parts, because programs on one multiprocessor hide one
+another's barriers, as long as not too many share a row, and one warp reads a row's record at once; as many
+tiles between a partial result and its total as the registers hold. The numbers are fitted to measurements
+(`constants.py`, `tools/fit.py`; docs/tuning.md, section 12).
 
 Raises `TooWide` where no such schedule fits.
 """
@@ -21,21 +18,17 @@ from ..errors import Decline, DeclineReason, TooWide
 from ..loops.alignment import skew_of
 from ..loops.ir import Carry, Exchange, Load, LoopProgram, PartialAccumulate
 from ..loops.share import share
+from .constants import FITTED, Constants
 from .cost import REGISTER_OVERHEAD, words_of
 from .device import DeviceInfo
-from .heuristics import MAX_COLS
+from .heuristics import MAX_COLS, final
 from .schedule import Schedule, Tile
 
-TILE_BYTES = 32 * 1024  # loaded per multiprocessor and turn of the loop
 WARPS_PER_SM = 8
 MAX_PARTS = 32  # a word for each lane of a warp
-LAYOUTS = ((2, 4, 12), (2, 2, 16), (2, 1, 32), (1, 1, 32))  # rows, programs per multiprocessor, most parts
-MAX_DEPTH = 3
 MAX_STAGES = 4
 ALIGNMENT = 16  # columns; a part starts where its loads are as wide as they can be
-# By this estimate. H200, bf16: RMSNorm at 232 three tiles deep 90%, two deep 86%; LayerNorm at 248 three deep
-# 85%, two deep 91% (16384x16384; 76 and 87 at 2048x65536), though nothing is spilled.
-FULL_REGISTERS = 240
+SPILLED_REGISTERS = 264  # by the estimate: 255 by ptxas, and nothing spilled where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a stage computes with it
 
 
@@ -78,35 +71,55 @@ def shared_workload(program: LoopProgram) -> SharedWork:
     )
 
 
-def choose_shared(work: SharedWork, device: DeviceInfo) -> Schedule:
+def choose_shared(work: SharedWork, device: DeviceInfo, constants: Constants = FITTED) -> Schedule:
     """The schedule of a row that two to `MAX_PARTS` programs share."""
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, and no exchange on {device.name}")
-    if found := shared_schedules(work, device):
+    if found := shared_schedules(work, device, constants):
         return found[0]
     detail = f"{work.cols} columns of {work.held_bytes} bytes each in the registers of {MAX_PARTS} programs"
     raise TooWide(work.column_words + work.held_bytes, detail)
 
 
-def shared_schedules(work: SharedWork, device: DeviceInfo) -> list[Schedule]:
+def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants = FITTED) -> list[Schedule]:
     """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
-    elements = 1 << round(math.log2(TILE_BYTES / max(1, work.load_bytes)))
+    # Not scaled by the bandwidth: a longer turn hides the exchange all the better.
+    elements = 1 << round(math.log2(constants.tile_bytes / max(1, work.load_bytes)))
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
-    return [s for size in sizes for s in _laid_out(work, device, size)]
+    return [s for size in sizes for s in _laid_out(work, device, size, constants)]
 
 
-def _laid_out(work: SharedWork, device: DeviceInfo, elements: int) -> list[Schedule]:
+def _laid_out(work: SharedWork, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
     found, others = [], []
-    for xblock, per_sm, few in LAYOUTS:
+    for xblock, per_sm, few in _layouts(work, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)
-        depths = [
-            d for d in range(1, MAX_DEPTH + 1) if registers_of(work, tile, r0_block, d) <= FULL_REGISTERS
-        ]
-        if depths and xblock <= work.rows and (parts := _parts(work, r0_block)) <= MAX_PARTS:
-            (found if parts <= few else others).append(_schedule(work, device, tile, r0_block, depths[-1]))
+        parts, depth = _parts(work, r0_block), _depth(work, tile, r0_block, constants)
+        if depth and xblock <= work.rows and parts <= MAX_PARTS:
+            schedule = _schedule(work, device, tile, r0_block, depth, constants)
+            (found if parts <= few else others).append(schedule)
     return found + others
+
+
+def _layouts(work: SharedWork, constants: Constants) -> tuple[tuple[int, int, int], ...]:
+    """Rows per tile, programs per multiprocessor, and the most parts that this is good for."""
+    most = min(MAX_PARTS, constants.words_of_2_rows // max(1, work.exchanged))
+    return (
+        (2, 4, min(most, constants.parts_of_4)),
+        (2, 2, min(most, constants.parts_of_2)),
+        (2, 1, most),
+        (1, 1, MAX_PARTS),
+    )
+
+
+def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) -> int:
+    """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
+    for depth in range(constants.max_depth, 0, -1):
+        most = SPILLED_REGISTERS if depth == constants.least_depth else constants.full_registers
+        if registers_of(work, tile, r0_block, depth) <= most:
+            return depth
+    return 0
 
 
 def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
@@ -126,21 +139,26 @@ def _groups(work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int) -> 
     return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(work, r0_block)
 
 
-def _schedule(work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Schedule:
+def _schedule(
+    work: SharedWork, device: DeviceInfo, tile: Tile, r0_block: int, depth: int, constants: Constants
+) -> Schedule:
     if work.period > _groups(work, device, tile, r0_block):
         work = dataclasses.replace(work, period=1)
     part_cols = math.ceil(work.cols / _parts(work, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(work.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
     staged = per_sm * tile.xblock * r0_block * work.load_bytes
-    stages = max(1, min(MAX_STAGES, 1 + device.shared_memory // max(1, staged)))
+    pays = MAX_STAGES if tile.xblock * parts >= constants.records_for_4_stages else MAX_STAGES - 1
+    stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(work.rows / tile.xblock))
+    num_splits = max(1, groups // work.period) * work.period
+    final_block, final_warps = final(num_splits, r0_block, device, constants)
     return Schedule(
         dataclasses.replace(tile, num_stages=stages),
         r0_block,
-        num_splits=max(1, groups // work.period) * work.period,
-        final_block=min(16, r0_block),
-        final_warps=4,
+        num_splits,
+        final_block,
+        final_warps,
         parts=parts,
         part_cols=part_cols,
         depth=depth,

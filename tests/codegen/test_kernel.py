@@ -91,9 +91,9 @@ def triton_mixorder_test_685d0935(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
 
 
 @triton.jit
-def triton_mixorder_test_final_49a91b5c(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_cfbc0f2e(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 1024
-    YBLOCK: tl.constexpr = 16
+    YBLOCK: tl.constexpr = 8
     block = tl.program_id(0)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.heuristics import MAX_COLS
 from mixorder.schedule.schedule import Schedule
 from mixorder.schedule.sharing import (
     ALIGNMENT,
-    MAX_DEPTH,
     MAX_PARTS,
     WARPS_PER_SM,
     SharedWork,
@@ -36,7 +36,7 @@ COLS = [8193, 10000, 12288, 16383, 16384, 16400, 20000, 32768, 33000, 50257, 655
 
 def check_schedule(work: SharedWork, device: DeviceInfo, schedule: Schedule) -> None:
     tile, parts, part_cols = schedule.tile, schedule.parts, schedule.part_cols
-    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.depth <= MAX_DEPTH
+    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.depth <= FITTED.max_depth
     for power in (tile.xblock, tile.num_warps, schedule.r0_block, schedule.final_block, schedule.final_warps):
         assert power >= 1 and power & (power - 1) == 0
     # Every column is one part's, no part is empty, and each begins where wide loads can.
@@ -117,7 +117,7 @@ def test_too_much_held_is_declined() -> None:
 
 def test_what_holds_more_is_fewer_tiles_deep() -> None:
     depths = [choose_shared(dataclasses.replace(RMS, held_bytes=n), H200).depth for n in range(1, 13)]
-    assert depths == sorted(depths, reverse=True) and depths[0] == MAX_DEPTH and depths[-1] == 1
+    assert depths == sorted(depths, reverse=True) and depths[0] == FITTED.max_depth and depths[-1] == 1
 
 
 def test_a_device_without_exchange_declines() -> None:

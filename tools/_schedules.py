@@ -1,0 +1,115 @@
+"""The file of measured schedules: `tools/tune.py` writes it, `tools/fit.py` reads it.
+
+`meta` says on what was measured, and when. A target has the numbers that the rules look at, the time of its
+limit, and one row of `fields` per schedule; `us` is null where a schedule did not compile or run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mixorder.schedule.device import DeviceInfo
+from mixorder.schedule.heuristics import Workload
+from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.sharing import SharedWork
+
+TILE = tuple(f.name for f in dataclasses.fields(Tile))
+SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule))[1:]
+FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
+SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A schedule as it was measured; `us` of all launches, None where it did not run."""
+
+    strategy: str
+    schedule: Schedule
+    registers: int | None
+    spills: int | None
+    shared: int | None
+    us: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What was tuned. `shared_work` is None where several programs cannot share its rows."""
+
+    name: str
+    dtype: str
+    limit_us: float
+    work: Workload
+    shared_work: SharedWork | None
+    rows: tuple[Row, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A file."""
+
+    meta: dict[str, Any]
+    targets: tuple[Target, ...]
+
+    @property
+    def device(self) -> DeviceInfo:
+        return DeviceInfo(**self.meta["device_info"])
+
+    def merged(self, other: Data) -> Data:
+        """With the targets of `other`, which was measured later, in place of those of the same key."""
+        if differing := [k for k in SAME if self.meta[k] != other.meta[k]]:
+            raise ValueError(f"measured with other {', '.join(differing)}: give it a file of its own")
+        targets = {t.key: t for t in (*self.targets, *other.targets)}
+        return Data(other.meta, tuple(targets.values()))
+
+
+def write(path: Path, data: Data) -> None:
+    """One line per schedule, so that changes can be read."""
+    meta, fields = json.dumps(data.meta), json.dumps(FIELDS)
+    targets = ",\n".join(map(_target_text, data.targets))
+    path.write_text(f'{{"meta": {meta},\n"fields": {fields},\n"targets": [\n{targets}\n]}}\n')
+
+
+def read(path: Path) -> Data:
+    """What `write` wrote."""
+    found = json.loads(path.read_text())
+    return Data(found["meta"], tuple(_target(t, found["fields"]) for t in found["targets"]))
+
+
+def _target_text(target: Target) -> str:
+    shared = target.shared_work and dataclasses.asdict(target.shared_work)
+    head = {
+        "name": target.name, "dtype": target.dtype, "limit_us": target.limit_us,
+        "work": dataclasses.asdict(target.work), "shared_work": shared,
+    }  # fmt: skip
+    rows = ",\n".join(json.dumps(_values(row), separators=(",", ":")) for row in target.rows)
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}'
+
+
+def _values(row: Row) -> list[Any]:
+    flat = {**vars(row), **vars(row.schedule), **vars(row.schedule.tile)}
+    return [flat[name] for name in FIELDS]
+
+
+def _target(found: dict[str, Any], fields: list[str]) -> Target:
+    shared = found["shared_work"]
+    return Target(
+        found["name"],
+        found["dtype"],
+        found["limit_us"],
+        Workload(**found["work"]),
+        SharedWork(**shared) if shared else None,
+        tuple(_row(dict(zip(fields, values, strict=True))) for values in found["rows"]),
+    )
+
+
+def _row(flat: dict[str, Any]) -> Row:
+    tile = Tile(**{name: flat[name] for name in TILE})
+    schedule = Schedule(tile, **{name: flat[name] for name in SCHEDULE})
+    return Row(flat["strategy"], schedule, *(flat[name] for name in FIELDS[-4:]))

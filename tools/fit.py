@@ -1,0 +1,267 @@
+"""Fit the numbers in the schedule rules to measured schedules (files of `tools/tune.py`).
+
+The rules themselves choose, with one set of numbers or another; the time of what they choose is looked up
+and compared with the best measured schedule of the target. The fit starts from the numbers found by hand
+(the defaults of `schedule/constants.py`) and changes one at a time, the most useful first, or two where no
+single one helps, as long as that lowers the mean regret, log(time of the choice / time of the best), by more
+than `THRESHOLD`. Each target's regret with numbers fitted to all others is reported, too.
+
+    python tools/fit.py tools/data/h200.json            # the tables
+    python tools/fit.py tools/data/h200.json --write    # and mixorder/schedule/fitted.json
+
+Widths that are no multiple of 16 are left out: their rows start anywhere, and load by other laws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from _schedules import Data, Row, Target, read
+
+from mixorder.errors import Decline
+from mixorder.schedule.constants import FILE, Constants
+from mixorder.schedule.device import DeviceInfo
+from mixorder.schedule.heuristics import ALIGNMENT, choose, strategies
+from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.sharing import choose_shared
+
+THRESHOLD = 0.002  # of the mean regret: less is noise, and the number stays what it is
+NEAR = {"tile", "final_block", "final_warps"}  # in a tile: the stages. What may differ in what is looked up
+
+GRID: dict[str, tuple[float, ...]] = {
+    "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
+    "few_tiles_share": (0.25, 0.5, 1.0),
+    "in_flight": (1, 2, 3),
+    "programs_per_sm": (1, 2, 4, 8),
+    "min_tiles": (0, 4, 8, 16, 32),
+    "min_warps_per_sm": (4, 8, 16),
+    "elements_per_thread": (8, 16, 32),
+    "stages": (2, 3, 4),
+    "final_per_thread": (16, 32, 64, 128),
+    "words_to_share": (7, 9, 1000),
+    "tile_bytes": (16 * 1024, 32 * 1024),
+    "parts_of_4": (4, 8, 12, 16),
+    "parts_of_2": (8, 16, 32),
+    "words_of_2_rows": (16, 32, 64),
+    "max_depth": (1, 2, 3),
+    "full_registers": (208, 224, 240, 256),
+    "least_depth": (0, 1, 2),
+    "records_for_4_stages": (0, 16, 32, 64, 128),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A target, the device it was measured on, its best row, and its rows by schedule."""
+
+    target: Target
+    device: DeviceInfo
+    best: Row
+    measured: dict[tuple[str, Schedule], float]
+    near: dict[tuple[Any, ...], list[Row]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the rules choose for a case. `us` is infinite where nothing like it was measured."""
+
+    strategy: str
+    schedule: Schedule
+    us: float
+    exact: bool
+
+
+def cases(data: Sequence[Data]) -> list[Case]:
+    """The targets to fit to: those with aligned rows that are held or shared, not read twice."""
+    return [
+        _case(t, d.device)
+        for d in data
+        for t in d.targets
+        if t.work.cols % ALIGNMENT == 0 and any(row.us and row.strategy != "twice" for row in t.rows)
+    ]
+
+
+def _case(target: Target, device: DeviceInfo) -> Case:
+    ran = [row for row in target.rows if row.us]
+    near: dict[tuple[Any, ...], list[Row]] = {}
+    for row in ran:
+        near.setdefault(_without_near(row.strategy, row.schedule), []).append(row)
+    measured = {(row.strategy, row.schedule): float(row.us or 0) for row in reversed(ran)}
+    return Case(target, device, min(ran, key=_us), measured, near)
+
+
+def _us(row: Row) -> float:
+    return row.us or math.inf
+
+
+def chosen(case: Case, constants: Constants) -> Choice:
+    """What the rules choose, and the time of that, or of the nearest that was measured."""
+    target = case.target
+    strategy, schedule = _rule(target, case.device, constants)
+    if us := case.measured.get((strategy, schedule)):
+        return Choice(strategy, schedule, us, exact=True)
+    rows = case.near.get(_without_near(strategy, schedule), [])
+    nearest = min(rows, key=lambda row: (_distance(row.schedule, schedule), _us(row)), default=None)
+    return Choice(strategy, schedule, nearest.us if nearest and nearest.us else math.inf, exact=False)
+
+
+def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str, Schedule]:
+    """As `pipeline.new_plan` has it."""
+    for strategy in strategies(target.work, constants=constants):
+        try:
+            if strategy == "held":
+                return strategy, choose(target.work, device, constants=constants)
+            if strategy == "shared" and target.shared_work:
+                return strategy, choose_shared(target.shared_work, device, constants)
+        except Decline:
+            continue
+    raise ValueError(f"{target.name}: no strategy fits, and rows read twice are not fitted")
+
+
+def _without_near(strategy: str, schedule: Schedule) -> tuple[Any, ...]:
+    rest = tuple(v for name, v in vars(schedule).items() if name not in NEAR)
+    return strategy, schedule.tile.xblock, schedule.tile.num_warps, *rest
+
+
+def _distance(one: Schedule, other: Schedule) -> tuple[int, bool, bool]:
+    stages = abs(one.tile.num_stages - other.tile.num_stages)
+    return stages, one.final_block != other.final_block, one.final_warps != other.final_warps
+
+
+class Regrets:
+    """The regret of every case under any constants; each is asked for once."""
+
+    def __init__(self, found: Sequence[Case]) -> None:
+        self.cases = tuple(found)
+        self._known: dict[Constants, tuple[float, ...]] = {}
+
+    def of(self, constants: Constants) -> tuple[float, ...]:
+        if constants not in self._known:
+            us = (chosen(case, constants).us for case in self.cases)
+            self._known[constants] = tuple(
+                math.log(u / _us(case.best)) for u, case in zip(us, self.cases, strict=True)
+            )
+        return self._known[constants]
+
+    def mean(self, constants: Constants, without: int | None = None) -> float:
+        """Over all cases, or all but one. Rounded, so that what is equal compares equal."""
+        return round(statistics.fmean(r for i, r in enumerate(self.of(constants)) if i != without), 9)
+
+
+def neighbours(constants: Constants) -> Iterator[Constants]:
+    """The constants with another value of the grid for one of them."""
+    for name, values in GRID.items():
+        for value in values:
+            if value != getattr(constants, name):
+                yield dataclasses.replace(constants, **{name: value})
+
+
+def pairs(constants: Constants) -> Iterator[Constants]:
+    """The constants with two of them changed; also with one, which of equals comes first."""
+    names = list(GRID)
+    for one in neighbours(constants):
+        yield one
+        changed = next(n for n in names if getattr(one, n) != getattr(constants, n))
+        for other in neighbours(one):
+            if all(getattr(other, n) == getattr(one, n) for n in names[: names.index(changed) + 1]):
+                yield other
+
+
+def fit(regrets: Regrets, start: Constants, without: int | None = None) -> Constants:
+    """The constants, changed by one or two at a time for as long as that pays."""
+    mean = regrets.mean(start, without)
+    while True:
+        for nearby in (neighbours, pairs):
+            best = min(nearby(start), key=lambda c: regrets.mean(c, without))
+            if mean - regrets.mean(best, without) > THRESHOLD:
+                start, mean = best, regrets.mean(best, without)
+                break
+        else:
+            return start
+
+
+def left_out(regrets: Regrets, start: Constants) -> list[float]:
+    """The regret of each case, with constants that were fitted to all others."""
+    return [regrets.of(fit(regrets, start, i))[i] for i in range(len(regrets.cases))]
+
+
+def by_hand(data: Sequence[Data]) -> Constants:
+    """Where the fit starts: the defaults, for the device of the data."""
+    device = data[0].device
+    return Constants(bandwidth_per_sm=round(device.bandwidth / device.num_sm, -6))
+
+
+def summary(regrets: Sequence[float]) -> dict[str, float]:
+    """In percent."""
+    return {"mean": round(100 * statistics.fmean(regrets), 2), "maximum": round(100 * max(regrets), 2)}
+
+
+def table(regrets: Regrets, before: Constants, after: Constants, others: Sequence[float]) -> str:
+    """A line per case: percent of the limit, and the regret with constants fitted to the other cases."""
+    lines = [f"{'':20s}  best  before  after  regret  left out  schedule"]
+    for case, old, new, out in zip(regrets.cases, regrets.of(before), regrets.of(after), others, strict=True):
+        best, found = 100 * case.target.limit_us / _us(case.best), chosen(case, after)
+        lines.append(
+            f"{case.target.name:20s} {best:5.1f}  {best * math.exp(-old):6.1f}  {best * math.exp(-new):5.1f}"
+            f"  {100 * new:6.1f}  {100 * out:8.1f}  {_short(found)}"
+        )
+    for name, values in (("before", regrets.of(before)), ("after", regrets.of(after)), ("left out", others)):
+        lines.append(f"{name}: " + ", ".join(f"{k} {v:.2f}%" for k, v in summary(values).items()))
+    near = sum(not chosen(case, after).exact for case in regrets.cases)
+    return "\n".join([*lines, f"{near} of {len(regrets.cases)} choices were not measured, but one like them"])
+
+
+def _short(choice: Choice) -> str:
+    s, tile = choice.schedule, choice.schedule.tile
+    shared = f" by {s.parts}, {s.depth} deep," if s.parts > 1 else ""
+    near = "" if choice.exact else " (near)"
+    return (
+        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}, {tile.num_warps} warps,"
+        f" {tile.num_stages} stages, {s.num_splits} splits, final {s.final_block}/{s.final_warps}{near}"
+    )
+
+
+def text(
+    data: Sequence[Data], files: Sequence[Path], constants: Constants, regrets: dict[str, dict[str, float]]
+) -> str:
+    """What `fitted.json` says: the constants, what they were fitted to, and how well."""
+    meta = [{k: d.meta[k] for k in ("device", "torch", "triton", "date")} for d in data]
+    measured = [{"file": f.name, **m} for f, m in zip(files, meta, strict=True)]
+    return (
+        json.dumps(
+            {"data": measured, "regret_percent": regrets, "constants": dataclasses.asdict(constants)},
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
+    parser.add_argument("--out", type=Path, default=FILE, help="where to, if not into the package")
+    args = parser.parse_args(arguments)
+    data = [read(file) for file in args.files]
+    regrets, start = Regrets(cases(data)), by_hand(data)
+    fitted = fit(regrets, start)
+    others = left_out(regrets, start)
+    print(table(regrets, start, fitted, others))
+    for name, old in dataclasses.asdict(start).items():
+        if old != (new := getattr(fitted, name)):
+            print(f"{name}: {old} -> {new}")
+    if args.write:
+        results = {"before": regrets.of(start), "fitted": regrets.of(fitted), "left_out": others}
+        found = {name: summary(values) for name, values in results.items()}
+        args.out.write_text(text(data, args.files, fitted, found))
+
+
+if __name__ == "__main__":
+    main()
