@@ -167,7 +167,7 @@ def shared(work: SharedWork, device: DeviceInfo, base: Schedule) -> Iterator[Sch
     ):
         for elements in (4096, 8192):
             r0_block = elements // (per_sm * xblock)
-            parts = max(2, -(-work.cols // r0_block))
+            parts = max(2, -(-work.cols // (r0_block - ALIGNMENT * (base.period > 1))))
             if per_sm * warps != 8 or r0_block < 512 or not 2 <= parts <= MAX_PARTS:
                 continue
             part_cols = math.ceil(work.cols / parts / ALIGNMENT) * ALIGNMENT
@@ -180,8 +180,13 @@ def shared(work: SharedWork, device: DeviceInfo, base: Schedule) -> Iterator[Sch
                 parts=-(-work.cols // part_cols),
                 part_cols=part_cols,
                 depth=depth,
-                num_splits=min(per_sm * device.num_sm // parts, -(-work.rows // xblock)),
+                num_splits=whole(min(per_sm * device.num_sm // parts, -(-work.rows // xblock)), base),
             )
+
+
+def whole(splits: int, base: Schedule) -> int:
+    """So many of each kind of rows (`Schedule.period`)."""
+    return max(1, splits // base.period) * base.period
 
 
 def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
@@ -207,7 +212,8 @@ def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
                     if elements * work.staged_bytes * (stages - 1) * per_sm > 225_000:
                         continue
                     splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // xblock))
-                    yield dataclasses.replace(base, tile=Tile(xblock, warps, stages), num_splits=splits)
+                    tile = Tile(xblock, warps, stages)
+                    yield dataclasses.replace(base, tile=tile, num_splits=whole(splits, base))
 
 
 def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
