@@ -203,7 +203,7 @@ def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Ru
         "shared": lambda: shared(loops, device, options, runner),
         "twice": lambda: reloaded(loops, device, options, runner),
     }
-    refused: dict[str, Decline] = {}
+    refused: dict[str, Any] = {}
     for strategy in step("schedule", strategies, work, options.split_size):
         try:
             nests, schedule = ways[strategy]()

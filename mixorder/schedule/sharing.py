@@ -21,13 +21,12 @@ from ..loops.share import share
 from .constants import FITTED, Constants
 from .cost import REGISTER_OVERHEAD, words_of
 from .device import DeviceInfo
-from .heuristics import MAX_COLS, final
+from .heuristics import ALIGNMENT, MAX_COLS, final
 from .schedule import Schedule, Tile
 
 WARPS_PER_SM = 8
 MAX_PARTS = 32  # a word for each lane of a warp
 MAX_STAGES = 4
-ALIGNMENT = 16  # columns; a part starts where its loads are as wide as they can be
 SPILLED_REGISTERS = 264  # by the estimate: 255 by ptxas, and nothing spilled where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a stage computes with it
 
