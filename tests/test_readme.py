@@ -2,12 +2,17 @@
 
 import ast
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
+from graphs import bf16, f32, layer_norm_backward, merged, only, rms_norm_backward
+
 from mixorder.errors import DeclineReason
 from mixorder.options import Options, config_key
+from mixorder.schedule.device import H200
 from mixorder.schedule.heuristics import MAX_COLS
+from mixorder.schedule.sharing import MAX_PARTS, choose_shared, shared_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,7 +51,13 @@ def test_every_reason_has_a_meaning_and_a_remedy() -> None:
 
 
 def test_the_widest_row() -> None:
-    assert f"rows of up to {MAX_COLS} columns" in " ".join(README.split())
+    text = " ".join(README.split())
+    (shared,) = re.findall(
+        rf"up to {MAX_COLS} columns; on NVIDIA GPUs,.* those of a norm up to (\d+)\.", text
+    )
+    for make, dtype in itertools.product((rms_norm_backward, layer_norm_backward), (bf16, f32)):
+        work = shared_workload(merged(only(make(512, int(shared), dtype))))
+        assert choose_shared(work, H200).parts <= MAX_PARTS
     assert f"more than {MAX_COLS} elements" in REASONS
 
 

@@ -41,16 +41,17 @@ WORDS = "words"
 
 def check_shareable(program: LoopProgram) -> None:
     """Raise `Decline` for a merged program whose rows cannot be shared."""
-    main = program.nests[0]
+    main, row = program.nests[0], program.tile_axes[0].symbol
+    deps, reductions = main.dependence(), [s for s in main.body if isinstance(s, Reduce)]
     obstacles = {
         "a kept axis": program.axis(AxisClass.KEPT) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
         "a reduction that is not a sum, product, maximum or minimum in float32": not all(
-            s.kind in (SUM, PROD, AMAX, AMIN) and s.dtype == torch.float32
-            for s in main.body
-            if isinstance(s, Reduce)
+            s.kind in (SUM, PROD, AMAX, AMIN) and s.dtype == torch.float32 for s in reductions
         ),
+        # Of a single row, say: stages are told apart by rows.
+        "a reduction that is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
     }
     for what, found in obstacles.items():

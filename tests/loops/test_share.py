@@ -334,6 +334,12 @@ REFUSED: dict[str, tuple[Any, Any]] = {
 }
 
 
+def test_a_single_row_is_declined() -> None:
+    one = ((1, 256), f32)
+    with pytest.raises(Decline, match="the same for all rows"):
+        check_shareable(program_of(graphs.pair, one, one))
+
+
 def first_program(graph: Graph) -> LoopProgram:
     region = next(iter(graphs.in_turn(graph)))
     return merge(reorder(split_outer(graphs.lower(region))))

@@ -1,0 +1,325 @@
+"""Rows that several programs share, on a GPU: exact, the same bits every time, and never stuck."""
+
+import copy
+import time
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+from mixorder.codegen import exchange, shared
+from mixorder.report import collect
+
+pytestmark = pytest.mark.gpu
+
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+class Residual(nn.Module):
+    """The gradient around the norm is added to the one through it."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm = nn.RMSNorm(dim, eps=1e-6)
+
+    def forward(self, x):
+        return x + self.norm(x)
+
+
+NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6), "residual": Residual}
+SHAPES = [(4096, 16384), (1000, 20000), (512, 65536), (300, 131072), (3, 16400), (2, 131072)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    counters["mixorder"].clear()
+
+
+def inputs(norm, rows, cols, dtype):
+    module = NORMS[norm](cols).cuda()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_()
+    x, dy = (torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2))
+    return module.to(dtype), x, dy
+
+
+def grads(function, module, x, dy):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+
+
+def exact(module, x, dy):
+    wide = copy.deepcopy(module).double()
+    return grads(wide, wide, x.double(), dy.double())
+
+
+def compiled(module, **options):
+    torch._dynamo.reset()
+    return torch.compile(module, options=STRICT | options, dynamic=False)
+
+
+def shared_grads(module, x, dy, **options):
+    """Gradients by a kernel whose programs share rows."""
+    with collect() as records:
+        found = grads(compiled(module, **options), module, x, dy)
+    assert [r.schedule.parts > 1 for r in records] == [True], records
+    return found
+
+
+def errors(found, truths):
+    return [float((g.double() - t).norm() / t.norm()) for g, t in zip(found, truths, strict=True)]
+
+
+def same(one, other):
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize(("rows", "cols"), SHAPES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_against_float64(norm, rows, cols, dtype):
+    module, x, dy = inputs(norm, rows, cols, dtype)
+    ours, truths = shared_grads(module, x, dy), exact(module, x, dy)
+    stock = grads(compiled(module, mixorder=False), module, x, dy)
+    for mine, theirs in zip(errors(ours, truths), errors(stock, truths), strict=True):
+        assert mine <= theirs * 1.05 + 4 * torch.finfo(F32).eps
+
+
+@pytest.mark.parametrize("rows", [2, 77, 4096])
+def test_symbolic_rows(rows):
+    module, x, dy = inputs("rms", 1000, 16400, BF16)
+    function = torch.compile(module, options=STRICT)
+    with collect() as records:
+        grads_of_dynamic(function, module, x, dy)
+        x, dy = (torch.randn(rows, 16400, device="cuda", dtype=BF16) for _ in range(2))
+        ours = grads_of_dynamic(function, module, x, dy)
+    assert [r.schedule.parts > 1 for r in records] == [True]
+    for error in errors(ours, exact(module, x, dy)):
+        assert error < 0.01
+
+
+def grads_of_dynamic(function, module, x, dy):
+    x.requires_grad_()
+    torch._dynamo.mark_dynamic(x, 0)
+    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+
+
+def two_stages(x, dy, w):
+    """A row's scale from its largest value, then a sum that needs the scale, as in BitLinear."""
+    scale = 127.0 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    q, scaled = (x * scale).round(), dy * w
+    return scaled - q * (q * scaled).sum(-1, keepdim=True) * 1e-4, (dy * q).sum(0)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2048, 16384), (301, 65536)])
+def test_two_exchanges_per_row(rows, cols):
+    x, dy = (torch.randn(rows, cols, device="cuda", dtype=BF16) for _ in range(2))
+    w = torch.randn(cols, device="cuda")
+    with collect() as records, torch.no_grad():
+        function = torch.compile(two_stages, options=STRICT, dynamic=False)
+        ours = function(x, dy, w)
+        again = [function(x, dy, w) for _ in range(5)]
+    assert [r.schedule.parts > 1 for r in records] == [True]
+    assert all(same(ours, other) for other in again)
+    # A value may be rounded to another integer in float64: scale and round as float32 does.
+    scale = 127.0 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    q, scaled = (x * scale).round().double(), dy.double() * w.double()
+    truths = scaled - q * (q * scaled).sum(-1, keepdim=True) * 1e-4, (dy.double() * q).sum(0)
+    for error in errors(ours, truths):
+        assert error < 1e-3
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_same_bits_every_time(norm):
+    module, x, dy = inputs(norm, 2048, 16384, BF16)
+    function = compiled(module)
+    first = grads(function, module, x, dy)
+    for _ in range(20):
+        assert same(first, grads(function, module, x, dy))
+
+
+def left_alone(monkeypatch):
+    """No program ever sees a word of another one: each makes its second attempt."""
+    monkeypatch.setattr(shared, "POLLS", 0)
+    monkeypatch.setattr(exchange.Record, "peek", lambda self, pointer: "tl.full([], -1, tl.int32)")
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize(("rows", "cols"), [(2048, 16384), (1000, 20000), (301, 65536)])
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_second_attempt_gives_the_same_bits(norm, rows, cols, dtype, monkeypatch):
+    module, x, dy = inputs(norm, rows, cols, dtype)
+    usual = shared_grads(module, x, dy)
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "POLLS", 0)  # some words are there in time, others are not
+        hasty = shared_grads(module, x, dy)
+    left_alone(monkeypatch)
+    alone = shared_grads(module, x, dy)
+    assert same(usual, hasty) and same(usual, alone)
+
+
+def test_the_second_attempt_of_two_exchanges_gives_the_same_bits(monkeypatch):
+    x, dy = (torch.randn(1001, 16384, device="cuda", dtype=BF16) for _ in range(2))
+    w = torch.randn(16384, device="cuda")
+    with torch.no_grad():
+        usual = torch.compile(two_stages, options=STRICT, dynamic=False)(x, dy, w)
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "POLLS", 0)
+            torch._dynamo.reset()
+            hasty = torch.compile(two_stages, options=STRICT, dynamic=False)(x, dy, w)
+        left_alone(monkeypatch)
+        torch._dynamo.reset()
+        alone = torch.compile(two_stages, options=STRICT, dynamic=False)(x, dy, w)
+    assert same(usual, hasty) and same(usual, alone)
+
+
+@triton.jit
+def spin(out_ptr, turns, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = at.to(tl.float32)
+    for _ in range(turns):
+        value = value * 0.999 + 0.5
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + at, value)
+
+
+def occupy(programs, turns=3_000_000):
+    """Programs of 1024 threads each that take the GPU's multiprocessors for some milliseconds."""
+    out = torch.empty(programs * 1024, device="cuda")
+    spin[(programs,)](out, turns, BLOCK=1024, num_warps=32)
+    return out
+
+
+def backward(x, dy, w, rstd):
+    """RMSNorm's, as a function without autograd: it runs on the stream that it is called on."""
+    hat, dn = x.float() * rstd, dy.float() * w.float()
+    dx = rstd * (dn - hat * (dn * hat).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (dy.float() * hat).sum(0).to(w.dtype)
+
+
+class Running:
+    """The compiled backward at one shape: call it, and ask whether all results were the first one."""
+
+    def __init__(self, rows, cols):
+        x, dy = (torch.randn(rows, cols, device="cuda", dtype=BF16) for _ in range(2))
+        self.args = (
+            x,
+            dy,
+            torch.randn(cols, device="cuda", dtype=BF16),
+            torch.rand(rows, 1, device="cuda") + 0.5,
+        )
+        with collect() as records, torch.no_grad():
+            self.function = torch.compile(backward, options=STRICT, dynamic=False)
+            self.first = self.function(*self.args)
+        assert [r.schedule.parts > 1 for r in records] == [True]
+        self.stream = torch.cuda.Stream()
+        self.differing = torch.zeros((), device="cuda", dtype=torch.int64)
+        torch.cuda.synchronize()
+
+    def __call__(self):
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            for mine, first in zip(self.function(*self.args), self.first, strict=True):
+                self.differing += (mine.view(torch.int16) != first.view(torch.int16)).sum()
+
+    def always_the_same(self):
+        torch.cuda.synchronize()
+        return int(self.differing) == 0
+
+
+def test_two_streams_at_once():
+    """Twice the same kernel, each with words of its own, and two different ones."""
+    started = time.perf_counter()
+    one, other = Running(2048, 16384), Running(1024, 32768)
+    twin = copy.copy(one)
+    twin.stream, twin.differing = torch.cuda.Stream(), torch.zeros_like(one.differing)
+    torch.cuda.synchronize()
+    for _ in range(200):
+        one()
+        other()
+        twin()
+    assert one.always_the_same() and other.always_the_same() and twin.always_the_same()
+    assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0, 3.0])
+def test_beside_a_kernel_that_takes_multiprocessors(share):
+    """Not all programs of a group run at the same time then: those that run must not wait for ever."""
+    started = time.perf_counter()
+    running, aside = Running(2048, 16384), torch.cuda.Stream()
+    threads = torch.cuda.get_device_properties(0).multi_processor_count * 2  # of 1024, all that there is
+    occupy(1)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(aside):
+            kept = occupy(int(share * threads))
+        for _ in range(5):
+            running()
+    assert running.always_the_same() and kept.isfinite().all()
+    assert time.perf_counter() - started < 60
+
+
+def test_beside_matrix_products():
+    started = time.perf_counter()
+    running, aside = Running(2048, 16384), torch.cuda.Stream()
+    a = torch.randn(4096, 4096, device="cuda", dtype=BF16)
+    torch.cuda.synchronize()
+    for _ in range(200):
+        with torch.cuda.stream(aside):
+            a @ a
+        running()
+    assert running.always_the_same()
+    assert time.perf_counter() - started < 60
+
+
+def test_cuda_graphs_are_replayed():
+    module, x, dy = inputs("layer", 1024, 16384, BF16)
+    plain = grads(compiled(module), module, x, dy)
+    function = compiled(module, **{"triton.cudagraphs": True})
+    for _ in range(50):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert same(plain, [g.clone() for g in grads(function, module, x, dy)])
+
+
+def test_a_graph_captured_by_hand_is_replayed():
+    """The words are emptied within the graph, before each run."""
+    running = Running(1024, 16384)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        results = running.function(*running.args)
+    for _ in range(50):
+        for result in results:
+            result.fill_(float("nan"))
+        graph.replay()
+        assert same(running.first, results)
+
+
+def test_three_kernels_and_no_clone():
+    module, x, dy = inputs("rms", 1024, 16384, BF16)
+    function = compiled(module)
+    _, codes = run_and_get_code(lambda: grads(function, module, x, dy))
+    code = codes[-1]
+    body = code[code.index("def call(") :]
+    assert body.count(".run(") == 3  # the words, the main kernel, the finalisation
+    assert "copy_" not in body and "clone" not in body
+
+
+def test_freed_memory_is_no_trap():
+    """Outputs, workspace and words lie where there was NaN, or what the last run has left."""
+    module, x, dy = inputs("layer", 500, 16400, BF16)
+    function = compiled(module)
+    first = grads(function, module, x, dy)
+    for value in (float("nan"), 0.0):
+        poison = [
+            torch.full((n,), value, device="cuda") for n in (10**4, 10**5, 10**6, 10**7) for _ in range(4)
+        ]
+        del poison
+        again = grads(function, module, x, dy)
+        assert same(first, again) and all(g.isfinite().all() for g in again)
