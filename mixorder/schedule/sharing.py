@@ -29,6 +29,7 @@ MAX_PARTS = 32  # a word for each lane of a warp
 MAX_STAGES = 4
 SPILLED_REGISTERS = 264  # by the estimate: 255 by ptxas, and nothing spilled where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a stage computes with it
+LATER_STAGE_WORDS = 2.0  # the same, for each exchange after the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class SharedWork:
     `load_bytes` stream in; `held_bytes` are carried, times the stages that they are carried for.
     `column_words`: 32-bit words of accumulators and column vectors, per column. `exchanged`: reductions of
     the stage that has most. `period`: as in `heuristics.Workload`.
+    `stages`: how many exchanges a row takes.
     """
 
     rows: int
@@ -47,6 +49,7 @@ class SharedWork:
     column_words: int
     exchanged: int
     period: int = 1
+    stages: int = 1
 
 
 def shared_workload(program: LoopProgram) -> SharedWork:
@@ -67,6 +70,7 @@ def shared_workload(program: LoopProgram) -> SharedWork:
         + sum((1 + s.compensated) * words_of(program.buffer(s.buffer)) for s in partials),
         exchanged=max((len(s.values) for s in main.body if isinstance(s, Exchange)), default=0),
         period=1 if (skew := skew_of(program)) is None else skew.period,
+        stages=sum(isinstance(s, Exchange) for s in main.body),
     )
 
 
@@ -115,7 +119,9 @@ def _layouts(work: SharedWork, constants: Constants) -> tuple[tuple[int, int, in
 def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(constants.max_depth, 0, -1):
-        most = SPILLED_REGISTERS if depth == constants.least_depth else constants.full_registers
+        # One tile deep is the least there is; rows of several stages have nothing else.
+        least = depth == constants.least_depth or (depth == 1 and work.stages > 1)
+        most = SPILLED_REGISTERS if least else constants.full_registers
         if registers_of(work, tile, r0_block, depth) <= most:
             return depth
     return 0
@@ -124,7 +130,12 @@ def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) ->
 def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
     """Registers of a thread, by an estimate that is within 25 of what ptxas takes for the norms."""
     per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
-    words = TRANSIENT_WORDS + work.column_words / tile.xblock + depth * work.held_bytes / 4
+    words = (
+        TRANSIENT_WORDS
+        + LATER_STAGE_WORDS * (work.stages - 1)
+        + work.column_words / tile.xblock
+        + depth * work.held_bytes / 4
+    )
     return REGISTER_OVERHEAD + per_thread * words
 
 

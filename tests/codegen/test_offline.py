@@ -133,6 +133,7 @@ SPILLED = {
     ("sm_90 alone", "rms_4096x16384"): 64,
     ("sm_90", "rms_weight_fp32"): 32,
     ("sm_120", "rms_weight_fp32"): 96,
+    ("sm_80", "layer_fp32_wide"): 16,
     ("sm_100", "layer_fp32_wide"): 48,
     ("sm_120", "layer_fp32_wide"): 80,
     **{(target, "two_stages"): 288 for target in TARGETS},
