@@ -368,11 +368,10 @@ def test_what_a_weight_multiplies_is_masked() -> None:
 
 
 def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        largest = torch.log(x).amax(-1, keepdim=True)  # of zeros, minus infinity
-        q = x * largest
-        return dy - q * (q * dy).sum(-1, keepdim=True), (x * largest).sum(0)
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        q = x * torch.log(x).amax(-1, keepdim=True)  # of zeros, minus infinity
+        return dy * w - q * (q * dy * w).sum(-1, keepdim=True), (dy * q).sum(0)
 
-    program = share(program_of(function, TWO_STAGES[1], TWO_STAGES[2]), 4, 1)
+    program = share(program_of(function, *TWO_STAGES[1:]), 4, 1)
     assert any(isinstance(s, Carry) and s.value.name == "amax" for s in program.nests[0].body)
     assert _without_effect(program.nests[0], program.tile_axes[0].symbol) == set()

@@ -356,3 +356,25 @@ def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
     graph, _ = fused_graph(function, args)
     close(Interpreter(graph).run(*args), function, args)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("layer", 3, 16400, bf16),
+        ("layer", 2, 33000, f32),
+        ("rms", 37, 16400, bf16),
+        ("rms", 2, 65536, f16),
+        ("hf", 5, 20000, bf16),
+        ("residual", 3, 20000, f32),
+        ("chain", 2, 16400, bf16),
+    ],
+)
+def test_wide_rows(name: str, rows: int, cols: int, dtype: torch.dtype) -> None:
+    """With the schedule that the pipeline chooses."""
+    module, x = MODULES[name](cols).to(dtype), torch.randn(rows, cols, dtype=dtype)
+    dy = torch.randn_like(x)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    assert len(shared(records)) == len(records) == 1
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
