@@ -168,7 +168,7 @@ def triton_mixorder_test_c5ed1c47(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
             tmp40 = tmp39 * tmp32
             ws0_acc = ws0_acc + tl.sum(tmp35, 0)[None, :]
             tl.store(out0_ptr + (y + 16384*x), tmp40, xmask)
-    tl.store(ws0_ptr + (y + 16384*s), ws0_acc)""",
+    tl.store(ws0_ptr + (y + 16384*s), ws0_acc)""",  # noqa: E501
         )
 
 
