@@ -425,13 +425,16 @@ def _groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], .
 def _without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
     """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
 
-    What is loaded or carried is zero there. Other values may be anything, infinite ones included.
+    What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
+    infinite ones included.
     """
     deps = nest.dependence()
+    loads = {s.name for s in nest.body if isinstance(s, Load)}
     zero: set[str] = set()
     found: set[Statement] = set()
     for stmt in nest.body:
-        if isinstance(stmt, Load | Carry) and row in deps[stmt.name]:
+        loaded = stmt.value.name in loads if isinstance(stmt, Carry) else isinstance(stmt, Load)
+        if loaded and row in deps[stmt.name]:  # type: ignore[union-attr]
             zero.add(stmt.name)
         elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
