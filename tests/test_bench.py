@@ -141,7 +141,7 @@ def test_failed_mixorder_is_an_issue() -> None:
 def test_committed_targets_cover_the_default_shapes() -> None:
     targets = bench.parse_targets(str(TOOLS / "targets.json"))
     assert set(targets) == {"rms", "layer"}
-    assert all(set(of_norm) == set(bench.SHAPES.split(",")) for of_norm in targets.values())
+    assert all(set(of_norm) >= set(bench.SHAPES.split(",")) for of_norm in targets.values())
 
 
 def test_arguments() -> None:

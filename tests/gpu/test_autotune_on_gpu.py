@@ -113,8 +113,8 @@ def test_a_second_compile_takes_it_from_the_disk(tmp_path):
 def test_shapes(norm, rows, cols, dtype):
     module, x, dy = inputs(rows, cols, dtype, norm)
     found, (record,) = compiled(module, x, dy)
-    assert (record.tuning is None) == (record.schedule.parts > 1)  # programs that share rows are not tuned
-    assert record.tuning is None or record.tuning.seconds < 20
+    assert record.tuning is not None
+    assert record.tuning.seconds < 20
     check(found, module, x, dy)
 
 

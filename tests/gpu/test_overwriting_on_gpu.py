@@ -1,4 +1,7 @@
-"""On a GPU: a dx that is written over dy has the same bits, run after run, and needs less memory."""
+"""On a GPU: a dx that is written over dy is the same but for rounding, and needs less memory.
+
+Not the same bits: from one compile to the next Inductor may choose other forward kernels and products by timing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[lis
 @pytest.mark.parametrize("dtype", [bf16, f32])
 @pytest.mark.parametrize("dim", [256, 768, 1030, 4096])
 @pytest.mark.parametrize("norm", NORMS)
-def test_same_bits_in_less_memory(
+def test_same_gradients_in_less_memory(
     norm: str, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -47,6 +50,9 @@ def test_same_bits_in_less_memory(
     ours, count, peak = gradients(module, x, dy)
     monkeypatch.setattr(pipeline, "dying", lambda region: ())
     apart, none, higher = gradients(module, x, dy)
-    assert count >= 4 and none == 0
-    assert all(map(torch.equal, ours, apart))
+    # Of products of odd width, which Inductor pads, a part is a copy, or has to stay.
+    assert count >= (4 if dim % 16 == 0 else 1) and none == 0
+    bound = 1e-5 if dtype == f32 else 2e-2
+    for mine, theirs in zip(ours, apart, strict=True):
+        assert float((mine.double() - theirs.double()).norm()) <= bound * float(theirs.double().norm())
     assert peak <= higher
