@@ -3,8 +3,8 @@
 Stage after stage, a program works on a row tile, tells the others its parts of the stage's reductions, and
 goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next stage follows.
 The programs of a group need not run at the same time for the result to be right: one that has waited too
-long for the others does all its rows again after the loop, computing their parts itself. The order of its sums
-is the same, unless Triton lays the tiles of the two loops over threads in different ways.
+long for the others does all its rows again after the loop, computing their parts itself. The order of its
+sums is the same, unless Triton lays the tiles of the two loops over threads in different ways.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """On a GPU: a dx that is written over dy is the same but for rounding, and needs less memory.
 
-Not the same bits: from one compile to the next Inductor may choose other forward kernels and products by timing.
+Not the same bits: from one compile to the next Inductor may choose other kernels for a forward, by timing.
 """
 
 from __future__ import annotations
