@@ -249,7 +249,8 @@ def shared(
     """The loops for several programs per row."""
     step = runner.step
     step("share", check_shareable, loops)
-    schedule = step("schedule", choose_shared, step("workload", shared_workload, loops), device)
+    work = step("workload", shared_workload, loops)
+    schedule = step("schedule", choose_shared, work, device, options.split_size)
     nests = step("share", share, loops, schedule.parts, schedule.tile.xblock, schedule.period)
     return runner.dump("shared.txt", nests, Stage.SHARED), schedule
 

@@ -119,7 +119,7 @@ def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str
             if strategy == "held":
                 return strategy, choose(target.work, device, constants=constants)
             if strategy == "shared" and target.shared_work:
-                return strategy, choose_shared(target.shared_work, device, constants)
+                return strategy, choose_shared(target.shared_work, device, constants=constants)
         except Decline:
             continue
     raise ValueError(f"{target.name}: no strategy fits, and rows read twice are not fitted")

@@ -38,14 +38,16 @@ def device_info(device: torch.device) -> DeviceInfo:
     if device.type == "cpu":
         return H200
     props = torch.cuda.get_device_properties(device)
+    registers = getattr(props, "regs_per_multiprocessor", 65536)
     return DeviceInfo(
         props.name,
         num_sm=props.multi_processor_count,
         shared_memory=getattr(props, "shared_memory_per_block_optin", 101376),
-        registers=getattr(props, "regs_per_multiprocessor", 65536),
+        registers=registers,
         max_threads=props.max_threads_per_multi_processor,
         warp_size=getattr(props, "warp_size", 32),
-        exchanges=torch.version.hip is None,
+        # From sm_80 on there is a maximum that keeps NaN; with fewer registers fewer programs are resident.
+        exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
         bandwidth=_bandwidth(props),
     )
 

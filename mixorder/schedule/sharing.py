@@ -74,12 +74,17 @@ def shared_workload(program: LoopProgram) -> SharedWork:
     )
 
 
-def choose_shared(work: SharedWork, device: DeviceInfo, constants: Constants = FITTED) -> Schedule:
-    """The schedule of a row that two to `MAX_PARTS` programs share."""
+def choose_shared(
+    work: SharedWork, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
+) -> Schedule:
+    """The schedule of a row that two to `MAX_PARTS` programs share.
+
+    `split_size`: rows for each group of programs, if it is not 0 and so many groups are resident at once.
+    """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{work.cols} columns, and no exchange on {device.name}")
     if found := shared_schedules(work, device, constants):
-        return found[0]
+        return found[0] if not split_size else _with_groups(found[0], math.ceil(work.rows / split_size))
     detail = f"{work.cols} columns of {work.held_bytes} bytes each in the registers of {MAX_PARTS} programs"
     raise TooWide(work.column_words + work.held_bytes, detail)
 
@@ -91,6 +96,12 @@ def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants 
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
     return [s for size in sizes for s in _laid_out(work, device, size, constants)]
+
+
+def _with_groups(schedule: Schedule, groups: int) -> Schedule:
+    """With fewer groups, of each kind of rows as many."""
+    whole = math.ceil(groups / schedule.period) * schedule.period
+    return dataclasses.replace(schedule, num_splits=min(schedule.num_splits, whole))
 
 
 def _laid_out(work: SharedWork, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:

@@ -93,6 +93,7 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth is twice the clock in kHz times the bus in bytes, and 0 where torch has neither."""
     known: dict[str, Any] = {
         "name": "A100",
+        "major": 8,
         "multi_processor_count": 108,
         "max_threads_per_multi_processor": 2048,
     }
@@ -102,6 +103,14 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_info(torch.device("cuda")).bandwidth == 0.0
     found.update(memory)
     assert device_info(torch.device("cuda")).bandwidth == pytest.approx(2.04e12, rel=0.01)
+    assert device_info(torch.device("cuda")).exchanges
+    for lacking in ({"major": 7}, {"regs_per_multiprocessor": 32768}):
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda device, more=lacking: SimpleNamespace(**{**found, **more}),
+        )
+        assert not device_info(torch.device("cuda")).exchanges
     monkeypatch.setattr(device_module.torch.version, "hip", "6.0")
     assert device_info(torch.device("cuda")).bandwidth == 0.0
 

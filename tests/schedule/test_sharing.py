@@ -167,3 +167,13 @@ def test_symbolic_rows_are_planned_for_their_hint() -> None:
     full = ((640, 16400), f32)
     program = graphs.merged(graphs.only(graphs.traced_rows(graphs.pair, full, full)))
     assert shared_workload(program).rows == 640
+
+
+def test_the_users_split_size_is_kept_within_what_is_resident() -> None:
+    free = choose_shared(RMS, H200)
+    for split_size in (1, 10, 128, 1000, 10**6):
+        schedule = choose_shared(RMS, H200, split_size)
+        assert schedule.num_splits == min(free.num_splits, math.ceil(RMS.rows / split_size))
+        assert dataclasses.replace(schedule, num_splits=free.num_splits) == free
+    odd = dataclasses.replace(RMS, period=8)
+    assert choose_shared(odd, H200, 1000).num_splits == 8
