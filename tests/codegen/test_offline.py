@@ -249,6 +249,20 @@ def test_full_tiles_are_pipelined(graph: str) -> None:
     assert loop.count("ttg.async_copy_global_to_local") >= 2
 
 
+@pytest.mark.parametrize("cols", [4097, 16385])
+def test_rows_off_a_boundary_are_read_and_written_in_whole_accesses(cols: int) -> None:
+    """16 bytes by each asynchronous copy and by each store but those of the rows' ends."""
+    gpu, device = TARGETS["sm_90"]
+    region = graphs.only(graphs.layer_norm_backward(8192, cols))
+    program, schedule, (main, _) = graphs.kernels(region, device)
+    assert schedule.period == 8 and (schedule.parts > 1) == (cols > 16384)
+    kernel = compiled(program, main, gpu)
+    loop = "\n".join(main_loop(kernel.asm["ttgir"]))
+    assert loop.count("ttg.async_copy_global_to_local") >= 2
+    assert "cp.async.cg.shared.global" in kernel.asm["ptx"] and ", 0x10," in kernel.asm["ptx"]
+    assert "st.global.v4.b32" in kernel.asm["ptx"]
+
+
 @pytest.mark.parametrize("graph", ["rms_32768x768", "layer_4096x16384"])
 def test_a_row_that_is_overwritten_is_read_as_ever(graph: str) -> None:
     """Triton pipelines loads past the store to the same tensor, and converts no layout for it."""

@@ -70,11 +70,11 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_c5ed1c47(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_8b6ac37f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
     part = tl.program_id(0) % 8
     s = tl.program_id(0) // 8
-    tiles = tl.cdiv(64, XBLOCK)
+    begin, tiles = s, tl.cdiv(64, XBLOCK)
     y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
     tmp0 = tl.full([], 6.103515625e-05, tl.float32)
     tmp1 = tl.load(in2_ptr + (y)).to(tl.float32)
@@ -88,7 +88,7 @@ def triton_mixorder_test_c5ed1c47(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
     missed = tl.full([], 0, tl.int32)
     seen1_0_0 = ...
     seen1_0_1 = ...
-    for tile in tl.range(s, tiles + 8, 4, num_stages=NUM_STAGES):
+    for tile in tl.range(begin, tiles + 8, 4, num_stages=NUM_STAGES):
         x = (tile) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         xmask = (x < 64)
         held1_raw = tl.load(in1_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
@@ -100,7 +100,7 @@ def triton_mixorder_test_c5ed1c47(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
         tmp6 = tmp4 * tmp1
         tmp7 = tmp5 * tmp6
         tmp8 = tl.sum(tmp7, 1)[:, None]
-        tl.store(words_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * XBLOCK))
+        tl.store(words_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
         ready1 = (tile - 8 >= 0) & (tile - 8 < tiles)
         polls = tl.where(ready1 & (missed == 0), 16384, 0)
         total1_0_0 = ...
@@ -133,7 +133,7 @@ def triton_mixorder_test_c5ed1c47(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
     missed = tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)
     if missed > 0:
         ws0_acc = tl.full([1, R0_BLOCK], 0.0, tl.float32)
-        for tile in tl.range(s, tiles, 4, num_stages=1):
+        for tile in tl.range(begin, tiles, 4, num_stages=1):
             x = (tile) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
             xmask = (x < 64)
             parts0 = tl.full([XBLOCK, 8], 0.0, tl.float32)
@@ -242,7 +242,7 @@ def test_each_stage_waits_for_its_own_tile() -> None:
         "ready1 = (tile - 12 >= 0) & (tile - 12 < tiles)",
         "ready2 = (tile - 24 >= 0) & (tile - 24 < tiles)",
     ]
-    assert "tl.range(s, tiles + 24, 4" in text
+    assert "tl.range(begin, tiles + 24, 4" in text
 
 
 def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
@@ -253,7 +253,7 @@ def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
     full = ((64, 1031), bf16)  # a prime number of columns is not cut into narrower ones
     source = kernel_of(program_of(function, full, full))
     assert not any(word in source.text for word in ("words", "missed", "asm", "again"))
-    assert "words" not in source.buffers and "for tile in tl.range(s, tiles, 4" in source.text
+    assert "words" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
 
 
 def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> None:

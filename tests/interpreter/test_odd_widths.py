@@ -1,0 +1,41 @@
+"""Rows that do not start at a boundary of wide accesses: a program reads past their ends, and must not mind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import bf16, f16, f32
+from running import OFF, ON, check, exact_gradients, gradients
+from torch import nn
+
+from mixorder.report import RegionRecord, collect
+
+NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6)}
+PERIODS = {(33, bf16): 8, (33, f32): 4, (1001, bf16): 8, (242, f16): 4, (1030, f32): 2, (4101, bf16): 8}
+
+
+@pytest.mark.parametrize("rows", [3, 41, 300])
+@pytest.mark.parametrize(("cols", "dtype"), PERIODS, ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_row_and_column_once(norm: str, cols: int, dtype: torch.dtype, rows: int) -> None:
+    module, x = NORMS[norm](cols).to(dtype), torch.randn(rows, cols, dtype=dtype)
+    dy = torch.randn_like(x)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.schedule.period == PERIODS[cols, dtype]
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_is_read_of_the_neighbours_leaves_no_trace(norm: str, bad: float) -> None:
+    """Rows 1 and 3 of dy are not finite: dx of the others is, and as it is without."""
+    module, x = NORMS[norm](1001).to(bf16), torch.randn(6, 1001, dtype=bf16)
+    dy = torch.randn_like(x)
+    clean, _, *_ = gradients(module, x, dy, ON)
+    dy[1], dy[3] = bad, bad
+    dirty, dw, *_ = gradients(module, x, dy, ON)
+    kept = [0, 2, 4, 5]
+    assert torch.equal(clean[kept], dirty[kept]) and clean.isfinite().all()
+    assert not dirty[[1, 3]].isfinite().any() and not dw.isfinite().any()
