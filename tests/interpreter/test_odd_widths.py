@@ -1,4 +1,4 @@
-"""Rows that do not start at a boundary of wide accesses: a program reads past their ends, and must not mind."""
+"""Rows that start off a boundary of wide accesses: a program reads past their ends, and must not mind."""
 
 from __future__ import annotations
 
