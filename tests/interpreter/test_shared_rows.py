@@ -348,7 +348,7 @@ NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
 NOT_SHARED += ["row and column prod, any, all", "conv bias and gate", "GroupNorm"]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::2])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::4])
 def test_the_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, FORCED[1])
     check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
@@ -363,7 +363,7 @@ def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.Monk
     assert any(isinstance(r, TooWide) for r in records)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, FORCED[seed % len(FORCED)])
     function = random_function(seed, 10, 12)
@@ -376,11 +376,8 @@ def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "rows", "cols", "dtype"),
     [
         ("layer", 3, 16400, bf16),
-        ("layer", 2, 33000, f32),
-        ("rms", 37, 16400, bf16),
-        ("rms", 2, 65536, f16),
-        ("hf", 5, 20000, bf16),
-        ("residual", 3, 20000, f32),
+        ("rms", 9, 16385, bf16),
+        ("residual", 2, 20000, f32),
         ("chain", 2, 16400, bf16),
     ],
 )
