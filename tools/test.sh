@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint, format check and tests, as CI runs them. Arguments go to pytest, and then only what they name is
-# run; without any, the tests of tests/interpreter run beside the others in a process of their own: whether
+# run; without any, the tests of tests/interpreter run beside the others in two processes of their own: whether
 # Triton interprets kernels is decided when it is imported.
 set -euo pipefail
 . "$(dirname "$0")/setup.sh"
@@ -12,11 +12,21 @@ if [ $# -gt 0 ]; then
   "$PY" -m pytest "$@" || status=$?
   exit "$status"
 fi
-log=$(mktemp)
-trap 'kill "$interpreted" 2>/dev/null || true; rm -f "$log"' EXIT
-TRITON_INTERPRET=1 "$PY" -m pytest tests/interpreter > "$log" 2>&1 & interpreted=$!
+logs=$(mktemp -d)
+interpreted=()
+trap 'kill "${interpreted[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+files=(tests/interpreter/test_*.py)
+for half in 0 1; do
+  mine=()
+  for i in "${!files[@]}"; do
+    if [ $((i % 2)) -eq "$half" ]; then mine+=("${files[$i]}"); fi
+  done
+  TRITON_INTERPRET=1 "$PY" -m pytest "${mine[@]}" > "$logs/$half" 2>&1 & interpreted+=("$!")
+done
 "$PY" -m pytest || status=$?
 echo "The tests in tests/interpreter:"
-wait "$interpreted" || status=$?
-cat "$log"
+for half in 0 1; do
+  wait "${interpreted[$half]}" || status=$?
+  cat "$logs/$half"
+done
 exit "$status"
