@@ -67,12 +67,18 @@ class Forced:
     depth: int = 1
     xblock: int = 1
     splits: int = 2
+    shifted: bool = False
 
-    def __call__(self, work: SharedWork, device: DeviceInfo) -> Schedule:
+    def __call__(self, work: SharedWork, device: DeviceInfo, split_size: int = 0) -> Schedule:
         part_cols = -(-work.cols // self.parts)
+        tile = Tile(self.xblock, 4, 2)
+        if self.shifted and work.period > 1 and work.cols > 16:
+            part_cols = -(-part_cols // 16) * 16
+            r0_block, parts = 1 << (part_cols + 15).bit_length(), -(-work.cols // part_cols)
+            splits = self.splits * work.period
+            return Schedule(tile, r0_block, splits, 4, 4, parts, part_cols, self.depth, work.period)
         r0_block = 1 << (part_cols - 1).bit_length()
         splits = min(self.splits, -(-work.rows // self.xblock))
-        tile = Tile(self.xblock, 4, 2)
         return Schedule(tile, r0_block, splits, 4, 4, self.parts, part_cols, self.depth)
 
 
@@ -82,6 +88,7 @@ FORCED = [
     Forced(parts=4, depth=1, xblock=2, splits=1),
     Forced(parts=5, depth=3, xblock=1, splits=3),
     Forced(parts=7, depth=2, xblock=4, splits=2),
+    Forced(parts=2, depth=2, xblock=2, splits=1, shifted=True),
 ]
 
 
@@ -196,6 +203,7 @@ FUNCTIONS = [two_stages, dropped, extremes, products, modulated, many, three_sta
 
 # The interpreter takes its time: each function with two of the schedules.
 PAIRS = [(f, FORCED[(i + j) % len(FORCED)]) for i, f in enumerate(FUNCTIONS) for j in (0, 2)]
+PAIRS += [(f, FORCED[-1]) for f in FUNCTIONS]
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(9, 24), (2, 23)])
@@ -229,9 +237,10 @@ class Rerun(Interpreter):
 
 def missing(words: torch.Tensor, schedule: Schedule, rows: int) -> int:
     """Words of parts that have not been told, of the rows of all tiles; others are never written."""
-    tile_rows = -(-rows // schedule.tile.xblock) * schedule.tile.xblock
+    tile_rows = schedule.tile.xblock * schedule.period
     lanes = 1 << (schedule.parts - 1).bit_length()
-    records = words.view(rows + schedule.tile.xblock - 1, -1, lanes)
+    records = words.view(rows + tile_rows - 1, -1, lanes)
+    tile_rows *= -(-rows // tile_rows)
     assert bool((records[:, :, schedule.parts :] == EMPTY).all())
     assert bool((records[tile_rows:] == EMPTY).all())
     return int((records[:tile_rows, :, : schedule.parts] == EMPTY).sum())
