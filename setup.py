@@ -12,7 +12,7 @@ setup(
     package_data={"mixorder": ["py.typed", "schedule/fitted.json"]},
     install_requires=["torch>=2.11", "triton; platform_system == 'Linux'", "sympy"],
     extras_require={
-        "test": ["pytest", "expecttest", "numpy", "ruff"],
+        "test": ["pytest", "expecttest", "hypothesis", "numpy", "ruff"],
         "plot": ["matplotlib"],
         "peers": ["liger-kernel", "quack-kernels"],
     },
