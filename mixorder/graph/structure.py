@@ -65,9 +65,10 @@ def _argument(arg: Any, number: dict[Node, int]) -> Hashable:
 
 
 def _value(val: Any) -> Hashable:
-    """What a node gives, as far as it can be seen without running: sizes, strides, dtype and device."""
+    """What a node gives, as far as it can be seen without running: sizes, strides, offset, dtype, device."""
     if isinstance(val, torch.Tensor):
-        return (_sizes(val.shape), _sizes(val.stride()), val.dtype, val.device)
+        offset = size_of(val.storage_offset())
+        return (_sizes(val.shape), _sizes(val.stride()), offset, val.dtype, val.device)
     if isinstance(val, torch.SymInt):
         return size_of(val)
     if isinstance(val, list | tuple):

@@ -45,6 +45,10 @@ def skew_of(program: LoopProgram) -> Skew | None:
         sympy.expand(s.index - last.symbol - stride * row.symbol) != 0 for s in full
     ):
         return None
-    smallest = min(program.buffer(s.buffer).dtype.itemsize for s in full)
+    buffers = [program.buffer(s.buffer) for s in full]
+    # Whole accesses would reach beyond the end of a tensor that itself starts off a boundary.
+    if any(b.offset * b.dtype.itemsize % ACCESS_BYTES != 0 for b in buffers):
+        return None
+    smallest = min(b.dtype.itemsize for b in buffers)
     skew = Skew(int(stride), ACCESS_BYTES // smallest)
     return skew if skew.period > 1 else None

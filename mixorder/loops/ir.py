@@ -53,7 +53,8 @@ class BufferRole(enum.Enum):
 class Buffer:
     """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
 
-    `over`: the input in whose memory an output is written, after it has been read.
+    `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
+    storage before the first.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Buffer:
     shape: tuple[sympy.Expr, ...]
     stride: tuple[sympy.Expr, ...]
     over: str | None = None
+    offset: sympy.Expr = sympy.S.Zero
 
     @property
     def numel(self) -> sympy.Expr:

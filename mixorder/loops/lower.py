@@ -225,13 +225,10 @@ class _Tracer:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
             val = fake(node)
             assert val is not None
-            return Buffer(
-                name,
-                role,
-                val.dtype,
-                _exprs(val.shape),
-                _exprs(self.strides(node)),
-            )
+            moved = role is BufferRole.OUTPUT or node in self.region.relaid  # to memory of its own
+            (offset,) = _exprs((0,) if moved else (val.storage_offset(),))
+            shape, stride = _exprs(val.shape), _exprs(self.strides(node))
+            return Buffer(name, role, val.dtype, shape, stride, offset=offset)
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
         outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]

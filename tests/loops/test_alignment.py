@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import graphs
 import pytest
+import sympy
 import torch
 from graphs import bf16, f16, f32, only
 
@@ -38,6 +42,33 @@ def test_the_smallest_elements_decide() -> None:
     """Of bf16 and fp32 tiles, an access of 16 bytes has eight of the former."""
     program = graphs.merged(only(graphs.layer_norm_backward(512, 1002, bf16, f32)))
     assert skew_of(program) == Skew(1002, 8)
+
+
+def test_a_tensor_that_starts_off_a_boundary_is_read_by_elements() -> None:
+    program = graphs.merged(only(graphs.rms_norm_backward(512, 1001)))
+    assert skew_of(program) is not None
+    for offset, shifted in ((1, False), (7, False), (8, True)):
+        first, *others = program.buffers
+        moved = (dataclasses.replace(first, offset=sympy.Integer(offset)), *others)
+        assert (skew_of(dataclasses.replace(program, buffers=moved)) is not None) == shifted
+
+
+def test_a_view_in_the_graph_has_its_offset_in_the_index() -> None:
+    def function(base: Any, dy: Any, w: Any) -> Any:
+        return graphs.pair(base[1:], dy * w)
+
+    graph = graphs.traced(function, ((513, 1001), bf16), ((512, 1001), bf16), ((1001,), bf16))
+    assert skew_of(graphs.merged(only(graph))) is None
+
+
+def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
+    graph = graphs.rms_norm_backward(512, 1001)
+    dy = next(iter(graph.nodes))
+    with dy.meta["val"].fake_mode:
+        dy.meta["val"] = torch.empty(513 * 1001, dtype=bf16)[1001:].view(512, 1001)
+    program = graphs.merged(only(graph))
+    assert sorted(int(b.offset) for b in program.buffers)[-2:] == [0, 1001]
+    assert skew_of(program) is None
 
 
 def test_rows_of_a_kept_axis_are_left_as_they_are() -> None:
