@@ -4,46 +4,95 @@ Imports nothing of torch. Bad option values are neither: they are plain `ValueEr
 """
 
 from enum import Enum
+from typing import Any
 
 
 class DeclineReason(Enum):
-    """Why a region was left to Inductor. The value is the stable name used in logs and counters."""
+    """Why a region was left to Inductor. The value is the stable name used in logs and counters; `remedy`
+    says what to change (docs/reasons.md has the same words)."""
 
     explanation: str
+    remedy: str
 
-    ROW_TOO_WIDE = "row-too-wide", "A row does not fit any kernel strategy for this device."
-    TOO_SMALL = "too-small", "The tensors are so small that a fused kernel would not pay."
-    CYCLE = "cycle", "Fusing the region would make a node outside depend on its own result."
-    INPUT_MUTATED = "input-mutated", "An input of the region is written between its reads."
-    UNSUPPORTED_OP = "unsupported-op", "The region needs an operator that cannot be lowered."
-    UNSUPPORTED_DTYPE = "unsupported-dtype", "The region has a dtype the kernels do not take."
-    DYNAMIC_SHAPE = "dynamic-shape", "A size that must be known at compile time is symbolic."
-    LAYOUT = "layout", "A tensor's strides would make the innermost loop uncoalesced."
+    ROW_TOO_WIDE = (
+        "row-too-wide",
+        "A row does not fit any kernel strategy for this device.",
+        "Reduce in fp32; keep gathers and per-head weights out of the chain between the reductions. "
+        "Where the model allows it, normalise per head or per group.",
+    )
+    TOO_SMALL = (
+        "too-small",
+        "The tensors are so small that a fused kernel would not pay.",
+        "Set `mixorder_min_numel` if a benchmark says so (0 lets everything pass); otherwise this is "
+        "as it should be.",
+    )
+    CYCLE = (
+        "cycle",
+        "Fusing the region would make a node outside depend on its own result.",
+        "Compute what lies between from the inputs, or accept it: the order of the computation asks "
+        "for two kernels.",
+    )
+    INPUT_MUTATED = (
+        "input-mutated",
+        "An input of the region is written between its reads.",
+        "Replace the in-place update by an out-of-place one, or move it behind the backward.",
+    )
+    UNSUPPORTED_OP = (
+        "unsupported-op",
+        "The region needs an operator that cannot be lowered.",
+        "Move the operator out of the chain between the reductions.",
+    )
+    UNSUPPORTED_DTYPE = (
+        "unsupported-dtype",
+        "The region has a dtype the kernels do not take.",
+        "Cast before the norm.",
+    )
+    DYNAMIC_SHAPE = (
+        "dynamic-shape",
+        "A size that must be known at compile time is symbolic.",
+        "`torch._dynamo.mark_static` for all dims but the batch and sequence; static strides.",
+    )
+    LAYOUT = (
+        "layout",
+        "A tensor's strides would make the innermost loop uncoalesced.",
+        "`.contiguous()` where the transposed tensor is made, or channels last.",
+    )
     TOO_MANY_LIVE_TILES = (
         "too-many-live-tiles",
         "The region keeps more tiles alive at once than the registers hold.",
+        "Compute part of what lies between the reductions before the norm, or reduce over fewer columns.",
     )
-    MIXED_DEVICE = "mixed-device", "The tensors of the region are not all on one device."
+    MIXED_DEVICE = (
+        "mixed-device",
+        "The tensors of the region are not all on one device.",
+        "Put them on one device.",
+    )
     AXIS_CLASS = (
         "axis-class",
         "The two sides share a tensor, but not its rows and columns.",
+        "Give both sides the same view of the tensor; reduce over trailing dims on the inner side.",
     )
 
-    def __new__(cls, value: str, explanation: str) -> "DeclineReason":
+    def __new__(cls, value: str, explanation: str, remedy: str) -> "DeclineReason":
         member = object.__new__(cls)
         member._value_ = value
         member.explanation = explanation
+        member.remedy = remedy
         return member
 
 
 class Decline(Exception):
-    """A region is left to Inductor: raised inside a stage, caught once, by the pipeline."""
+    """A region is left to Inductor: raised inside a stage, caught once, by the pipeline.
+
+    `origin`: a `graph.origin.Origin`, where the reductions come from, once that is known.
+    """
 
     def __init__(self, reason: DeclineReason, detail: str, node_name: str | None = None) -> None:
         super().__init__(reason, detail, node_name)
         self.reason = reason
         self.detail = detail
         self.node_name = node_name
+        self.origin: Any = None
 
     def __str__(self) -> str:
         at = f" (at %{self.node_name})" if self.node_name else ""

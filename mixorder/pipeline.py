@@ -20,12 +20,14 @@ import torch
 from torch.fx import Graph
 
 from .codegen.kernel import generate
+from .codegen.source import KernelSource
 from .errors import Decline, MixorderError, TooWide
 from .graph import legality
 from .graph.cut import parts, without_gathers
 from .graph.dying import dying
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
+from .graph.origin import origin_of
 from .graph.region import Region
 from .graph.rewrite import replace
 from .graph.structure import structure
@@ -38,9 +40,11 @@ from .loops.share import check_shareable, share
 from .loops.split import split_outer
 from .loops.verify import Stage, verify
 from .options import Options
-from .report import Dump, declined, describe, finished, fused
+from .record import RegionRecord, describe
+from .report import Dump, declined, finished, fused
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
+from .schedule.expected import expected
 from .schedule.heuristics import Workload, choose, strategies, workload
 from .schedule.schedule import Schedule
 from .schedule.sharing import choose_shared, shared_workload
@@ -58,7 +62,7 @@ def run(graph: Graph, options: Options) -> None:
     started = time.perf_counter()
     dump = Dump(options.dump_dir)
     known: dict[Hashable, Any] = {}
-    ends: Counter[str] = Counter()
+    ends: list[RegionRecord | Decline] = []
     regions = find_regions(graph)
     found: Region | Decline | None = None
     while True:
@@ -72,11 +76,14 @@ def run(graph: Graph, options: Options) -> None:
                 if isinstance(found, Decline):
                     raise found
                 runner.region = found.name
-                found = fuse(graph, found, options, runner)
-                ends["fused"] += 1
+                found, record = fuse(graph, found, options, runner)
+                fused(record)
+                ends.append(record)
             except Decline as decline:
-                ends["declined"] += 1
+                if isinstance(found, Region):
+                    decline.origin = origin_of((*found.inner, *found.outer))
                 declined(decline)
+                ends.append(decline)
                 runner.dump("declined.txt", decline)
         except MixorderError as error:
             if options.strict:
@@ -84,11 +91,12 @@ def run(graph: Graph, options: Options) -> None:
             _warn_once(str(error))
             if found is None:
                 break  # the search itself failed: there is nothing to go on with
-    finished(ends["fused"], ends["declined"], time.perf_counter() - started)
+    finished(ends, time.perf_counter() - started)
 
 
-def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Region:
-    """Take one region from the graph to its kernels; returns it, or the smaller one that was taken instead.
+def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tuple[Region, RegionRecord]:
+    """Take one region from the graph to its kernels; returns it, or the smaller one that was taken instead,
+    and its record.
 
     Raises `Decline`, or `MixorderError` on a bug.
     """
@@ -112,19 +120,25 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> Reg
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
-    record = step("report", describe, region, schedule, kernels, plan.traffic, plan.tuning)
+    record = step("report", record_of, plan, loops, kernels)
     step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
     show("fx_after.txt", graph)
-    fused(dataclasses.replace(record, stage_ms=runner.stage_ms))
-    return region
+    return region, dataclasses.replace(record, stage_ms=runner.stage_ms)
+
+
+def record_of(plan: Plan, loops: LoopProgram, kernels: tuple[KernelSource, ...]) -> RegionRecord:
+    """What there is to say of a region that is about to be rewritten; `loops` are the plan's, overwriting."""
+    region, copies = plan.region, sum(node in plan.region.relaid for node in plan.region.inputs)
+    takes = expected(plan.lowered, loops, plan.schedule, plan.traffic, plan.device, copies)
+    return describe(region, (plan.lowered, loops), plan.schedule, kernels, plan.traffic, takes, plan.tuning)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How a region would be run, and what that takes; all but the region is the same for all with its key.
 
-    `relaid`: the buffers of the region's relaid nodes. `held`: its loops as programs that hold their rows run
-    them.
+    `relaid`: the buffers of the region's relaid nodes. `lowered`: its loops before any rewrite; `held`: as
+    programs that hold their rows run them.
     """
 
     key: Hashable | None
@@ -134,6 +148,7 @@ class Plan:
     work: Workload
     schedule: Schedule
     traffic: cost.Traffic
+    lowered: LoopProgram
     held: LoopProgram
     device: DeviceInfo
     tuning: Tuning | None = None
@@ -214,7 +229,7 @@ def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Ru
         return refused["held"]  # what to cut is what one program holds too much of
     show("schedule.txt", schedule)
     moved = step("cost", cost.traffic, lowered, nests, schedule.num_splits, copied)
-    return Plan(key, region, across, nests, work, schedule, moved, loops, device)
+    return Plan(key, region, across, nests, work, schedule, moved, lowered, loops, device)
 
 
 def tuned(plan: Plan, named: str, options: Options, runner: _Runner) -> Plan:

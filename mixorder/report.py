@@ -1,53 +1,23 @@
-"""What mixorder says about a compile: counters, log lines, dump files, and records for the demo."""
+"""What mixorder says about a compile: counters, log lines, a trace artifact, dump files, and records."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch._dynamo.utils import counters
+from torch._logging import trace_structured
 
-from .codegen.source import KernelSource
 from .errors import Decline
-from .graph.region import Region
-from .schedule.cost import Traffic
-from .schedule.schedule import Schedule
-from .tune.search import Tuning
+from .record import RegionRecord, as_dict
+
+__all__ = ["Dump", "RegionRecord", "collect", "declined", "finished", "fused"]
 
 log = logging.getLogger("mixorder")
-
-
-@dataclasses.dataclass(frozen=True)
-class RegionRecord:
-    """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained.
-
-    `stage_ms`: milliseconds that the pass spent on the region, by stage. They differ from run to run, and do
-    not count when records are compared.
-    """
-
-    name: str
-    space: str
-    rows: int | str
-    cols: int
-    dtype: str
-    inner: tuple[str, ...]
-    outer: tuple[str, ...]
-    num_nodes: int
-    schedule: Schedule
-    kernels: tuple[KernelSource, ...]
-    traffic: Traffic
-    tuning: Tuning | None = None
-    stage_ms: tuple[tuple[str, float], ...] = dataclasses.field(default=(), compare=False, repr=False)
-
-    @property
-    def pass_ms(self) -> float:
-        """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
-        return sum(ms for _, ms in self.stage_ms)
 
 
 # Not a context variable: autograd compiles a GPU's backward on a thread of its own.
@@ -63,31 +33,6 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
         yield records
     finally:
         _collectors[:] = [other for other in _collectors if other is not records]
-
-
-def describe(
-    region: Region,
-    schedule: Schedule,
-    kernels: tuple[KernelSource, ...],
-    traffic: Traffic,
-    tuning: Tuning | None = None,
-) -> RegionRecord:
-    """The record of a region; taken before the rewrite, which erases the region's nodes."""
-    val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
-    return RegionRecord(
-        region.name,
-        str(region.space),
-        region.space.rows if isinstance(region.space.rows, int) else str(region.space.rows),
-        int(region.space.cols),
-        str(val.dtype),
-        tuple(n.name for n in region.inner),
-        tuple(n.name for n in region.outer),
-        len(region.nodes),
-        schedule,
-        kernels,
-        traffic,
-        tuning,
-    )
 
 
 def fused(record: RegionRecord) -> None:
@@ -114,11 +59,22 @@ def declined(decline: Decline) -> None:
         records.append(decline)
 
 
-def finished(num_fused: int, num_declined: int, seconds: float) -> None:
-    """Say what became of a graph and how long the pass took; nothing where there was nothing to fuse."""
-    if num_fused or num_declined:
-        regions = "1 region" if num_fused == 1 else f"{num_fused} regions"
-        log.info("%s fused, %d declined, in %.0f ms", regions, num_declined, 1e3 * seconds)
+def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
+    """Say what became of a graph and how long the pass took; nothing where there was nothing to fuse.
+
+    For tlparse, an artifact `mixorder` has all records of the graph.
+    """
+    if not records:
+        return
+    num_fused = sum(isinstance(record, RegionRecord) for record in records)
+    regions = "1 region" if num_fused == 1 else f"{num_fused} regions"
+    log.info("%s fused, %d declined, in %.0f ms", regions, len(records) - num_fused, 1e3 * seconds)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "mixorder", "encoding": "json"},
+        payload_fn=lambda: json.dumps([as_dict(record) for record in records], indent=1),
+        expect_trace_id=False,  # a tool may run the pass outside of a compile
+    )
 
 
 class Dump:

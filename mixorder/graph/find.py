@@ -15,6 +15,7 @@ from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .grow import grow
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced
+from .origin import origin_of
 from .region import Region, Seed
 from .scope import Scope, by_position
 from .stages import with_stages
@@ -93,6 +94,7 @@ class _Numbered:
                 taken = yield region
                 spoken_for = set((taken or region).nodes)
         except Decline as decline:
+            decline.origin = origin_of(by_position(spoken_for))
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline
                 return

@@ -1,0 +1,62 @@
+"""Where in the user's program nodes come from: modules and source lines, as torch keeps them on the nodes.
+
+Takes nodes, gives plain data. Backward nodes carry the modules of the forward node that they belong to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
+_ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
+_ITEM = re.compile(r"(?:\._modules)?\[['\"]?([^'\"\]]+)['\"]?\]")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """`modules`: path below the compiled module (empty for itself) and class of each innermost module, in the
+    nodes' order; `lines`: `file:line in function: code` of the user's frame that called each."""
+
+    modules: tuple[tuple[str, str], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The modules' paths, or the first source line where there is no module."""
+        names = [path or kind for path, kind in self.modules]
+        return ", ".join(names) or next(iter(self.lines), "unknown")
+
+
+def origin_of(nodes: Iterable[Node]) -> Origin:
+    """Of nodes that torch has not marked, nothing is said."""
+    modules: dict[tuple[str, str], None] = {}
+    lines: dict[str, None] = {}
+    for node in nodes:
+        stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack")
+        if stack:
+            path, kind = list(stack.values())[-1]
+            modules[_plain(path), kind if isinstance(kind, str) else kind.__name__] = None
+        if line := _users_frame(node.meta.get("stack_trace") or ""):
+            lines[line] = None
+    return Origin(tuple(modules), tuple(lines))
+
+
+def _plain(path: str) -> str:
+    """`L['self'].blocks.0.norm`, or `L['self']._modules['blocks']...`, as `named_modules` has it."""
+    return _ITEM.sub(r".\1", _ROOT.sub("", path)).lstrip(".")
+
+
+def _users_frame(trace: str) -> str:
+    """The innermost frame that is not in torch; the innermost one if all are."""
+    frames = list(_FRAME.finditer(trace))
+    own = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    if not own:
+        return ""
+    frame = own[-1]
+    return f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['code'].strip()}"

@@ -1,0 +1,158 @@
+"""The record of one fused region as plain data: what logs, the trace artifact and `mixorder.explain` show.
+
+Taken before the rewrite, which erases the region's nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch.fx import Node
+
+from .codegen.source import KernelSource
+from .errors import Decline
+from .graph.nodes import fake, is_mean, is_moment, is_variance, size_of
+from .graph.origin import Origin, origin_of
+from .graph.region import Region
+from .loops.ir import LoopProgram, short_dtype
+from .schedule.cost import Traffic
+from .schedule.expected import Expected, strategy_of
+from .schedule.schedule import Schedule
+from .tune.search import Tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRecord:
+    """A tensor that a region reads or writes: the node's name, its dtype as `bf16`, its sizes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionRecord:
+    """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
+    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained.
+
+    `inner_ops`, `outer_ops`: what each reduction computes, such as `sum`. `apart` and `loops`: the loop nests
+    that the region was lowered to, and those that its kernels run. `stage_ms`: milliseconds that the pass
+    spent on the region, by stage. They differ from run to run, and do not count when records are compared,
+    nor do loops.
+    """
+
+    name: str
+    space: str
+    rows: int | str
+    cols: int
+    dtype: str
+    inner: tuple[str, ...]
+    outer: tuple[str, ...]
+    num_nodes: int
+    schedule: Schedule
+    kernels: tuple[KernelSource, ...]
+    traffic: Traffic
+    expected: Expected
+    origin: Origin
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    inner_ops: tuple[str, ...]
+    outer_ops: tuple[str, ...]
+    apart: LoopProgram = dataclasses.field(compare=False, repr=False)
+    loops: LoopProgram = dataclasses.field(compare=False, repr=False)
+    tuning: Tuning | None = None
+    stage_ms: tuple[tuple[str, float], ...] = dataclasses.field(default=(), compare=False, repr=False)
+
+    @property
+    def pass_ms(self) -> float:
+        """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
+        return sum(ms for _, ms in self.stage_ms)
+
+    @property
+    def strategy(self) -> str:
+        """`held`, `shared by <parts>` or `read twice`: how a program comes by a row."""
+        return strategy_of(self.loops, self.schedule)
+
+
+def describe(
+    region: Region,
+    nests: tuple[LoopProgram, LoopProgram],
+    schedule: Schedule,
+    kernels: tuple[KernelSource, ...],
+    traffic: Traffic,
+    expected: Expected,
+    tuning: Tuning | None = None,
+) -> RegionRecord:
+    """The record of a region; `nests` are its loops as lowered and as the kernels run them."""
+    val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
+    return RegionRecord(
+        region.name,
+        str(region.space),
+        region.space.rows if isinstance(region.space.rows, int) else str(region.space.rows),
+        int(region.space.cols),
+        str(val.dtype),
+        tuple(n.name for n in region.inner),
+        tuple(n.name for n in region.outer),
+        len(region.nodes),
+        schedule,
+        kernels,
+        traffic,
+        expected,
+        origin_of((*region.inner, *region.outer)),
+        tuple(map(_tensor, region.inputs)),
+        tuple(map(_tensor, region.outputs)),
+        tuple(map(_op, region.inner)),
+        tuple(map(_op, region.outer)),
+        *nests,
+        tuning,
+    )
+
+
+def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
+    """JSON-compatible; the kernels' text and loops included. Bytes, microseconds, milliseconds."""
+    if isinstance(record, Decline):
+        return {
+            "reason": record.reason.value,
+            "detail": record.detail,
+            "node": record.node_name,
+            "explanation": record.reason.explanation,
+            "remedy": record.reason.remedy,
+            "origin": dataclasses.asdict(record.origin) if record.origin else None,
+        }
+    plain = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    plain.update(
+        {
+            "schedule": dataclasses.asdict(record.schedule),
+            "kernels": [dataclasses.asdict(kernel) for kernel in record.kernels],
+            "traffic": dataclasses.asdict(record.traffic) | {"total": record.traffic.total},
+            "expected": dataclasses.asdict(record.expected) | {"share": record.expected.share},
+            "origin": dataclasses.asdict(record.origin),
+            "inputs": [dataclasses.asdict(tensor) for tensor in record.inputs],
+            "outputs": [dataclasses.asdict(tensor) for tensor in record.outputs],
+            "apart": str(record.apart),
+            "loops": str(record.loops),
+            "strategy": record.strategy,
+            "tuning": dataclasses.asdict(record.tuning) if record.tuning else None,
+            "stage_ms": dict(record.stage_ms),
+        }
+    )
+    return plain
+
+
+def _tensor(node: Node) -> TensorRecord:
+    val = fake(node)
+    if val is None:  # pieces of a split, which are looked at one by one
+        return TensorRecord(node.name, "several", ())
+    shape = tuple(n if isinstance(n, int) else str(n) for n in map(size_of, val.shape))
+    return TensorRecord(node.name, short_dtype(val.dtype), shape)
+
+
+def _op(node: Node) -> str:
+    """`sum`, `mean`, `amax`, `var` and so on."""
+    if is_moment(node) or is_mean(node) or is_variance(node):
+        return "mean" if is_mean(node) else "var"
+    return str(node.target).split(".")[1]
