@@ -79,6 +79,19 @@ def versions() -> list[str]:
     return [torch.__version__, triton.__version__, str(torch.version.cuda), str(torch.version.hip)]
 
 
+def package_versions(*names: str) -> dict[str, str]:
+    """The installed version of each package, by name; `not installed` for others. Imports none of them."""
+    from importlib import metadata
+
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
 def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
     """One pass made of two. Inductor passes `is_inference` to inference-aware ones by class."""
     from torch._inductor import custom_graph_pass

@@ -88,7 +88,8 @@ def describe(
     tuning: Tuning | None = None,
 ) -> RegionRecord:
     """The record of a region; `nests` are its loops as lowered and as the kernels run them."""
-    val = region.outer[0].args[0].meta["val"]  # type: ignore[union-attr]
+    val = fake(region.outer[0].args[0])  # type: ignore[arg-type]
+    assert val is not None
     return RegionRecord(
         region.name,
         str(region.space),

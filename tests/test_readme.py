@@ -76,3 +76,8 @@ def test_the_files_that_it_names_exist() -> None:
 
 def test_the_place_for_measured_figures() -> None:
     assert README.count("<!-- bench -->") == README.count("<!-- /bench -->") == 1
+
+
+def test_what_the_reasons_say_to_change_is_what_explain_says() -> None:
+    documented = {name: remedy for name, _, remedy in table("reason", REASONS)}
+    assert documented == {reason.value: reason.remedy.strip("`") for reason in DeclineReason}

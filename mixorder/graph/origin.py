@@ -15,7 +15,7 @@ from torch.fx import Node
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
-_ITEM = re.compile(r"(?:\._modules)?\[['\"]?([^'\"\]]+)['\"]?\]")
+_ITEM = re.compile(r"(?:\.?_modules)?\[['\"]?([^'\"\]]+)['\"]?\]")
 _TORCH = str(Path(torch.__file__).parent)
 
 

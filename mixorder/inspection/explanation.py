@@ -1,0 +1,30 @@
+"""The report that `mixorder.explain` gives: what was found, and the ways to see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .found import Found
+from .page import page
+from .table import text
+
+
+class Report(Found):
+    """What mixorder does to a model. Print it for the table; `Found` says what it holds."""
+
+    def html(self, path: str | Path) -> Path:
+        """Write a page that needs no other file: tables, and a picture of each kind of region, before and
+        after.
+
+        Raises OSError where the file cannot be written.
+        """
+        path = Path(path)
+        path.write_text(page(self))
+        return path
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def __repr__(self) -> str:
+        totals = self.totals
+        return f"<mixorder Report: {totals.regions} regions fused, {totals.misses} near misses>"

@@ -1,0 +1,111 @@
+"""What mixorder does to a model, as data: graphs, regions, near misses, and the norms of a module."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from ..errors import Decline
+from ..record import RegionRecord, as_dict
+from ..schedule.device import DeviceInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRecord:
+    """One graph that Inductor would compile: `forward` or `backward`, its number of nodes, and what the pass
+    made of it, in order."""
+
+    kind: str
+    num_nodes: int
+    records: tuple[RegionRecord | Decline, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A normalisation module: its path and class, and why no region has it; empty if one has."""
+
+    path: str
+    kind: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Over all regions: launches and bytes, at least, without mixorder, and with it, as planned; microseconds
+    of the limit and of the kernels, as expected."""
+
+    regions: int
+    misses: int
+    launches_apart: int
+    launches: int
+    bytes_apart: int
+    bytes: int
+    limit_us: float
+    fused_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What mixorder does to a model; regions are numbered over all graphs.
+
+    `device`: what schedules were chosen for; without a GPU the H200. `versions`: of the packages, by name.
+    """
+
+    graphs: tuple[GraphRecord, ...]
+    norms: tuple[Norm, ...]
+    graph_breaks: int
+    device: DeviceInfo
+    on_gpu: bool
+    versions: dict[str, str]
+
+    @property
+    def regions(self) -> tuple[RegionRecord, ...]:
+        """All fused regions, in the order of their numbers."""
+        return tuple(r for g in self.graphs for r in g.records if isinstance(r, RegionRecord))
+
+    @property
+    def misses(self) -> tuple[Decline, ...]:
+        """The pairs that were found and left to Inductor."""
+        return tuple(r for g in self.graphs for r in g.records if isinstance(r, Decline))
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all regions."""
+        regions = self.regions
+        return Totals(
+            len(regions),
+            len(self.misses),
+            sum(r.expected.launches_apart for r in regions),
+            sum(r.expected.launches for r in regions),
+            sum(r.traffic.apart for r in regions),
+            sum(r.traffic.total for r in regions),
+            sum(r.expected.limit_us for r in regions),
+            sum(r.expected.fused_us for r in regions),
+        )
+
+    def kernel(self, i: int) -> str:
+        """Triton text of region `i`: the main kernel and the finalisation. IndexError beyond the last."""
+        return "\n\n".join(kernel.text for kernel in self.regions[i].kernels)
+
+    def graph(self, i: int) -> str:
+        """Loop nests of region `i`, as lowered and as its kernels run them. IndexError beyond the last."""
+        record = self.regions[i]
+        return f"before\n{record.apart}\n\nafter\n{record.loops}"
+
+    def to_json(self) -> str:
+        """Everything there is, kernels and loops included; bytes, microseconds and milliseconds."""
+        return json.dumps(
+            {
+                "versions": self.versions,
+                "device": dataclasses.asdict(self.device),
+                "on_gpu": self.on_gpu,
+                "graph_breaks": self.graph_breaks,
+                "totals": dataclasses.asdict(self.totals),
+                "norms": [dataclasses.asdict(norm) for norm in self.norms],
+                "graphs": [
+                    {"kind": g.kind, "num_nodes": g.num_nodes, "records": [as_dict(r) for r in g.records]}
+                    for g in self.graphs
+                ],
+            },
+            indent=1,
+        )

@@ -1,0 +1,44 @@
+"""Models on the meta device, which have sizes and no data, as fake tensors of a CPU.
+
+So a model of any size can be explained on any machine: nothing is allocated, nothing computed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+
+def has_no_data(tensors: Sequence[Tensor]) -> bool:
+    return any(t.is_meta for t in tensors)
+
+
+def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], Any]:
+    """A copy of a module, and of a tree of inputs, with a fake tensor for each tensor, tied ones tied.
+
+    A function that is no module stays as it is.
+    """
+    mode = FakeTensorMode()
+    known: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            with mode, torch.no_grad():
+                like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            if isinstance(tensor, nn.Parameter):
+                like = nn.Parameter(like, tensor.requires_grad)
+            known[id(tensor)] = like if like.requires_grad else like.requires_grad_(tensor.requires_grad)
+        return known[id(tensor)]
+
+    if isinstance(function, nn.Module):
+        function = copy.deepcopy(function)
+        for module in function.modules():
+            for held in (module._parameters, module._buffers):
+                held.update({name: fake(t) for name, t in held.items() if t is not None})
+    return function, pytree.tree_map_only(Tensor, fake, inputs)

@@ -1,0 +1,233 @@
+"""`mixorder.explain`, as a user without a GPU calls it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mixorder
+from mixorder.errors import Decline, DeclineReason
+from mixorder.inspection.explanation import Report
+from mixorder.inspection.table import source
+from mixorder.record import RegionRecord
+
+ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(dim), nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.norm(x))
+
+
+class Output(NamedTuple):
+    loss: Tensor
+    logits: Tensor
+
+
+class Model(nn.Module):
+    """A norm without a weight, four blocks, a norm, and a loss; it updates the buffer `calls`."""
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.plain, self.mix = nn.LayerNorm(dim, elementwise_affine=False), nn.Linear(dim, dim, bias=False)
+        self.blocks = nn.Sequential(*(Block(dim) for _ in range(4)))
+        self.last = nn.RMSNorm(dim)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Output:
+        self.calls.add_(1)
+        y = self.last(self.blocks(self.mix(self.plain(x))))
+        return Output(y.sin().sum(), y)
+
+
+@functools.cache
+def report() -> Report:
+    return mixorder.explain(Model(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
+
+
+def numbers(line: str) -> list[float]:
+    return [float(n) for n in re.findall(r"[\d.]+", line)]
+
+
+def test_regions_say_where_they_come_from() -> None:
+    found = {path for region in report().regions for path, _ in region.origin.modules}
+    assert {*(f"blocks.{i}.norm" for i in range(4)), "last"} <= found
+    assert [g.kind for g in report().graphs] == ["forward", "backward"]
+    layer_norms = [r for r in report().regions if ("blocks.1.norm", "LayerNorm") in r.origin.modules]
+    (region,) = layer_norms
+    assert region.inner_ops == ("sum", "sum") and region.outer_ops == ("sum", "sum")
+    assert region.strategy == "held" and (region.rows, region.cols) == (300, 32)
+    assert "f32[300, 32]" in map(str, region.inputs) and "f32[32]" in map(str, region.outputs)
+    assert any("self.mix(self.norm(x))" in line for line in region.origin.lines)
+
+
+def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
+    text = str(report())
+    (line,) = (line for line in text.splitlines() if "blocks.3.norm, blocks.2.norm" in line)
+    assert "300x32" in line and "2 sum" in line and "held" in line and line.endswith("%")
+    assert line.split()[0] == "1-2" and report().kernel(1) == report().kernel(2) != report().kernel(3)
+    layers = report().regions[1:]
+    assert source(layers) == "blocks.*.norm" and source(layers[:1]) == "blocks.3.norm"
+    assert f"{report().device.name}, planned for without a GPU" in text
+    totals = report().totals
+    assert totals.regions == len(report().regions) and totals.launches < totals.launches_apart
+    assert totals.bytes == sum(r.traffic.total for r in report().regions) < totals.bytes_apart
+    assert f"{totals.launches_apart} -> {totals.launches} launches" in text
+    assert repr(report()) == f"<mixorder Report: {totals.regions} regions fused, {totals.misses} near misses>"
+
+
+def test_every_norm_is_counted_and_those_without_a_region_have_a_reason() -> None:
+    reasons = {norm.path: norm.reason for norm in report().norms}
+    assert len(reasons) == 6
+    assert [path for path, reason in reasons.items() if not reason] == [
+        *(f"blocks.{i}.norm" for i in range(4)), "last",
+    ]  # fmt: skip
+    assert "no weight or bias that trains" in reasons["plain"]
+    assert "Norm modules in a region: 5 of 6" in str(report())
+
+
+def test_kernel_and_graph_of_a_region() -> None:
+    assert report().kernel(0).count("@triton.jit") == 2
+    before, after = report().graph(0).split("\n\nafter\n")
+    assert before.startswith("before\n") and "partial_accumulate" not in before
+    assert "partial_accumulate" in after and "for s in split" in after
+    with pytest.raises(IndexError):
+        report().kernel(len(report().regions))
+
+
+def test_json_has_everything() -> None:
+    data = json.loads(report().to_json())
+    records = [record for graph in data["graphs"] for record in graph["records"]]
+    assert len(records) == data["totals"]["regions"] + data["totals"]["misses"] > 0
+    first = records[0]
+    assert first["kernels"][0]["text"] in report().kernel(0) and first["loops"] in report().graph(0)
+    assert first["traffic"]["total"] == report().regions[0].traffic.total
+    assert first["origin"]["modules"] and 0 < first["expected"]["share"] < 1
+    assert data["versions"]["torch"] and len(data["norms"]) == 6
+
+
+def test_a_miss_says_what_to_change() -> None:
+    small = mixorder.explain(Block(32))(torch.randn(8, 32, requires_grad=True))
+    assert not small.regions and "Nothing was fused." in str(small)
+    (miss,) = small.misses
+    assert isinstance(miss, Decline) and miss.reason is DeclineReason.TOO_SMALL
+    assert miss.origin.modules == (("norm", "LayerNorm"),)
+    unwrapped = " ".join(str(small).split())
+    assert "norm: too-small: 256 elements" in unwrapped
+    assert f"To make it fuse: {DeclineReason.TOO_SMALL.remedy}" in unwrapped
+    (record,) = json.loads(small.to_json())["graphs"][1]["records"]
+    assert record["remedy"] == miss.reason.remedy and record["origin"]["modules"] == [["norm", "LayerNorm"]]
+    assert "too-small" in small.norms[0].reason
+
+
+def test_the_page_is_one_file_with_pictures_of_before_and_after(tmp_path: Path) -> None:
+    path = report().html(tmp_path / "report.html")
+    page = path.read_text()
+    assert "<script" not in page and "src=" not in page and "href=" not in page
+    pictures = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert len(pictures) % 2 == 0 and len(pictures) >= 4
+    before, after = ([t.text for t in picture.iter("text")] for picture in pictures[:2])
+    assert before.count("rows, then columns") == before.count("columns, then rows") == 1
+    assert after.count("both, rows first") == after.count("finalisation") == 1
+    assert "partial sums" in after and "partial sums" not in before
+    wide = [float(p.get("stroke-width", "0")) for p in pictures[0].iter("path")]
+    assert len(wide) > 6 and min(wide) >= 1
+    assert page.count("@triton.jit") == len(pictures)
+
+
+def test_the_model_is_as_it_was() -> None:
+    torch.manual_seed(3)
+    model, x = Model(), torch.randn(16, 32, requires_grad=True)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    mixorder.explain(nn.Sequential(Dropped(), model))(x)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert x.grad is None and all(p.grad is None for p in model.parameters())
+
+
+class Dropped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x)
+
+
+def test_a_function_with_a_graph_break_and_symbolic_rows() -> None:
+    weight = torch.ones(64, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        y = F.rms_norm(x, (64,), weight)
+        torch._dynamo.graph_break()
+        return F.layer_norm(y.sin(), (64,), weight)
+
+    explained = mixorder.explain(function, options=ANY_SIZE, dynamic=True)
+    found = explained(torch.randn(700, 64, requires_grad=True))
+    assert found.graph_breaks == 1 and found.norms == ()
+    assert sorted(g.kind for g in found.graphs) == ["backward", "backward", "forward", "forward"]
+    assert len(found.regions) == 2 and all(isinstance(r.rows, str) for r in found.regions)
+    assert "test_explain.py" in str(found) and "y = F.rms_norm(x" in str(found)
+    assert "graph breaks: 1" in str(found)
+
+
+def test_inference_has_no_backward() -> None:
+    with torch.no_grad():
+        found = mixorder.explain(Block(32))(torch.randn(8, 32))
+    assert [g.kind for g in found.graphs] == ["forward"] and not found.regions
+
+
+def test_a_model_without_data_may_be_of_any_size() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(Block(8192), nn.LayerNorm(8192)).bfloat16()
+        x = torch.randn(2**18, 8192, dtype=torch.bfloat16, requires_grad=True)
+    model[1].weight = model[0].norm.weight  # tied
+    found = mixorder.explain(model)(x)
+    assert len(found.regions) == 2 and all(r.rows == 2**18 for r in found.regions)
+    assert all(p.is_meta for p in model.parameters())
+    assert found.totals.bytes > 1e10
+
+
+def test_what_was_compiled_before_does_not_hide_the_pass() -> None:
+    """A hit in AOTAutograd's cache would run no pass."""
+    model, x = Block(32), torch.randn(8, 32, requires_grad=True)
+    first, second = (mixorder.explain(model, options=ANY_SIZE)(x) for _ in range(2))
+    assert len(first.regions) == len(second.regions) == 1
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown options: mixorder_splt_size"):
+        mixorder.explain(Block(32), options={"mixorder_splt_size": 4})(torch.randn(8, 32))
+
+
+def test_options_hold() -> None:
+    x = torch.randn(300, 32, requires_grad=True)
+    options = {**ANY_SIZE, "mixorder_split_size": 10}
+    (region,) = mixorder.explain(Block(32), options=options)(x).regions
+    assert isinstance(region, RegionRecord) and region.schedule.num_splits == 30
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[set[str]]:
+    code = "import sys, torch, mixorder; mixorder.explain; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True)
+    yield set(done.stdout.split())
+
+
+def test_importing_mixorder_stays_cheap(modules: set[str]) -> None:
+    assert "mixorder" in modules and "mixorder.inspection" not in modules
+    assert not modules & {"torch._inductor.compile_fx", "triton", "mixorder.pipeline"}
