@@ -3,6 +3,7 @@
 Run in a process of its own, since a stand-in for the GPU driver is made active there for Triton's analysis.
 """
 
+import functools
 import os
 import re
 import subprocess
@@ -64,6 +65,7 @@ except Exception as error:
 """
 
 
+@functools.cache
 def backward_code(shape: tuple[int, ...], dynamic: bool, layers: int = 1) -> str:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static", str(layers)],
@@ -103,6 +105,17 @@ def test_two_launches_per_region_and_nothing_copied(
     main = launches(code)[2]
     arguments = main[main.index("(") + 1 :].split(", ")
     assert sum(argument.startswith("s") and argument[1:].isdigit() for argument in arguments) == sizes
+
+
+def test_a_comment_above_each_launch_names_its_source_nodes() -> None:
+    lines = [line.strip() for line in backward_code((33, 64), dynamic=False).splitlines()]
+    at = [i for i, line in enumerate(lines) if re.match(r"triton_mixorder_\w+\.run\(", line)]
+    comments = [next(line for line in reversed(lines[:i]) if line.startswith("#")) for i in at]
+    found = [re.search(r"Source Nodes: \[(.*)\], Original ATen: \[(.*)\]", c).groups() for c in comments]
+    assert [ops for _, ops in found] == ["aten.sum"] * 2 + ["aten.native_layer_norm_backward"] * 2
+    main, final = found[2][0].split(", "), found[3][0].split(", ")
+    assert len(main) == 4 and len(final) == 2 and set(final) < set(main)
+    assert all(re.fullmatch(r"sum_\d+", name) for name in main)
 
 
 def test_layers_launch_kernels_that_are_defined_and_analysed_once() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from graphs import f32, node, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, report
 from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.report import Dump, RegionRecord, collect
@@ -268,3 +272,39 @@ def test_no_dump_without_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run(graphs.pair_graph())
     Dump("").write("region0", "fx.txt", "text")
     assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import torch, mixorder
+from torch import nn
+model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32))
+options = {"mixorder_min_numel": 0, "mixorder_strict": True}
+mixorder.explain(model, options=options)(torch.randn(8, 32, requires_grad=True))
+"""
+
+
+def test_torch_logs_and_the_trace_that_tlparse_reads(tmp_path: Path) -> None:
+    env = {**os.environ, "TORCH_LOGS": "+mixorder", "TORCH_TRACE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "region0: fused 8x32" in done.stderr and "1 region fused, 0 declined" in done.stderr
+    (trace,) = tmp_path.iterdir()
+    lines = trace.read_text().splitlines()
+    (at,) = (i for i, line in enumerate(lines) if '"artifact": {"name": "mixorder"' in line)
+    head = json.loads(lines[at][lines[at].index("{") :])
+    assert head["artifact"]["encoding"] == "json" and "frame_id" in head  # tlparse files it under its compile
+    payload = [line.removeprefix("\t") for line in lines[at + 1 :]]
+    end = next((i for i, line in enumerate(payload) if line == "]"), None)
+    (record,) = json.loads("\n".join(payload[: None if end is None else end + 1]))
+    assert record["name"] == "region0" and "@triton.jit" in record["kernels"][0]["text"]
+    assert record["origin"]["modules"][0] == ["0", "LayerNorm"]
+
+
+def test_a_graph_without_pairs_leaves_no_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    trace = lambda name, metadata_fn, **_: names.append(metadata_fn()["name"])  # noqa: E731
+    monkeypatch.setattr(report, "trace_structured", trace)
+    run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
+    assert names == []
+    run(graphs.pair_graph())
+    assert names == ["mixorder"]

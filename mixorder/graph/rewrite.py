@@ -16,6 +16,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_functional,
 )
 from torch.fx import Graph, Node
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from ..codegen.exchange import EMPTY
 from ..codegen.load import load_kernel
@@ -51,7 +52,9 @@ def replace(
             nodes[buffer.name] = writer.filled(buffer, EMPTY, region.inputs)
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
-            nodes.update(writer.launch(source, {name: nodes[name] for name in source.buffers}, sizes))
+            made_of = region.outer if source is kernels[-1] else (*region.inner, *region.outer)
+            buffers = {name: nodes[name] for name in source.buffers}
+            nodes.update(writer.launch(source, buffers, sizes, made_of))
         results = []
         for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
             new = nodes[buffer.over or buffer.name]
@@ -172,9 +175,14 @@ class _Writer:
         return first
 
     def launch(
-        self, source: KernelSource, arguments: dict[str, Node], sizes: dict[str, int | Node]
+        self,
+        source: KernelSource,
+        arguments: dict[str, Node],
+        sizes: dict[str, int | Node],
+        made_of: tuple[Node, ...],
     ) -> dict[str, Node]:
-        """Launch a kernel; returns the nodes that hold the buffers it has written."""
+        """Launch a kernel that computes the reductions `made_of`; returns the nodes that hold the buffers it
+        has written."""
         tensors = {f"{name}_ptr": node for name, node in arguments.items()}
         written = [f"{name}_ptr" for name in source.written]
         kwargs = {
@@ -190,6 +198,7 @@ class _Writer:
             result = {key: _like(tensors[key].meta["val"]) for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
+        node.meta["from_node"] = [_source_of(made_of)]
         node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
         return {
             name: self.add(operator.getitem, (node, key), {}, result[key])
@@ -199,6 +208,16 @@ class _Writer:
     def undo(self) -> None:
         for node in reversed(self.created):
             self.graph.erase_node(node)
+
+
+def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
+    """What Inductor's comment above a launch calls its source nodes. It prints one name: that one has them all,
+    and each node by itself, for provenance tracking."""
+    source = NodeSource(nodes[0], "mixorder", NodeSourceAction.REPLACE)
+    assert source.node_info is not None
+    source.node_info.name = ", ".join(node.name for node in nodes)
+    source.from_node = [NodeSource(node, "mixorder", NodeSourceAction.REPLACE) for node in nodes]
+    return source
 
 
 def _value(arg: int | Node) -> Any:
