@@ -80,13 +80,15 @@ def versions() -> list[str]:
 
 
 def package_versions(*names: str) -> dict[str, str]:
-    """The installed version of each package, by name; `not installed` for others. Imports none of them."""
+    """The version of each package, by name; `not installed` where there is none. Imports none of them."""
     from importlib import metadata
+
+    import mixorder
 
     found = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            found[name] = mixorder.__version__ if name == "mixorder" else metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found

@@ -76,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis.py": set(),
 }
 FREE = {"__init__.py", "__main__.py", "demo_model.py", "pipeline.py"}  # the top: may use everything
+FREE |= {m for m in MODULES if m.startswith("cli/")}
 
 # What single modules must not even import from outside.
 FORBIDDEN = {
@@ -207,7 +208,7 @@ def test_the_rewrite_does_write() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in {"_compat.py", "__main__.py"}])
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in {"_compat.py", "cli/doctor.py"}])
 def test_versions_are_asked_for_in_compat_only(module: str) -> None:
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Attribute):

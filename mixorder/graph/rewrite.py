@@ -211,8 +211,8 @@ class _Writer:
 
 
 def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
-    """What Inductor's comment above a launch calls its source nodes. It prints one name: that one has them all,
-    and each node by itself, for provenance tracking."""
+    """What Inductor's comment above a launch calls its source nodes. It prints one name, which has them all;
+    each node by itself is for provenance tracking."""
     source = NodeSource(nodes[0], "mixorder", NodeSourceAction.REPLACE)
     assert source.node_info is not None
     source.node_info.name = ", ".join(node.name for node in nodes)

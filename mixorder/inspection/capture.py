@@ -25,6 +25,7 @@ from .. import _compat, pipeline
 from ..options import Options
 from ..report import collect
 from ..schedule.device import device_info
+from .backward import gradients, parameters_behind, roots_of
 from .explanation import Report
 from .found import GraphRecord
 from .meta import faked, has_no_data
@@ -34,9 +35,12 @@ _NO_TUNING = {"max_autotune": False, "max_autotune_pointwise": False, "coordinat
 
 
 def explain(
-    function: Callable[..., Any], options: Mapping[str, Any] | None = None, dynamic: bool | None = None
+    function: Callable[..., Any],
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    seen: Callable[[GraphRecord], None] | None = None,
 ) -> Callable[..., Report]:
-    """See `mixorder.explain`."""
+    """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
         run, tensors = function, _tensors(function, args, kwargs)
@@ -48,9 +52,10 @@ def explain(
         try:
             with _as_it_was(run, tensors), _settings(options), detect_fake_mode(tensors) or _nothing():
                 graphs: list[GraphRecord] = []
-                backend = _backend(graphs, dataclasses.replace(Options.current(), **_FIXED))
+                backend = _backend(graphs, seen, dataclasses.replace(Options.current(), **_FIXED))
                 result = torch.compile(run, backend=backend, dynamic=dynamic)(*args, **kwargs)
-                _run_backward(result)
+                if roots := roots_of(result):
+                    gradients(roots, parameters_behind(roots))
         finally:
             torch._dynamo.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
@@ -112,13 +117,17 @@ def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tenso
     return own + [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
-def _backend(graphs: list[GraphRecord], options: Options) -> Callable[..., Any]:
+def _backend(
+    graphs: list[GraphRecord], seen: Callable[[GraphRecord], None] | None, options: Options
+) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
     from torch._inductor.compile_fx import compile_fx
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
         graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
+        if seen is not None:
+            seen(graphs[-1])
 
         def call(args: list[Any]) -> Any:
             return torch.fx.Interpreter(gm).boxed_run(args)
@@ -144,32 +153,3 @@ def _inspect(
         post_grad_passes(ours, is_inference=is_inference)
         pipeline.run(ours.graph, options)
     return GraphRecord(kind, len(gm.graph.nodes), tuple(records))
-
-
-def _run_backward(result: Any) -> None:
-    """Have the backward of what a call gave compiled; gradients go nowhere.
-
-    What a model's output calls `loss` is taken alone; otherwise every output is.
-    """
-    loss = getattr(result, "loss", None)
-    leaves = [loss] if isinstance(loss, Tensor) else pytree.tree_leaves(result)
-    roots = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
-    if roots:
-        into = _parameters_behind(roots)
-        torch.autograd.grad(roots, into, [torch.ones_like(t) for t in roots], allow_unused=True)
-
-
-def _parameters_behind(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The leaf tensors that the roots' gradients flow into."""
-    found: dict[int, Tensor] = {id(t): t for t in roots if t.grad_fn is None}
-    todo: list[Any] = [t.grad_fn for t in roots if t.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        function = todo.pop()
-        if (leaf := getattr(function, "variable", None)) is not None:
-            found[id(leaf)] = leaf
-        for following, _ in function.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return list(found.values())

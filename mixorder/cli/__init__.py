@@ -1,0 +1,1 @@
+"""What `python -m mixorder` runs: one module per command."""

@@ -1,0 +1,206 @@
+"""`python -m mixorder bench package.module:factory`: a model's step, stock beside mixorder, on a GPU.
+
+Exit status: 0; 1 if the gradients differ; 2 on bad arguments or without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mixorder.cli.factory import HELP, Example, add_factory, make
+from mixorder.cli.progress import progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DESCRIPTION = """\
+Time the forward and backward of a model, compiled by Inductor as shipped and with mixorder, on a GPU. The two
+take turns, so that a drift of the clocks meets both alike; times are medians. The optimizer is left out."""
+
+EPILOG = f"""\
+{HELP}
+
+examples:
+  python -m mixorder bench train:factory
+  python -m mixorder bench train:factory --autotune     a third column, with schedules that were timed
+
+In the repository, tools/bench.py times norms against the memory's limit, and tools/models.py whole models."""
+
+WARMUP, MOST_DIFFERENT = 5, 0.05
+NO_GPU = "this torch finds no GPU; `python -m mixorder explain` needs none, `doctor` says more"
+
+
+@dataclasses.dataclass
+class Way:
+    """One way to compile, and what it gave: seconds of the first step, with compilation, and milliseconds of
+    later ones, forward and whole; regions fused."""
+
+    name: str
+    options: dict[str, Any]
+    compile_s: float = 0.0
+    fused: int = 0
+    times: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    gradients: Sequence[Tensor | None] = ()
+
+    def median(self, which: int) -> float:
+        """0 is the forward's milliseconds, 1 the whole step's."""
+        return statistics.median(sample[which] for sample in self.times)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error(NO_GPU)
+    ways = [Way("stock", {"mixorder": False}), Way("mixorder", {"mixorder": True})]
+    if args.autotune:
+        ways.append(Way("tuned", {"mixorder": True, "mixorder_autotune": True}))
+    measure(ways, make(parser, args.factory, "cuda"), args.steps, cuda_clock)
+    print(table(ways))
+    return judged(ways)
+
+
+def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> None:
+    """Fill in each way. The first step compiles; the gradients are its own."""
+    import torch
+
+    from mixorder.report import RegionRecord, collect
+
+    torch._dynamo.reset()
+    steppers = []
+    for way in progress(ways, "compiling"):
+        stepper = Stepper(example, way.options)
+        start = time.perf_counter()
+        with graph_caches_off(), collect() as records:
+            torch.manual_seed(0)
+            way.gradients = stepper.first()
+            clock([lambda: None])  # waits for the device
+        way.compile_s = time.perf_counter() - start
+        way.fused = sum(isinstance(record, RegionRecord) for record in records)
+        steppers.append(stepper)
+    for _ in range(WARMUP):
+        for stepper in steppers:
+            clock(stepper.phases)
+    for _ in progress(range(steps), "steps"):
+        for way, stepper in zip(ways, steppers, strict=True):
+            forward, backward = clock(stepper.phases)
+            way.times.append((forward, forward + backward))
+
+
+@contextlib.contextmanager
+def graph_caches_off() -> Iterator[None]:
+    """AOTAutograd's cache off: with a hit there is no compile to time, no pass, and nothing is tuned."""
+    import torch._functorch.config as functorch_config
+
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+class Stepper:
+    """A compiled model's step, in two phases; gradients are not accumulated."""
+
+    def __init__(self, example: Example, options: dict[str, Any]) -> None:
+        import torch
+
+        function, self.inputs = example
+        # Among the options, since a GPU's backward is compiled on a thread that a patch does not reach.
+        self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False})
+        self.roots: list[Tensor] = []
+        self.into: list[Tensor] = []
+
+    def first(self) -> tuple[Tensor | None, ...]:
+        """The gradients of the first step; later ones are of the same parameters."""
+        from mixorder.inspection.backward import gradients, parameters_behind
+
+        self.forward()
+        self.into = parameters_behind(self.roots)
+        return gradients(self.roots, self.into)
+
+    def forward(self) -> None:
+        from mixorder.inspection.backward import roots_of
+
+        self.roots = roots_of(self.compiled(*self.inputs))
+
+    def backward(self) -> None:
+        from mixorder.inspection.backward import gradients
+
+        gradients(self.roots, self.into)
+
+    @property
+    def phases(self) -> list[Callable[[], None]]:
+        return [self.forward, self.backward]
+
+
+Clock = Callable[[Sequence[Callable[[], None]]], list[float]]
+"""Runs phases one after the other; milliseconds of each."""
+
+
+def cuda_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
+    """By events on the current stream of the GPU."""
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+    events[0].record()
+    for phase, event in zip(phases, events[1:], strict=True):
+        phase()
+        event.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
+
+
+def difference(ours: Sequence[Tensor | None], stock: Sequence[Tensor | None]) -> float:
+    """The largest of ||a - b|| / ||b|| over the gradients."""
+    pairs = [(a, b) for a, b in zip(ours, stock, strict=True) if a is not None and b is not None]
+    return max((float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs), default=0.0)
+
+
+def table(ways: Sequence[Way]) -> str:
+    """A column per way."""
+    from mixorder.inspection.table import table as aligned
+
+    stock = ways[0]
+    rows = [
+        ["", *(way.name for way in ways)],
+        ["step, ms", *(f"{way.median(1):.3f}" for way in ways)],
+        ["  forward", *(f"{way.median(0):.3f}" for way in ways)],
+        ["  backward", *(f"{way.median(1) - way.median(0):.3f}" for way in ways)],
+        ["speedup of the step", *(f"{stock.median(1) / way.median(1):.3f}" for way in ways)],
+        ["first step, with compiling, s", *(f"{way.compile_s:.1f}" for way in ways)],
+        ["regions fused", *(str(way.fused) for way in ways)],
+        [
+            "largest difference of a gradient",
+            "-",
+            *(f"{difference(way.gradients, stock.gradients):.1e}" for way in ways[1:]),
+        ],
+    ]
+    return aligned(rows)
+
+
+def judged(ways: Sequence[Way]) -> int:
+    """The exit status: whether all gradients are stock's, up to rounding; says so if not."""
+    off = [w.name for w in ways[1:] if not difference(w.gradients, ways[0].gradients) < MOST_DIFFERENT]
+    if off:
+        print(f"\nFAILED: the gradients of {', '.join(off)} are not stock's (a random op in the model?).")
+    return int(bool(off))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mixorder bench",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_factory(parser)
+    parser.add_argument("--steps", type=int, default=30, help="timed steps (default: %(default)s)")
+    parser.add_argument("--autotune", action="store_true", help="also with mixorder_autotune")
+    return parser

@@ -1,0 +1,229 @@
+"""`python -m mixorder doctor`: whether everything that mixorder needs is in place, and what to do if not.
+
+Exit status: 0 if nothing has failed, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from mixorder.cli.progress import progress
+
+DESCRIPTION = """\
+Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
+is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
+
+Each line begins with "ok", "note" (it works, but look) or "FAILED", and the line below says what to do. The
+exit status is 1 if anything has failed."""
+
+OK, NOTE, FAILED = "ok", "note", "FAILED"
+OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 11)
+SWITCH = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+USE = 'torch.compile(model, options={"mixorder": True})'
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a check found: `ok`, `note` (works, but look) or `FAILED`; and what to do about it."""
+
+    status: str
+    text: str
+    remedy: str = ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mixorder doctor",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(argv)
+    failed = False
+    for check in progress(CHECKS, "checking"):
+        finding = check()
+        failed |= finding.status == FAILED
+        print(f"{finding.status:<6}  {finding.text}", flush=True)
+        if finding.remedy:
+            print(f"          {finding.remedy}", flush=True)
+        if finding.status == FAILED and check in NEEDED:
+            print("\nThe other checks need this one.")
+            return 1
+    print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
+    return int(failed)
+
+
+# Versions.
+
+
+def python() -> Finding:
+    found = platform.python_version()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return Finding(FAILED, f"Python {found}", "mixorder needs Python 3.10 or newer.")
+    return Finding(OK, f"Python {found}")
+
+
+def torch_version() -> Finding:
+    try:
+        found = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Finding(FAILED, "torch is not installed", "Install it as https://pytorch.org says.")
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if numbers < OLDEST_TORCH:
+        return Finding(FAILED, f"torch {found}", "mixorder needs torch 2.11 or newer.")
+    return Finding(OK, f"torch {found}")
+
+
+def triton_version() -> Finding:
+    try:
+        return Finding(OK, f"triton {metadata.version('triton')}")
+    except metadata.PackageNotFoundError:
+        remedy = "pip install triton (builds of torch for the CPU do not bring it)."
+        return Finding(FAILED, "triton is not installed", remedy)
+
+
+# The plugin.
+
+
+def installed() -> Finding:
+    version = next(iter(_metadata_of("mixorder")), "")
+    if any(point.name == "mixorder" for point in metadata.entry_points(group="torch.backends")):
+        return Finding(OK, f"mixorder {version}: `import torch` loads it".replace("  ", " "))
+    remedy = "pip install mixorder, or `import mixorder` before the first compile."
+    return Finding(NOTE, "mixorder is not installed as a plugin of torch", remedy)
+
+
+def loads_by_itself() -> Finding:
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        remedy = "`import mixorder` before the first compile, or unset it."
+        return Finding(NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins", remedy)
+    code = "import torch; torch.compile(lambda x: x, options={'mixorder': True})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Finding(OK, "torch.compile knows the option without `import mixorder`")
+    said = done.stderr.strip().splitlines()[-1:]
+    remedy = "Reinstall mixorder, or `import mixorder` before the first compile."
+    return Finding(NOTE, f"torch.compile does not know the option by itself: {' '.join(said)}", remedy)
+
+
+def switched_on() -> Finding:
+    from mixorder.options import Options
+
+    value = os.environ.get(SWITCH)
+    if value == "0":
+        remedy = f"Unset {SWITCH}, or say {USE}."
+        return Finding(NOTE, f"{SWITCH}=0: off, except where options say otherwise", remedy)
+    if Options.current().enabled:
+        return Finding(OK, f"on for every compile ({SWITCH}=1)")
+    return Finding(OK, f"off by default; {USE}, or {SWITCH}=1 for every compile")
+
+
+def cache_folder() -> Finding:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    remedy = "Set TORCHINDUCTOR_CACHE_DIR to a folder of yours."
+    try:
+        folder = cache_dir()  # makes it
+    except OSError as error:
+        return Finding(FAILED, f"no folder for caches: {error}", remedy)
+    if not os.access(folder, os.W_OK):
+        return Finding(FAILED, f"cannot write to {folder}", remedy)
+    return Finding(OK, f"caches in {folder}")
+
+
+# The GPU and a kernel.
+
+
+def gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        remedy = "`explain` works without one; speed needs one."
+        why = (
+            "this torch is built for the CPU" if not built else f"torch is built for {built}; see nvidia-smi"
+        )
+        return Finding(NOTE, f"no GPU: {why}", remedy)
+    from torch.utils._triton import has_triton
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if not has_triton():
+        remedy = "Inductor needs compute capability 7.0 or newer (AMD: a ROCm build), and so does mixorder."
+        return Finding(FAILED, f"Triton cannot drive {names[0]}", remedy)
+    if torch.version.hip is None and torch.cuda.get_device_capability()[0] < 8:
+        return Finding(NOTE, ", ".join(names), "Older than Ampere: wide rows are not shared, bf16 is slow.")
+    return Finding(OK, ", ".join(names))
+
+
+def compiles() -> Finding:
+    """A region's two kernels to machine code, for the GPU that is there, or for an H200."""
+    import torch
+
+    import mixorder
+    from mixorder.tune.compile import compile_job, job_of
+
+    with torch.device("meta"):
+        example = torch.nn.LayerNorm(1024), torch.randn(4096, 1024, requires_grad=True)
+    (record,) = mixorder.explain(example[0])(example[1]).regions
+    target: tuple[str, int | str, int] = ("cuda", 90, 32)
+    if torch.cuda.is_available():
+        import triton
+
+        found = triton.runtime.driver.active.get_current_target()
+        target = (found.backend, found.arch, found.warp_size)
+    try:
+        for kernel in record.kernels:
+            compile_job(job_of(record.loops, kernel, target))
+    except Exception as error:  # whatever a broken toolchain raises is the finding
+        compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
+        remedy = "Reinstall triton in the version that torch wants" + ("." if compiler else "; install gcc.")
+        return Finding(FAILED, f"kernels do not compile: {type(error).__name__}: {error}"[:500], remedy)
+    return Finding(OK, f"a region's kernels compile for {target[0]} {target[1]}")
+
+
+def is_right() -> Finding:
+    """The demo at a small size, in a process of its own: Triton interprets or compiles, not both."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    shape = ("4", "512", "256") if on_gpu else ("2", "8", "32")
+    sizes = [
+        text for name, n in zip(("batch", "seq", "dim"), shape, strict=True) for text in (f"--{name}", n)
+    ]
+    device = "cuda" if on_gpu else "interpreter"
+    command = [sys.executable, "-m", "mixorder", "demo", "--device", device, "--layers", "1", *sizes]
+    done = subprocess.run(command, capture_output=True, text=True)
+    how = "on the GPU" if on_gpu else "in the Triton interpreter"
+    if done.returncode == 0:
+        return Finding(OK, f"gradients {how} are as accurate as without mixorder")
+    said = " ".join((done.stdout + done.stderr).strip().splitlines()[-1:])
+    return Finding(FAILED, f"gradients {how}: {said}"[:500], f"Report the output of: {' '.join(command[1:])}")
+
+
+def _metadata_of(name: str) -> list[str]:
+    try:
+        return [metadata.version(name)]
+    except metadata.PackageNotFoundError:
+        return []
+
+
+Check = Callable[[], Finding]
+NEEDED: tuple[Check, ...] = (python, torch_version, triton_version)
+CHECKS: tuple[Check, ...] = (
+    *NEEDED,
+    installed,
+    loads_by_itself,
+    switched_on,
+    cache_folder,
+    gpu,
+    compiles,
+    is_right,
+)

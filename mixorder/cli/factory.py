@@ -1,0 +1,71 @@
+"""The user's model on the command line: `package.module:factory`, called for a model and its inputs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HELP = """\
+a factory is a function without arguments that gives a model (or function) and its inputs:
+
+  # train.py
+  def factory():
+      model = torch.nn.TransformerEncoderLayer(1024, 16, batch_first=True).bfloat16()
+      return model, torch.randn(8, 1024, 1024, dtype=torch.bfloat16, requires_grad=True)
+
+It is called with its tensors going to the device by default. The backward is that of `.loss`, where the
+model's output has one, or of every output."""
+
+Example = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def add_factory(parser: argparse.ArgumentParser) -> None:
+    """The argument that names the factory."""
+    parser.add_argument("factory", metavar="package.module:factory", help="gives a model and its inputs")
+
+
+def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
+    """The model and its inputs on a device; ends with status 2 where the name is not of a factory."""
+    import torch
+
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        parser.error(f"{name!r} is not package.module:factory")
+    try:
+        factory = importlib.import_module(module)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except ImportError as error:
+        parser.error(f"cannot import {module!r} from here: {error}")
+    except AttributeError:
+        parser.error(f"{module!r} has no {attribute!r}")
+    if not callable(factory):
+        parser.error(f"{name} is a {type(factory).__name__}, not a function that makes a model")
+    with torch.device(device):
+        made = factory()
+    function, *inputs = made if isinstance(made, (tuple, list)) else (made,)
+    if not callable(function):
+        parser.error(f"{name} gave a {type(function).__name__}; it must give a model, then its inputs")
+    return _on(function, device), tuple(_on(value, device) for value in inputs)
+
+
+def _on(value: Any, device: str) -> Any:
+    """A module or tensor on the device, wherever the factory has put it; other values as they are."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if isinstance(value, torch.nn.Module):
+        moved = any(t.device.type != device for t in (*value.parameters(), *value.buffers()))
+        return value.to(device) if moved else value
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.device.type == device:
+            return tensor
+        return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+    return pytree.tree_map_only(torch.Tensor, move, value)

@@ -1,0 +1,64 @@
+"""`python -m mixorder tune package.module:factory`: time schedules for a model's regions, and keep the best.
+
+The best are kept in Inductor's cache directory, where compiles with `mixorder_autotune` find them.
+Exit status: 0; 1 where nothing was tuned; 2 on bad arguments or without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mixorder.cli.bench import NO_GPU, Stepper, graph_caches_off
+from mixorder.cli.factory import HELP, add_factory, make
+
+if TYPE_CHECKING:
+    from mixorder.record import RegionRecord
+
+DESCRIPTION = """\
+Compile a model with mixorder_autotune: up to 28 schedules of each region are timed, and the fastest is kept
+in Inductor's cache directory. A later compile with {"mixorder": True, "mixorder_autotune": True} takes
+it from there and times nothing."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mixorder tune",
+        description=DESCRIPTION,
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_factory(parser)
+    args = parser.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error(NO_GPU)
+    from mixorder.report import RegionRecord, collect
+
+    example = make(parser, args.factory, "cuda")
+    torch._dynamo.reset()
+    print("Compiling; what takes long says so.", flush=True)
+    with graph_caches_off(), collect() as records:
+        Stepper(example, {"mixorder": True, "mixorder_autotune": True}).first()
+        torch.cuda.synchronize()
+    found = [record for record in records if isinstance(record, RegionRecord)]
+    print(text(found))
+    return 0 if any(record.tuning for record in found) else 1
+
+
+def text(records: Sequence[RegionRecord]) -> str:
+    """A line per region: where it is from, its size, and what tuning gained."""
+    from mixorder.inspection.table import schedule_of, source, table
+
+    rows = [["region", "from", "rows x cols", "schedule", "tuned"]]
+    for record in records:
+        tuned = str(record.tuning) if record.tuning else "not tuned"
+        rows.append([record.name, source([record]), record.space, schedule_of(record), tuned])
+    before, after = (
+        sum(getattr(record.tuning, name) for record in records if record.tuning)
+        for name in ("heuristic_us", "best_us")
+    )
+    return f"{table(rows)}\n\n{len(records)} regions: {before:.1f} -> {after:.1f} us"

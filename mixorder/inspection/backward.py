@@ -1,0 +1,38 @@
+"""The backward of whatever a model gives, without touching the `.grad` of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def roots_of(result: Any) -> list[Tensor]:
+    """What to start the backward from: what a model's output calls `loss`, or else every output."""
+    loss = getattr(result, "loss", None)
+    leaves = [loss] if isinstance(loss, Tensor) else pytree.tree_leaves(result)
+    return [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+
+
+def parameters_behind(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The leaf tensors that the roots' gradients flow into."""
+    found: dict[int, Tensor] = {id(t): t for t in roots if t.grad_fn is None}
+    todo: list[Any] = [t.grad_fn for t in roots if t.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        function = todo.pop()
+        if (leaf := getattr(function, "variable", None)) is not None:
+            found[id(leaf)] = leaf
+        for following, _ in function.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return list(found.values())
+
+
+def gradients(roots: Sequence[Tensor], into: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Gradients of the roots' sum; None for a leaf that it does not depend on."""
+    return torch.autograd.grad(roots, into, [torch.ones_like(t) for t in roots], allow_unused=True)

@@ -1,0 +1,259 @@
+"""The commands `explain`, `bench`, `tune` and `doctor`; the demo is in test_main.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixorder import __main__, pipeline
+from mixorder.cli import bench, doctor, progress, tune
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+from mixorder.tune.search import Tuning
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+def factory() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)), torch.randn(8, 32)
+
+
+def nothing() -> tuple[Callable[..., Tensor], Tensor]:
+    return torch.sin, torch.randn(8, requires_grad=True)
+
+
+def not_a_model() -> int:
+    return 3
+
+
+HERE = __name__
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `python -m mixorder` in this process."""
+    monkeypatch.setattr(sys, "argv", ["mixorder", *args])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = __main__.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_explain_prints_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    args = ("explain", f"{HERE}:factory", "--device", "cpu", "--min-numel", "0", "--html", str(page))
+    status, out, err = run(monkeypatch, *args)
+    assert status == 0 and "1 (LayerNorm)" not in out and "8x32" in out
+    assert "Norm modules in a region: 1 of 1" in out
+    assert (
+        "backward: " in err and f"Written: {page}" in err and page.read_text().startswith("<!DOCTYPE html>")
+    )
+
+
+def test_explain_on_the_meta_device_and_its_other_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ("explain", f"{HERE}:factory", "--device", "meta", "--min-numel", "0")
+    status, out, _ = run(monkeypatch, *args, "--json")
+    assert status == 0 and json.loads(out)["totals"]["regions"] == 1
+    assert run(monkeypatch, *args, "--kernel", "0")[1].count("@triton.jit") == 2
+    assert run(monkeypatch, *args, "--graph", "0")[1].startswith("before\n")
+    status, _, err = run(monkeypatch, *args, "--graph", "1")
+    assert status == 2 and "there is no region 1: 1 were fused" in err
+
+
+def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
+    assert status == 1 and "Nothing was fused." in out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("factory", "'factory' is not package.module:factory"),
+        ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
+        (f"{HERE}:missing", "has no 'missing'"),
+        (f"{HERE}:HERE", "is a str, not a function that makes a model"),
+        (f"{HERE}:not_a_model", "gave a int; it must give a model, then its inputs"),
+    ],
+)
+def test_a_bad_factory_is_told(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    status, _, err = run(monkeypatch, "explain", name, "--device", "cpu")
+    assert status == 2 and message in err
+
+
+@NO_GPU
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_what_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    status, _, err = run(monkeypatch, command, f"{HERE}:factory")
+    assert status == 2 and "finds no GPU" in err and "explain" in err
+    status, _, err = run(monkeypatch, "explain", f"{HERE}:factory", "--device", "cuda")
+    assert status == 2 and "--device meta" in err
+
+
+@pytest.mark.parametrize("command", __main__.COMMANDS)
+def test_help_teaches(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    status, out, _ = run(monkeypatch, command, "--help")
+    assert status == 0 and f"python -m mixorder{' ' + command if command != 'demo' else ''}" in out
+    assert len(out) > 400
+    listed = run(monkeypatch, "--help")[1]
+    assert f"python -m mixorder {command}" in listed
+
+
+@pytest.mark.parametrize("command", __main__.COMMANDS)
+def test_naming_a_command_imports_nothing_heavy(command: str) -> None:
+    module = importlib.import_module(f"mixorder.cli.{command}")
+    assert module.__file__ is not None
+    code = f"import sys, mixorder.cli.{command}; print({{'torch', 'triton'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+# bench and tune, as far as they go without a GPU.
+
+
+def wall_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
+    times = []
+    for phase in phases:
+        start = time.perf_counter()
+        phase()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def test_bench_times_each_way_and_compares_gradients() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    x = torch.randn(4, 8, requires_grad=True)
+    ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]
+    bench.measure(ways, (lambda x: (x * weight).sin(), (x,)), 3, wall_clock)
+    assert all(len(way.times) == 3 and way.compile_s > 0 for way in ways)
+    assert all(0 < way.median(0) < way.median(1) for way in ways)
+    assert len(ways[0].gradients) == 2 and bench.judged(ways) == 0
+    lines = bench.table(ways).splitlines()
+    assert lines[0].split() == ["stock", "mixorder"] and "speedup of the step" in bench.table(ways)
+    assert x.grad is None and weight.grad is None
+
+
+def test_bench_fails_where_gradients_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (
+        bench.Way(name, {}, gradients=[torch.full((4,), v)]) for name, v in (("a", 1.0), ("b", 1.1))
+    )
+    assert bench.difference(other.gradients, one.gradients) == pytest.approx(0.1)
+    assert bench.judged([one, other]) == 1 and "gradients of b" in capsys.readouterr().out
+    nan = bench.Way("nan", {}, gradients=[torch.full((4,), float("nan"))])
+    assert bench.judged([one, nan]) == 1
+
+
+def test_tune_prints_what_was_gained() -> None:
+    with collect() as records:
+        pipeline.run(graphs.layer_norm_backward(4096, 256), Options(enabled=True, interpret=True))
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    tuned = dataclasses.replace(record, tuning=Tuning(12.0, 10.5, 9, 1.0))
+    text = tune.text([tuned, record])
+    assert "tuned: 12.0 -> 10.5 us, 9 candidates" in text and "not tuned" in text
+    assert text.endswith("2 regions: 12.0 -> 10.5 us")
+
+
+# doctor
+
+
+def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its last check, which is the demo."""
+    monkeypatch.setattr(doctor, "CHECKS", tuple(c for c in doctor.CHECKS if c is not doctor.is_right))
+    status, out, _ = run(monkeypatch, "doctor")
+    assert status == 0, out
+    assert "All is well" in out and doctor.USE in out
+    if not torch.cuda.is_available():
+        assert "note    no GPU" in out and "kernels compile for cuda 90" in out
+
+
+def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.metadata.version
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    status, out, _ = run(monkeypatch, "doctor")
+    assert status == 1 and "FAILED  triton is not installed" in out and "pip install triton" in out
+    assert "kernels compile" not in out
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("3.0.0a0+git1", "ok")]
+)
+def test_doctor_knows_the_oldest_torch(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
+    assert doctor.torch_version().status == status
+
+
+def test_doctor_on_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert doctor.loads_by_itself().status == "note"
+    monkeypatch.setenv(doctor.SWITCH, "0")
+    assert "off, except" in doctor.switched_on().text
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/no/such/folder")
+    found = doctor.cache_folder()
+    assert found.status == "FAILED" and "TORCHINDUCTOR_CACHE_DIR" in found.remedy
+
+
+def test_doctor_reports_a_wrong_kernel_and_one_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = SimpleNamespace(returncode=1, stdout="\nFAILED: mixorder's largest error is 1.0", stderr="")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: failed)
+    found = doctor.is_right()
+    assert found.status == "FAILED" and "largest error" in found.text and "mixorder demo" in found.remedy
+    import mixorder.tune.compile as compiling
+
+    def broken(job: Any) -> None:
+        raise RuntimeError("ptxas is gone")
+
+    monkeypatch.setattr(compiling, "compile_job", broken)
+    found = doctor.compiles()
+    assert found.status == "FAILED" and "ptxas is gone" in found.text and "triton" in found.remedy
+
+
+# progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # as if it were not installed
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert list(progress.progress(range(3), "counting")) == [0, 1, 2]
+        assert ("counting: 0 of 3" in stream.getvalue()) == shown
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    used: list[str] = []
+    fake = SimpleNamespace(tqdm=lambda items, desc, **_: used.append(desc) or items)
+    monkeypatch.setitem(sys.modules, "tqdm", fake)
+    assert list(progress.progress([1], "with tqdm")) == [1] and used == ["with tqdm"]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
