@@ -1,0 +1,86 @@
+"""The pages in docs/ and the README: their Python runs, and the files and commands that they name exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mixorder.__main__ import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {path.name: path for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"))}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(PAGES[page].read_text()) if kind == language]
+
+
+PRINTED = {"explain.md": ("Norm modules in a region: 7 of 7", "norm2", "8192x1024", "@triton.jit")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All blocks of a page, one after the other; `torch` and a `model` are there from the start."""
+    import torch._inductor.config as config
+
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {"torch": torch, "nn": nn, "model": nn.LayerNorm(8)}
+    torch._dynamo.reset()
+    with config.patch({"mixorder": False}):
+        for i, text in enumerate(blocks(page, "python")):
+            exec(compile(text, f"{page}, block {i}", "exec"), found)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in PRINTED.get(page, ()))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_files_exist(page: str) -> None:
+    text = BLOCK.sub("", PAGES[page].read_text())
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (PAGES[page].parent / link).exists(), link
+    for name in re.findall(r"`((?:docs|tools|tests|examples|mixorder)/[\w/]+\.(?:py|sh|json|md))", text):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page: str) -> None:
+    text = PAGES[page].read_text()
+    for command in re.findall(r"python -m mixorder (\w[\w-]*)", text):
+        assert command in COMMANDS, command
+    for script in re.findall(r"(?:python|torchrun [^\n]*?) ((?:tools|examples)/\w+\.py)", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, todo = set(), {"README.md"}
+    while todo:
+        page = todo.pop()
+        reached.add(page)
+        links = re.findall(r"\]\((?:[\w./]*/)?(\w+\.md)\)", PAGES[page].read_text())
+        todo |= {link for link in links if link in PAGES} - reached
+    assert reached == set(PAGES)
+
+
+def test_how_it_works_is_what_the_pass_does() -> None:
+    """Its text is from the version of torch that the tests' expected texts are from."""
+    expected = re.search(r"^TORCH_VERSION=(\S+)", (ROOT / "tools" / "setup.sh").read_text(), re.MULTILINE)
+    assert expected is not None
+    if torch.__version__.split("+")[0] != expected[1]:
+        pytest.skip(f"the page was written with torch {expected[1]}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("another form of kernel")
+    import walkthrough
+
+    assert walkthrough.page() == walkthrough.PAGE.read_text(), "run python tools/walkthrough.py"

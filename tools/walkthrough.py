@@ -1,0 +1,152 @@
+"""Write docs/how_it_works.md: one region, from the FX graph to Triton, as mixorder dumps it.
+
+The words are here, the IR is what the pass writes into `mixorder_dump_dir` for the backward of RMSNorm in
+bf16, 32768 x 768, on the meta device. `--check` compares with the file instead of writing it; exit status 1
+if they differ. tests/test_docs.py does the same. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import mixorder
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "how_it_works.md"
+ROWS, COLS = 32768, 768
+
+HEAD = f"""\
+# How it works
+
+One region, followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16, {ROWS} rows.
+Written by `python tools/walkthrough.py`, which prints what each stage gives; a test compares. To see the same
+of a model of your own, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there.
+
+`mixorder/pipeline.py` calls the stages in this order, and the README's glossary has the words."""
+
+# Name of the dumped file without its number: heading, language, and what is to be said of it.
+STAGES: dict[str, tuple[str, str, str]] = {
+    "fx.txt": (
+        "The graph",
+        "text",
+        "What Inductor's post-grad passes leave of the backward. `sum_2` runs along each row and is "
+        "needed for dx; `sum_1` runs over all rows, and is dw. Both read the gradient and the input.",
+    ),
+    "region.txt": (
+        "Find and grow",
+        "text",
+        "An inner and an outer reduction that read the same large tensors make a pair "
+        "(`graph/find.py`); pointwise ops and views around them join it (`graph/grow.py`). Where a pair "
+        "cannot be taken, there is a reason instead ([reasons.md](reasons.md)). Here all of the graph "
+        "belongs to it.",
+    ),
+    "loops.txt": (
+        "Lower",
+        "text",
+        "Inductor's own lowerings turn each op into scalar ones (`loops/lower.py`). Two nests: rows "
+        "outside for the inner reduction, columns outside for the outer one. As two kernels they read "
+        "both tensors twice.",
+    ),
+    "split.txt": (
+        "Split",
+        "text",
+        "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to a "
+        "partial sum of its own, and a third nest adds up the partials (`loops/split.py`).",
+    ),
+    "reordered.txt": (
+        "Reorder",
+        "text",
+        "Nothing in the second nest depends on the order of its loops any more: the rows go outside "
+        "(`loops/reorder.py`).",
+    ),
+    "merged.txt": (
+        "Merge",
+        "text",
+        "The two nests now have the same loops and become one, which reads each tensor once. What does "
+        "not depend on the row is hoisted (`once:`). Wider rows are shared by several programs "
+        "(`loops/share.py`) or read twice (`loops/reload.py`) instead.",
+    ),
+    "schedule.txt": (
+        "Schedule",
+        "text",
+        "Rows per tile, warps, stages and programs, from a few numbers of the region and of the device, "
+        "here an H200 (`schedule/heuristics.py`, [tuning.md](tuning.md)).",
+    ),
+    "kernel.py": (
+        "Generate",
+        "triton",
+        "The main kernel and the finalisation (`codegen/kernel.py`). Programs stay on the GPU and go "
+        "from tile to tile; the order of all sums is fixed, so that gradients are the same bit for bit "
+        "from run to run. Where nobody reads the incoming gradient afterwards, as between two layers, "
+        "dx takes its place (`loops/overwrite.py`).",
+    ),
+    "fx_after.txt": (
+        "Rewrite",
+        "text",
+        "Two launches take the region's place in the graph (`graph/rewrite.py`, the only stage that "
+        "changes it), and Inductor carries on.",
+    ),
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the file, write nothing")
+    args = parser.parse_args(argv)
+    text = page()
+    if not args.check:
+        PAGE.write_text(text)
+    elif text != PAGE.read_text():
+        print(f"{PAGE.name} is not what the pass does now: run python tools/walkthrough.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for number, (name, text) in enumerate(dumped(), 1):
+        title, language, said = STAGES[name]
+        parts.append(f"## {number}. {title}\n\n{_wrapped(said)}\n\n```{language}\n{text.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def dumped() -> list[tuple[str, str]]:
+    """Each file's name without its number, and its text, in order."""
+    with torch.device("meta"):
+        model = nn.RMSNorm(COLS, dtype=torch.bfloat16)
+        x = torch.randn(ROWS, COLS, dtype=torch.bfloat16, requires_grad=True)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"mixorder_dump_dir": folder, "mixorder_strict": True}
+        report = mixorder.explain(model, options=options)(x)
+        assert len(report.regions) == 1, report
+        files = sorted(Path(folder).glob("*/region0/*"))
+        found = [(path.name.partition("_")[2], plain(path.read_text())) for path in files]
+    assert [name for name, _ in found] == list(STAGES), [name for name, _ in found]
+    return found
+
+
+def plain(text: str) -> str:
+    """Without what differs from process to process, and with FX's arguments on short lines."""
+    text = re.sub(r"call_function\[target=(?:torch\.ops\.)?", "[", text)
+    text = re.sub(r"\[num_users=\d+\] = ", "", text)
+    text = re.sub(
+        r"(  outputs: [^\n]*)\n.*", r"\1", text, flags=re.DOTALL
+    )  # a region's nodes are the graph's
+    return re.sub(r"kernel_idx: \d+, constant_args_idx: \d+, ", "", text)
+
+
+def _wrapped(text: str) -> str:
+    import textwrap
+
+    return textwrap.fill(text, 118)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
