@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import sympy
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import AxisClass
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 
 ROW, COLUMN, KEPT, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.KEPT, AxisClass.COMMON
 
