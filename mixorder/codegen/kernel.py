@@ -10,13 +10,16 @@ regions share one kernel.
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 from torch._inductor.codegen.triton import texpr
 
 from ..loops.alignment import skew_of
-from ..loops.ir import AxisClass, LoopProgram, Nest, PartialAccumulate
+from ..loops.ir import AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
+from .dependent import PROGRAM, awaited, released
 from .ops import printing_triton
 from .shared import shared_kernel
 from .source import KernelSource, LaunchConfig
@@ -28,6 +31,8 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
     main, *rest = program.nests
     if len(rest) != 1:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+    if schedule.overlap and not _follows_the_program(program, rest[0]):
+        schedule = dataclasses.replace(schedule, overlap=False)
     with printing_triton():
         return (
             shared_kernel(program, schedule, label)
@@ -50,7 +55,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
-    writer.programs(str(SPLIT_SYMBOL))
+    writer.programs(str(SPLIT_SYMBOL), released(PROGRAM) if schedule.overlap else PROGRAM)
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
     if skew is None:
         writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
@@ -95,10 +100,17 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    writer.programs("block")
+    writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
     writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
     return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+
+
+def _follows_the_program(program: LoopProgram, nest: Nest) -> bool:
+    """Whether each load's address comes from the program's number, and so after what gives that."""
+    axes = (program.axis(AxisClass.COLUMN), program.axis(AxisClass.KEPT))
+    numbered = {axis.symbol for axis in axes if axis is not None}
+    return all(numbered & s.index.free_symbols for s in nest.statements if isinstance(s, Load))

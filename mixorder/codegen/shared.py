@@ -34,6 +34,7 @@ from ..loops.ir import (
 from ..loops.share import WORDS, lanes_of
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
+from .dependent import PROGRAM, released
 from .exchange import MAX_WORDS, POLLS, Record, carried
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, pointer_of
@@ -86,8 +87,10 @@ class _SharedKernel:
         code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
-        code.writeline(f"part = tl.program_id(0) % {schedule.parts}")
-        code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0) // {schedule.parts}")
+        program = released(PROGRAM) if schedule.overlap else PROGRAM
+        code.writeline(f"program = {program}")
+        code.writeline(f"part = program % {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = program // {schedule.parts}")
         if self.skew is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:

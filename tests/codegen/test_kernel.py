@@ -54,9 +54,9 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_685d0935(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_87b8c8b1(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
-    s = tl.program_id(0)
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     y = tl.arange(0, R0_BLOCK)[None, :]
     ymask = y < 768
     tmp0 = tl.full([], 0.0013020833333333333, tl.float32)
@@ -91,10 +91,10 @@ def triton_mixorder_test_685d0935(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
 
 
 @triton.jit
-def triton_mixorder_test_final_cfbc0f2e(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_8b11670f(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 8
-    block = tl.program_id(0)
+    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
@@ -114,9 +114,9 @@ def triton_mixorder_test_final_cfbc0f2e(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
             self.show(graph),
             """\
 @triton.jit
-def triton_mixorder_test_9fcf2b30(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_6cd0c48e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 256
-    s = tl.program_id(0)
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     y = tl.arange(0, R0_BLOCK)[None, :]
     tmp0 = tl.full([], -0.5, tl.float32)
     tmp1 = tl.full([], 0.00390625, tl.float32)
@@ -159,10 +159,10 @@ def triton_mixorder_test_9fcf2b30(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
 
 
 @triton.jit
-def triton_mixorder_test_final_62e672bb(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_a74026ad(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 256
     YBLOCK: tl.constexpr = 16
-    block = tl.program_id(0)
+    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 132
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
