@@ -267,9 +267,9 @@ overlap = True""",
             main.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_0a5c0878(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_rms_norm_backward_9e5943d9(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
     ymask = y < 768
     tmp0 = tl.full([], 0.0013020833333333333, tl.float32)
@@ -291,6 +291,7 @@ def triton_mixorder_rms_norm_backward_0a5c0878(in0_ptr, in1_ptr, in2_ptr, in3_pt
         tmp12 = tmp4 - tmp11
         tmp13 = tmp12 * tmp2
         tl.store(out0_ptr + (y + 768*x), tmp13, ymask)
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
 """,  # noqa: E501
         )

@@ -55,7 +55,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
-    writer.programs(str(SPLIT_SYMBOL), released(PROGRAM) if schedule.overlap else PROGRAM)
+    writer.programs(str(SPLIT_SYMBOL))
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
     if skew is None:
         writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
@@ -82,6 +82,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
         for stmt in nest.body:
             writer.statement(stmt)
+    if schedule.overlap:
+        code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
     for acc in accumulators:
         writer.store_partial(acc)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))

@@ -87,10 +87,8 @@ class _SharedKernel:
         code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
-        program = released(PROGRAM) if schedule.overlap else PROGRAM
-        code.writeline(f"program = {program}")
-        code.writeline(f"part = program % {schedule.parts}")
-        code.writeline(f"{SPLIT_SYMBOL} = program // {schedule.parts}")
+        code.writeline(f"part = {PROGRAM} % {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
         if self.skew is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
@@ -104,6 +102,8 @@ class _SharedKernel:
         self.main_loop()
         if self.exchanged:
             self.again()
+        if schedule.overlap:
+            code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
             writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))

@@ -28,6 +28,7 @@ def test_the_first_kernel_releases_and_the_second_waits(make: Any, cols: int) ->
     _, schedule, (main, final) = graphs.kernels(only(make(8192, cols)))
     assert schedule.overlap and (schedule.parts > 1) == (cols > 16384)
     assert RELEASE in main.text and not waits(main.text)
+    assert main.text.index("tl.range") < main.text.index(RELEASE) < main.text.index("tl.store(ws0_ptr")
     assert WAIT in final.text and RELEASE not in final.text
     assert final.text.index(WAIT) < final.text.index("tl.load")
 

@@ -54,9 +54,9 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_87b8c8b1(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_8c1a6221(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
     ymask = y < 768
     tmp0 = tl.full([], 0.0013020833333333333, tl.float32)
@@ -86,6 +86,7 @@ def triton_mixorder_test_87b8c8b1(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp18 = tmp16 - tmp17
         tmp19 = tmp4 * tmp18
         tl.store(out0_ptr + (y + 768*x), tmp19, ymask)
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
     tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
 
@@ -114,9 +115,9 @@ def triton_mixorder_test_final_8b11670f(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
             self.show(graph),
             """\
 @triton.jit
-def triton_mixorder_test_6cd0c48e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_19f72352(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 256
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
     tmp0 = tl.full([], -0.5, tl.float32)
     tmp1 = tl.full([], 0.00390625, tl.float32)
@@ -154,6 +155,7 @@ def triton_mixorder_test_6cd0c48e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
         tmp24 = ws1_acc + tmp23
         ws1_error = tl.where(tl.abs(tmp24) < float('inf'), (tmp24 - ws1_acc) - tmp23, 0.0)
         ws1_acc = tmp24
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 256*s), tl.sum(ws0_acc - ws0_error, 0)[None, :])
     tl.store(ws1_ptr + (y + 256*s), tl.sum(ws1_acc - ws1_error, 0)[None, :])
 

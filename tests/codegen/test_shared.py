@@ -70,11 +70,10 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_8678dab0(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_8b6ac37f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
-    program = tl.program_id(0)
-    part = program % 8
-    s = program // 8
+    part = tl.program_id(0) % 8
+    s = tl.program_id(0) // 8
     begin, tiles = s, tl.cdiv(64, XBLOCK)
     y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
     tmp0 = tl.full([], 6.103515625e-05, tl.float32)
