@@ -312,5 +312,5 @@ def triton_mixorder_rms_norm_backward_final_63492991(out1_ptr, ws0_ptr):
     tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
     tl.store(out1_ptr + (y), tmp1)
-""",
+""",  # noqa: E501
         )
