@@ -16,7 +16,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from mixorder import _compat, analysis
+from mixorder import _compat, analysis, launches
 from mixorder.options import Options, source_hash
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
     def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
         if not Options.current().enabled:
             return original(*args, **kwargs)
+        launches.early(importlib.import_module("torch._inductor.codegen.wrapper"))
         analysis.share(importlib.import_module("torch._higher_order_ops.triton_kernel_wrap"))
         passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, MixOrderPass())
         patches = {"post_grad_custom_post_pass": passes, **_compat.builtin_mix_order_off()}

@@ -147,3 +147,13 @@ def test_dx_is_written_where_dy_lies(shape: tuple[int, ...], dynamic: bool) -> N
     returned = code[code.index("return (") :].split("\n")[0]
     assert dy in returned and product not in returned
     assert "clone" not in code and "copy_" not in code
+
+
+def test_finalisations_are_launched_before_the_main_kernel_has_ended() -> None:
+    code = backward_code((33, 64), dynamic=False)
+    definitions = re.findall(
+        r"^(triton_\w+) = async_compile\.triton\((.*?)^\'\'\'", code, re.MULTILINE | re.DOTALL
+    )
+    assert len(definitions) >= 4
+    for name, text in definitions:
+        assert ("'launch_pdl': True" in text) == ("mixorder" in name and "_final_" in name), name

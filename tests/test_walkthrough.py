@@ -257,7 +257,8 @@ final_warps = 8
 parts = 1
 part_cols = 0
 depth = 0
-period = 1""",
+period = 1
+overlap = True""",
         )
 
     def test_7_main_kernel(self) -> None:
@@ -266,7 +267,7 @@ period = 1""",
             main.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_6b40ee04(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_rms_norm_backward_9e5943d9(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -290,6 +291,7 @@ def triton_mixorder_rms_norm_backward_6b40ee04(in0_ptr, in1_ptr, in2_ptr, in3_pt
         tmp12 = tmp4 - tmp11
         tmp13 = tmp12 * tmp2
         tl.store(out0_ptr + (y + 768*x), tmp13, ymask)
+    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
 """,  # noqa: E501
         )
@@ -300,15 +302,15 @@ def triton_mixorder_rms_norm_backward_6b40ee04(in0_ptr, in1_ptr, in2_ptr, in3_pt
             final.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_final_f6bffaff(out1_ptr, ws0_ptr):
+def triton_mixorder_rms_norm_backward_final_63492991(out1_ptr, ws0_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 8
-    block = tl.program_id(0)
+    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
     tl.store(out1_ptr + (y), tmp1)
-""",
+""",  # noqa: E501
         )

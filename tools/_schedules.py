@@ -17,7 +17,8 @@ from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import SharedWork
 
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
-SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule))[1:]
+# `overlap` is the device's, and not chosen.
+SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in ("tile", "overlap"))
 FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
 SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file
 
@@ -79,7 +80,8 @@ def write(path: Path, data: Data) -> None:
 def read(path: Path) -> Data:
     """What `write` wrote."""
     found = json.loads(path.read_text())
-    return Data(found["meta"], tuple(_target(t, found["fields"]) for t in found["targets"]))
+    overlap = DeviceInfo(**found["meta"]["device_info"]).overlaps
+    return Data(found["meta"], tuple(_target(t, found["fields"], overlap) for t in found["targets"]))
 
 
 def _target_text(target: Target) -> str:
@@ -97,7 +99,7 @@ def _values(row: Row) -> list[Any]:
     return [flat[name] for name in FIELDS]
 
 
-def _target(found: dict[str, Any], fields: list[str]) -> Target:
+def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
     shared = found["shared_work"]
     return Target(
         found["name"],
@@ -105,11 +107,11 @@ def _target(found: dict[str, Any], fields: list[str]) -> Target:
         found["limit_us"],
         Workload(**found["work"]),
         SharedWork(**shared) if shared else None,
-        tuple(_row(dict(zip(fields, values, strict=True))) for values in found["rows"]),
+        tuple(_row(dict(zip(fields, values, strict=True)), overlap) for values in found["rows"]),
     )
 
 
-def _row(flat: dict[str, Any]) -> Row:
+def _row(flat: dict[str, Any], overlap: bool) -> Row:
     tile = Tile(**{name: flat[name] for name in TILE})
-    schedule = Schedule(tile, **{name: flat[name] for name in SCHEDULE})
+    schedule = Schedule(tile, **{name: flat[name] for name in SCHEDULE}, overlap=overlap)
     return Row(flat["strategy"], schedule, *(flat[name] for name in FIELDS[-4:]))

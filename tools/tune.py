@@ -33,6 +33,7 @@ from _schedules import Target as Measured
 from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mixorder.codegen.dependent import waits
 from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
@@ -227,6 +228,7 @@ def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
             grid=(1,),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            launch_pdl=waits(source.text),
         )
         kernel._init_handles()
     except Exception as error:  # a candidate that does not compile is a result
@@ -262,6 +264,7 @@ def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        "launch_pdl": waits(source.text),
         **dict(config.constants),
     }
 

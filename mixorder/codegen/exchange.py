@@ -110,7 +110,7 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
     found = re.match(rf"/\* {_MARK} (\w+)(?: (\w+) values=(\d+) parts=(\d+))? \*/", text)
     if not found:
         return None
-    if found[1] == "carry":
+    if found[1] in ("carry", "pass"):
         return [args[0]]
     if found[1] == "peek":
         return [numpy.full_like(args[0], EMPTY, dtype=numpy.int32)]

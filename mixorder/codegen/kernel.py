@@ -10,13 +10,16 @@ regions share one kernel.
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 from torch._inductor.codegen.triton import texpr
 
 from ..loops.alignment import skew_of
-from ..loops.ir import AxisClass, LoopProgram, Nest, PartialAccumulate
+from ..loops.ir import AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
+from .dependent import PROGRAM, awaited, released
 from .ops import printing_triton
 from .shared import shared_kernel
 from .source import KernelSource, LaunchConfig
@@ -28,6 +31,8 @@ def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[Kern
     main, *rest = program.nests
     if len(rest) != 1:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+    if schedule.overlap and not _follows_the_program(program, rest[0]):
+        schedule = dataclasses.replace(schedule, overlap=False)
     with printing_triton():
         return (
             shared_kernel(program, schedule, label)
@@ -77,6 +82,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
         for stmt in nest.body:
             writer.statement(stmt)
+    if schedule.overlap:
+        code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
     for acc in accumulators:
         writer.store_partial(acc)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
@@ -95,10 +102,17 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    writer.programs("block")
+    writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
     writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
     return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+
+
+def _follows_the_program(program: LoopProgram, nest: Nest) -> bool:
+    """Whether each load's address comes from the program's number, and so after what gives that."""
+    axes = (program.axis(AxisClass.COLUMN), program.axis(AxisClass.KEPT))
+    numbered = {axis.symbol for axis in axes if axis is not None}
+    return all(numbered & s.index.free_symbols for s in nest.statements if isinstance(s, Load))

@@ -34,6 +34,7 @@ from ..loops.ir import (
 from ..loops.share import WORDS, lanes_of
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
+from .dependent import PROGRAM, released
 from .exchange import MAX_WORDS, POLLS, Record, carried
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, pointer_of
@@ -86,8 +87,8 @@ class _SharedKernel:
         code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
-        code.writeline(f"part = tl.program_id(0) % {schedule.parts}")
-        code.writeline(f"{SPLIT_SYMBOL} = tl.program_id(0) // {schedule.parts}")
+        code.writeline(f"part = {PROGRAM} % {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
         if self.skew is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
@@ -101,6 +102,8 @@ class _SharedKernel:
         self.main_loop()
         if self.exchanged:
             self.again()
+        if schedule.overlap:
+            code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
             writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))

@@ -122,14 +122,15 @@ class Writer:
             config,
         )
 
-    def programs(self, name: str) -> None:
+    def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
         if self.kept_symbol is None:
-            self.code.writeline(f"{name} = tl.program_id(0)")
+            self.code.writeline(f"{name} = {number}")
             return
         wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
-        self.code.writeline(f"{self.kept_symbol} = (tl.program_id(0) % {self.kept}){wide}")
-        self.code.writeline(f"{name} = tl.program_id(0) // {self.kept}")
+        self.code.writeline(f"program = {number}")
+        self.code.writeline(f"{self.kept_symbol} = (program % {self.kept}){wide}")
+        self.code.writeline(f"{name} = program // {self.kept}")
 
     def index(self, dim: TileDim, text: str) -> None:
         self.code.writeline(f"{dim.symbol} = {text}")

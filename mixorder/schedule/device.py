@@ -13,6 +13,7 @@ class DeviceInfo:
     """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD).
 
     `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
+    `overlaps`: whether a kernel can be set up while the one before it runs (`codegen.dependent`).
     `bandwidth` of its memory, bytes per second; 0 if unknown.
     """
 
@@ -23,6 +24,7 @@ class DeviceInfo:
     max_threads: int
     warp_size: int = 32
     exchanges: bool = True
+    overlaps: bool = True
     bandwidth: float = 0.0
 
 
@@ -48,6 +50,7 @@ def device_info(device: torch.device) -> DeviceInfo:
         warp_size=getattr(props, "warp_size", 32),
         # From sm_80 on there is a maximum that keeps NaN; with fewer registers fewer programs are resident.
         exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
+        overlaps=torch.version.hip is None and props.major >= 9,
         bandwidth=_bandwidth(props),
     )
 

@@ -131,7 +131,7 @@ def choose(
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
     finalising = final(num_splits, r0_block, device, constants)
-    return Schedule(tile, r0_block, num_splits, *finalising, period=period)
+    return Schedule(tile, r0_block, num_splits, *finalising, period=period, overlap=device.overlaps)
 
 
 def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:

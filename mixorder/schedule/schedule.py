@@ -25,6 +25,7 @@ class Schedule:
     parts, a program goes on with `depth` tiles before it needs what the others have to say of one. The
     finalisation reduces `num_splits` partials for `final_block` columns per program. The rows of a program
     are `period` apart, so that they all start at the same distance from a boundary of wide memory accesses.
+    `overlap`: the finalisation is launched while the main kernel still runs (`codegen.dependent`).
     """
 
     tile: Tile
@@ -36,6 +37,7 @@ class Schedule:
     part_cols: int = 0
     depth: int = 0
     period: int = 1
+    overlap: bool = False
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))

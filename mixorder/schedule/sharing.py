@@ -184,4 +184,5 @@ def _schedule(
         part_cols=part_cols,
         depth=depth,
         period=work.period,
+        overlap=device.overlaps,
     )

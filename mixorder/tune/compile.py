@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..codegen.dependent import waits
 from ..codegen.load import load_function
 from ..codegen.source import KernelSource
 from ..loops.ir import LoopProgram
@@ -71,7 +72,9 @@ def compile_job(job: Job) -> Any:
     pointers = [i for i, (_, kind) in enumerate(job.signature) if kind.startswith("*")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     source = ASTSource(function, dict(job.signature), dict(job.constants), aligned)
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    options: dict[str, Any] = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    if job.target[0] == "cuda":
+        options["launch_pdl"] = waits(job.module_text)
     return triton.compile(source, target=GPUTarget(*job.target), options=options)
 
 

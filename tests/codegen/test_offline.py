@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
 )
 
-A100 = DeviceInfo("A100", num_sm=108, shared_memory=166912, registers=65536, max_threads=2048)
+A100 = DeviceInfo("A100", 108, shared_memory=166912, registers=65536, max_threads=2048, overlaps=False)
 B200 = dataclasses.replace(H200, name="B200", num_sm=148)
 RTX = DeviceInfo("RTX PRO 6000", num_sm=188, shared_memory=101376, registers=65536, max_threads=1536)
 MI300 = DeviceInfo(
@@ -47,6 +47,7 @@ MI300 = DeviceInfo(
     max_threads=2048,
     warp_size=64,
     exchanges=False,
+    overlaps=False,
 )
 # Of CUDA devices, those whose programs do not share rows: these are read twice there.
 ALONE = dataclasses.replace(H200, name="H200, no exchange", exchanges=False)
@@ -275,6 +276,18 @@ def test_a_row_that_is_overwritten_is_read_as_ever(graph: str) -> None:
     ]
     for what in ("ttg.async_copy_global_to_local", "tt.load", "tt.store", "ttg.convert_layout"):
         assert loops[0].count(what) == loops[1].count(what), what
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("graph", ["rms_32768x768", "layer_8192x8192", "layer_8192x32768"])
+def test_the_finalisation_reads_nothing_before_the_main_kernel_has_ended(graph: str, target: str) -> None:
+    gpu, device = TARGETS[target]
+    program, (main, final) = generated(graph, device)
+    first, second = (compiled(program, source, gpu).asm["ptx"] for source in (main, final))
+    assert first.count("griddepcontrol.launch_dependents") == 1 and "griddepcontrol.wait" not in first
+    assert second.count("griddepcontrol.wait") == 1 and "launch_dependents" not in second
+    before, after = second.split("griddepcontrol.wait")
+    assert "ld.global" not in before and "st.global" not in before and "ld.global" in after
 
 
 def test_spills_are_seen(tmp_path: Path) -> None:

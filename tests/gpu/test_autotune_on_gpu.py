@@ -114,7 +114,7 @@ def test_shapes(norm, rows, cols, dtype):
     module, x, dy = inputs(rows, cols, dtype, norm)
     found, (record,) = compiled(module, x, dy)
     assert record.tuning is not None
-    assert record.tuning.seconds < 20
+    assert record.tuning.seconds < 60  # alone 5 to 10; a dozen test processes share the processors
     check(found, module, x, dy)
 
 

@@ -18,10 +18,12 @@ from mixorder.schedule.heuristics import Workload, choose, strategies
 from mixorder.schedule.schedule import Schedule
 from mixorder.schedule.sharing import MAX_PARTS, SharedWork, choose_shared
 
-A100 = DeviceInfo("A100", 108, shared_memory=166912, registers=65536, max_threads=2048, bandwidth=2.0e12)
+A100 = DeviceInfo("A100", 108, 166912, registers=65536, max_threads=2048, bandwidth=2.0e12, overlaps=False)
 RTX = DeviceInfo("RTX", 128, shared_memory=101376, registers=65536, max_threads=1536, bandwidth=1.0e12)
 B200 = DeviceInfo("B200", 148, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=8.0e12)
-MI300 = DeviceInfo("MI300", 304, 65536, registers=131072, max_threads=2048, warp_size=64, exchanges=False)
+MI300 = DeviceInfo(
+    "MI300", 304, 65536, registers=131072, max_threads=2048, warp_size=64, exchanges=False, overlaps=False
+)
 DEVICES = [H200, A100, RTX, B200, MI300]
 
 RMS = Workload(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
@@ -103,7 +105,7 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_info(torch.device("cuda")).bandwidth == 0.0
     found.update(memory)
     assert device_info(torch.device("cuda")).bandwidth == pytest.approx(2.04e12, rel=0.01)
-    assert device_info(torch.device("cuda")).exchanges
+    assert device_info(torch.device("cuda")).exchanges and not device_info(torch.device("cuda")).overlaps
     for lacking in ({"major": 7}, {"regs_per_multiprocessor": 32768}):
         monkeypatch.setattr(
             torch.cuda,
@@ -111,7 +113,11 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda device, more=lacking: SimpleNamespace(**{**found, **more}),
         )
         assert not device_info(torch.device("cuda")).exchanges
+    found["major"] = 9
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**found))
+    assert device_info(torch.device("cuda")).overlaps
     monkeypatch.setattr(device_module.torch.version, "hip", "6.0")
+    assert not device_info(torch.device("cuda")).overlaps
     assert device_info(torch.device("cuda")).bandwidth == 0.0
 
 

@@ -1,0 +1,36 @@
+"""Programmatic dependent launch: the finalisation is set up while the main kernel still runs.
+
+A program of the first kernel releases the second after its last row; the second waits, before it reads
+anything, until the first has ended and its writes can be seen. What is saved is the time between two launches
+(docs/tuning.md, section 16).
+
+NVIDIA, sm_90 on; both instructions do nothing where the launch does not ask for it (Triton's `launch_pdl`),
+as under AOTInductor. Each hands a program number through, so that all that depends on the number comes after
+it: like what `codegen.exchange` has, they are pure in the eyes of the compiler.
+"""
+
+from __future__ import annotations
+
+PROGRAM = "tl.program_id(0)"
+RELEASE = "griddepcontrol.launch_dependents"
+WAIT = "griddepcontrol.wait"
+
+
+def released(program: str) -> str:
+    """Triton text: the int32 `program`, once the next launch may be set up."""
+    return _through(RELEASE, program)
+
+
+def awaited(program: str) -> str:
+    """Triton text: the int32 `program`, once the launch before this one has ended."""
+    return _through(WAIT, program)
+
+
+def waits(text: str) -> bool:
+    """Whether a kernel of this text may be launched before the one before it has ended."""
+    return WAIT in text
+
+
+def _through(instruction: str, value: str) -> str:
+    text = f"/* mixorder pass */ {instruction}; mov.b32 $0, $1;"
+    return f'tl.inline_asm_elementwise("{text}", "=r,r", [{value}], dtype=tl.int32, is_pure=True, pack=1)'
