@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def _register_options(module: ModuleType) -> None:
@@ -57,7 +58,7 @@ class _AfterImport:
 
     def _call_back_after_exec(self, spec: ModuleSpec) -> None:
         """Shadow `exec_module` on the loader for one call; the module keeps its real loader."""
-        loader = spec.loader
+        loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return

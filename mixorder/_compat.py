@@ -44,7 +44,7 @@ def _forget_config_caches(config: ModuleType) -> None:
     test_options.py::test_entries_added_late_reach_hash_and_dicts.
     """
     if "_is_dirty" in config._bypass_keys:
-        config._is_dirty = True
+        setattr(config, "_is_dirty", True)  # noqa: B010  the type of a module has no such attribute
     for name in ("_hash_cache_var", "_get_dict_dirty_keys_var", "_get_dict_cache_var"):
         if name in config._bypass_keys:
             setattr(config, name, ContextVar(f"{config.__name__}.{name}", default=None))

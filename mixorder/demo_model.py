@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,10 +77,11 @@ class Transformer(nn.Module):
         torch.manual_seed(0)
         self.blocks = nn.Sequential(*(Block(dim, NORMS[norm]) for _ in range(layers)))
         self.norm = NORMS[norm](dim)
+        kinds: Any = tuple(NORMS.values())
         with torch.no_grad():
             # Weights of one and biases of zero would hide an error in a norm's affine part.
             for module in self.modules():
-                if isinstance(module, tuple(NORMS.values())):
+                if isinstance(module, kinds):
                     for parameter in module.parameters():
                         parameter.add_(0.1 * torch.randn_like(parameter))
 

@@ -46,7 +46,9 @@ def wrap_compile_fx(module: ModuleType) -> None:
 
 def _wrap(module: ModuleType, path: str, wrap: Callable[..., Callable[..., Any]]) -> None:
     *owners, name = path.split(".")
-    owner = functools.reduce(lambda o, attribute: getattr(o, attribute, None), owners, module)
+    owner: Any = module
+    for attribute in owners:
+        owner = getattr(owner, attribute, None)
     original = getattr(owner, name, None)
     if original is None:
         log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -301,7 +301,7 @@ class _Runner:
         self.files = dump
         self.known = known
         self.region = "graph"
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def step(self, stage: str, function: Callable[..., T], *args: Any) -> T:
         started = time.perf_counter()

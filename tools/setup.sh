@@ -45,7 +45,7 @@ install() {
 has_torch || install "torch==$TORCH_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
-for package in setuptools wheel sympy numpy pytest expecttest hypothesis ruff; do
+for package in setuptools wheel sympy numpy pytest expecttest hypothesis ruff mypy; do
   has "$package" || install "$package"
 done
 install --no-deps --no-build-isolation -e .

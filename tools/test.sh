@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format check and tests, as CI runs them. Arguments go to pytest, and then only what they name is
+# Lint, format check, types and tests, as CI runs them. Arguments go to pytest, and then only what they name is
 # run; without any, the tests of tests/interpreter run beside the others in two processes of their own: whether
 # Triton interprets kernels is decided when it is imported.
 set -euo pipefail
@@ -7,6 +7,7 @@ set -euo pipefail
 
 "$PY" -m ruff check .
 "$PY" -m ruff format --check .
+"$PY" -m mypy
 status=0
 if [ $# -gt 0 ]; then
   "$PY" -m pytest "$@" || status=$?

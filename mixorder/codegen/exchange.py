@@ -120,7 +120,7 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
     at = (ctypes.c_int32 * size).from_address(int(args[0].flat[0]))
     words = numpy.frombuffer(at, numpy.int32).reshape(record.values, record.lanes)[:, : record.parts]
     join = {SUM: numpy.add, PROD: numpy.multiply, AMAX: numpy.maximum, AMIN: numpy.minimum}[kind]
-    values = numpy.full((record.values, record.lanes), kind.identity, numpy.float32)
+    values: Any = numpy.full((record.values, record.lanes), kind.identity, numpy.float32)
     values[:, : record.parts] = words.view(numpy.float32)
     while values.shape[1] > 1:
         half = values.shape[1] // 2

@@ -10,6 +10,7 @@ sums is the same, unless Triton lays the tiles of the two loops over threads in 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import sympy
 import torch
@@ -367,7 +368,7 @@ class _SharedKernel:
                 half //= 2
             self.writer.ops.define(text, r.dtype, r.name)
 
-    def at_once(self, roots: list[Statement]) -> None:
+    def at_once(self, roots: Sequence[Statement]) -> None:
         """Statements that need no more than the reductions that are known, without any delay."""
         known = [s for s in self.nest.statements if not isinstance(s, Reduce | Exchange)]
         for stmt in closure(known, roots):
@@ -439,7 +440,7 @@ def _without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
     for stmt in nest.body:
         loaded = stmt.value.name in loads if isinstance(stmt, Carry) else isinstance(stmt, Load)
         if loaded and row in deps[stmt.name]:  # type: ignore[union-attr]
-            zero.add(stmt.name)
+            zero.add(stmt.name)  # type: ignore[union-attr]
         elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
             if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):

@@ -147,7 +147,7 @@ class Writer:
                 self.reduce(stmt)
             elif isinstance(stmt, PartialAccumulate):
                 self.accumulate(stmt)
-            else:
+            elif isinstance(stmt, Store):
                 value = self.ops.variables[stmt.value.name]
                 symbols = self.symbols(stmt.index) | self.deps[stmt.value.name]
                 self.store(stmt.buffer, stmt.index, str(value), symbols)

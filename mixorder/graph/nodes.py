@@ -75,7 +75,9 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     if val is None:
         return None
     shape = tuple(map(size_of, val.shape))
-    symbols = {s for n in (*shape, *map(size_of, val.stride())) if type(n) is not int for s in n.free_symbols}
+    symbols = {
+        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
+    }
     return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
 
 

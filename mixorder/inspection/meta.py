@@ -37,8 +37,9 @@ def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any]
         return known[id(tensor)]
 
     if isinstance(function, nn.Module):
-        function = copy.deepcopy(function)
-        for module in function.modules():
+        module_copy = copy.deepcopy(function)
+        for module in module_copy.modules():
             for held in (module._parameters, module._buffers):
                 held.update({name: fake(t) for name, t in held.items() if t is not None})
+        function = module_copy
     return function, pytree.tree_map_only(Tensor, fake, inputs)

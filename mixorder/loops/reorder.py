@@ -18,6 +18,7 @@ from .ir import (
     Reduce,
     Statement,
     Store,
+    Value,
     depth_of,
     operands,
 )
@@ -87,7 +88,7 @@ def _arranged(nest: Nest) -> Nest:
     first_use: dict[str, int] = {}
     for stmt in nest.body:
         at = max((stage[n] for n in operands(stmt)), default=0)
-        at = stage[stmt.name] if not isinstance(stmt, Store | PartialAccumulate) else at
+        at = stage[stmt.name] if isinstance(stmt, Value) else at
         for name in operands(stmt):
             first_use[name] = min(first_use.get(name, at), at)
 
@@ -101,7 +102,7 @@ def _arranged(nest: Nest) -> Nest:
             value = stmt.value.name
             reduced = any(isinstance(s, Reduce) and s.name == value for s in nest.body)
             return (stage[value] + reduced, 1, depth)
-        return (stage[stmt.name], 0, depth)
+        return (stage[stmt.name], 0, depth)  # type: ignore[union-attr]
 
     return dataclasses.replace(nest, body=tuple(sorted(nest.body, key=key)))
 
@@ -113,8 +114,9 @@ def _hoisted(nest: Nest) -> Nest:
     hoisted: dict[str, Statement] = {}
     body: list[Statement] = []
     for stmt in nest.body:
-        pure = isinstance(stmt, Load | Compute)
-        if pure and not deps[stmt.name] & outer and all(n in hoisted for n in operands(stmt)):
+        if not isinstance(stmt, Load | Compute) or deps[stmt.name] & outer:
+            body.append(stmt)
+        elif all(n in hoisted for n in operands(stmt)):
             hoisted[stmt.name] = stmt
         else:
             body.append(stmt)

@@ -33,6 +33,7 @@ from ..loops.ir import (
     Reduce,
     Statement,
     Store,
+    Value,
     operands,
 )
 from ..loops.split import NUM_SPLITS
@@ -109,7 +110,9 @@ def _without(nest: Nest, stored: Collection[str]) -> list[Statement]:
     needed: set[str] = set()
     kept: list[Statement] = []
     for stmt in reversed(nest.statements):
-        if isinstance(stmt, Store | PartialAccumulate) or (stmt.name in needed and stmt.name not in stored):
+        if isinstance(stmt, Store | PartialAccumulate) or (
+            isinstance(stmt, Value) and stmt.name in needed and stmt.name not in stored
+        ):
             needed.update(operands(stmt))
             kept.append(stmt)
     return kept
@@ -154,11 +157,12 @@ def held_words(program: LoopProgram) -> int:
     ]
     reductions = [i for i, s in enumerate(main.body) if isinstance(s, Reduce)]
     across = [sum(words for made, last, words in tiles if made < at < last) for at in reductions]
-    columns = [s for s in main.preamble if deps[s.name] and s.name in last_use]  # type: ignore[union-attr]
+    hoisted = [s for s in main.preamble if isinstance(s, Load | Compute)]
+    columns = [s for s in hoisted if deps[s.name] and s.name in last_use]
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     return (
         max(across, default=0)
-        + sum(words_of(s) for s in columns)  # type: ignore[union-attr]
+        + sum(words_of(s) for s in columns)
         + sum((1 + s.compensated) * words_of(program.buffer(s.buffer)) for s in partials)
     )
 

@@ -105,7 +105,8 @@ def _with_groups(schedule: Schedule, groups: int) -> Schedule:
 
 
 def _laid_out(work: SharedWork, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
-    found, others = [], []
+    found: list[Schedule] = []
+    others: list[Schedule] = []
     for xblock, per_sm, few in _layouts(work, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)

@@ -85,13 +85,13 @@ def _parsed(data: Any, key: str, templates: Mapping[str, Schedule]) -> tuple[Can
         raise ValueError("not a winner of this format and key")
     if not isinstance(data["variant"], str) or data["variant"] not in templates:
         raise ValueError(f"unknown variant {data['variant']!r}")
-    times = [data[name] for name in ("heuristic_us", "best_us", "seconds")]
+    heuristic_us, best_us, seconds = times = [data[name] for name in ("heuristic_us", "best_us", "seconds")]
     if not all(type(t) is float and math.isfinite(t) and t >= 0 for t in times):
         raise ValueError("times must be finite")
     if type(data["candidates"]) is not int or data["candidates"] < 1:
         raise ValueError("a number of candidates must be a positive integer")
     schedule = _like(templates[data["variant"]], data["schedule"])
-    tuning = Tuning(*times[:2], data["candidates"], times[2], from_cache=True)
+    tuning = Tuning(heuristic_us, best_us, data["candidates"], seconds, from_cache=True)
     return Candidate(data["variant"], schedule), tuning
 
 
@@ -104,4 +104,5 @@ def _like(template: Any, data: Any) -> Any:
     fields = {f.name: getattr(template, f.name) for f in dataclasses.fields(template)}
     if not isinstance(data, dict) or set(data) != set(fields):
         raise ValueError(f"not the fields of {type(template).__name__}")
-    return type(template)(**{name: _like(value, data[name]) for name, value in fields.items()})  # type: ignore[operator]
+    kind: Any = type(template)
+    return kind(**{name: _like(value, data[name]) for name, value in fields.items()})

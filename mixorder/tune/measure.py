@@ -176,7 +176,7 @@ class Bench:
         """Replay every graph once; the events around each."""
         assert self.flush is not None
         events = {}
-        for candidate in reversed(graphs) if backwards else graphs:  # type: ignore[call-overload]
+        for candidate in list(graphs)[:: -1 if backwards else 1]:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.flush.zero_()
             start.record()
