@@ -39,7 +39,7 @@ NO_GPU = "this torch finds no GPU; `python -m mixorder explain` needs none, `doc
 @dataclasses.dataclass
 class Way:
     """One way to compile, and what it gave: seconds of the first step, with compilation, and milliseconds of
-    later ones, forward and whole; regions fused."""
+    later ones, forward and whole; regions fused; the first step's gradients, and of what they are."""
 
     name: str
     options: dict[str, Any]
@@ -47,6 +47,7 @@ class Way:
     fused: int = 0
     times: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     gradients: Sequence[Tensor | None] = ()
+    parameters: Sequence[Tensor] = ()
 
     def median(self, which: int) -> float:
         """0 is the forward's milliseconds, 1 the whole step's."""
@@ -84,6 +85,7 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
             torch.manual_seed(0)
             way.gradients = stepper.first()
             clock([lambda: None])  # waits for the device
+        way.parameters = stepper.into
         way.compile_s = time.perf_counter() - start
         way.fused = sum(isinstance(record, RegionRecord) for record in records)
         steppers.append(stepper)

@@ -21,7 +21,7 @@ def norms_of(function: Callable[..., Any], graphs: Sequence[GraphRecord]) -> tup
     for record in records:
         paths = [path for path, _ in record.origin.modules] if record.origin else []
         if isinstance(record, Decline):
-            declined.update(dict.fromkeys(paths, str(record)))
+            declined.update(dict.fromkeys(paths, f"{record.reason.value}: {record.detail}"))
         else:
             fused.update(paths)
     return tuple(

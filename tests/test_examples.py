@@ -1,0 +1,94 @@
+"""The training example, the tool for several processes and the one for real models, at their smallest."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "examples")]
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "TRITON_INTERPRET", "OUT")}
+    env["OMP_NUM_THREADS"] = "1"
+    return subprocess.run([sys.executable, *args], env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+@NO_GPU
+def test_the_loss_curves_lie_on_each_other(tmp_path: Path) -> None:
+    sizes = ["--steps", "2", "--batch", "2", "--tokens", "8", "--dim", "16"]
+    done = run("examples/train_gpt.py", *sizes, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    curves = json.loads((tmp_path / "loss.json").read_text())
+    assert curves["stock"] == pytest.approx(curves["mixorder"], rel=1e-3) and len(curves["stock"]) == 2
+    assert "mean distance over the last quarter" in done.stdout
+    assert all(abs(loss - math.log(28)) < 1 for loss in curves["stock"])  # nothing learnt yet
+
+
+def test_curves_that_part_are_told() -> None:
+    import train_gpt
+
+    straight = [2.0] * 8
+    assert train_gpt.apart(straight, straight) == 0
+    assert train_gpt.apart([*straight[:6], 2.1, 2.1], straight) == pytest.approx(0.05)
+    assert train_gpt.APART < 0.05
+    text = train_gpt.corpus(1000)
+    assert torch.equal(text, train_gpt.corpus(1000)) and 5 < len(text.unique()) <= len(train_gpt.LETTERS)
+
+
+@NO_GPU
+def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    done = run(*torchrun, "tools/distributed.py", "--ways", "fsdp", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (row,) = json.loads((tmp_path / "distributed.json").read_text())
+    assert row["fused"] == 3 and 0 < row["ours"] < 2e-6 and 0 < row["single"] < 2e-6
+    assert "| fsdp | 3 |" in done.stdout
+
+
+def test_distributed_without_torchrun_says_how() -> None:
+    done = run("tools/distributed.py")
+    assert done.returncode == 2 and "torchrun --nproc_per_node=2" in done.stderr
+
+
+@NO_GPU
+def test_real_models_counts_norms_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import real_models
+    from real_models import Kind, Scale
+
+    def local(s: Scale) -> nn.Module:
+        plain = nn.LayerNorm(s.dim, elementwise_affine=False)
+        return nn.Sequential(
+            nn.Embedding(s.vocabulary, s.dim), plain, nn.Linear(s.dim, s.dim), nn.RMSNorm(s.dim),
+            nn.Linear(s.dim, s.vocabulary),
+        )  # fmt: skip
+
+    def missing(s: Scale) -> nn.Module:
+        raise ImportError("no such package")
+
+    def broken(s: Scale) -> nn.Module:
+        raise ValueError("wrong sizes")
+
+    makers = {"Local": local, "Missing": missing, "Broken": broken}
+    monkeypatch.setattr(real_models, "MODELS", {name: Kind(make) for name, make in makers.items()})
+    status = real_models.main(["--models", "Local,Missing,Broken", "--out", str(tmp_path)])
+    text = (tmp_path / "real_models.md").read_text()
+    assert status == 1 and text.strip() in capsys.readouterr().out
+    assert "| Local | torch " in text and "| 2 | 1 |" in text
+    assert "- Local: 1 x LayerNorm: no weight or bias that trains" in text
+    assert "| Missing | absent: no such package |" in text
+    assert "| Broken | failed: ValueError: wrong sizes |" in text
+    assert real_models.main(["--models", "Missing"]) == 0
