@@ -137,13 +137,16 @@ def wall_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
     return times
 
 
-def test_bench_times_each_way_and_compares_gradients() -> None:
+def test_bench_times_each_way_and_compares_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options) or function)
     weight = torch.ones(8, requires_grad=True)
     x = torch.randn(4, 8, requires_grad=True)
     ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]
     bench.measure(ways, (lambda x: (x * weight).sin(), (x,)), 3, wall_clock)
     assert all(len(way.times) == 3 and way.compile_s > 0 for way in ways)
     assert all(0 < way.median(0) < way.median(1) for way in ways)
+    assert [options["mixorder"] for options in given] == [False, True]
     assert len(ways[0].gradients) == 2 and bench.judged(ways) == 0
     lines = bench.table(ways).splitlines()
     assert lines[0].split() == ["stock", "mixorder"] and "speedup of the step" in bench.table(ways)

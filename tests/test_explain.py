@@ -163,6 +163,32 @@ def test_the_model_is_as_it_was() -> None:
     assert x.grad is None and all(p.grad is None for p in model.parameters())
 
 
+def test_what_is_compiled_already_is_explained_as_well() -> None:
+    x = torch.randn(8, 32, requires_grad=True)
+    model = nn.Sequential(Block(32))
+    model[0].compile(backend="aot_eager")
+    compiled = model[0]._compiled_call_impl
+    assert compiled is not None
+    for target in (model, torch.compile(model, backend="aot_eager")):
+        (region,) = mixorder.explain(target, options=ANY_SIZE)(x).regions
+        assert region.origin.modules == (("0.norm", "LayerNorm"),)
+    assert model[0]._compiled_call_impl is compiled
+
+
+class Normed(nn.Module):
+    """Batch norm's statistics, moments over the rows, read what layer norm's moments over columns do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.layer_norm(x, x.shape[1:])
+        return F.batch_norm(y, None, None, training=True).sin() + x.mean(1, keepdim=True)
+
+
+def test_moments_over_the_rows_are_part_of_a_region() -> None:
+    with torch.no_grad():
+        found = mixorder.explain(Normed(), options=ANY_SIZE)(torch.randn(300, 32))
+    assert any("mean" in region.outer_ops for region in found.regions), str(found)
+
+
 class Dropped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from .explanation import Report
 from .found import GraphRecord
 from .meta import faked, has_no_data
 from .norms import norms_of
+from .untouched import as_it_was, uncompiled
 
 _NO_TUNING = {"max_autotune": False, "max_autotune_pointwise": False, "coordinate_descent_tuning": False}
 
@@ -43,16 +44,23 @@ def explain(
     """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        run, tensors = function, _tensors(function, args, kwargs)
+        run, settings = uncompiled(function), _checked(options)
+        tensors = _tensors(run, args, kwargs)
         if has_no_data(tensors):
-            run, (args, kwargs) = faked(function, (args, kwargs))
+            run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
         before = sum(counters["graph_break"].values())
         torch._dynamo.reset()
         try:
-            with _as_it_was(run, tensors), _settings(options), detect_fake_mode(tensors) or _nothing():
+            with (
+                as_it_was(run, tensors),
+                inductor_config.patch(settings),
+                functorch_config.patch(enable_autograd_cache=False),  # a hit runs no pass
+                detect_fake_mode(tensors) or contextlib.nullcontext(),
+            ):
                 graphs: list[GraphRecord] = []
-                backend = _backend(graphs, seen, dataclasses.replace(Options.current(), **_FIXED))
+                ours = dataclasses.replace(Options.current(), **_FIXED)
+                backend = _backend(graphs, seen, settings, ours)
                 result = torch.compile(run, backend=backend, dynamic=dynamic)(*args, **kwargs)
                 if roots := roots_of(result):
                     gradients(roots, parameters_behind(roots))
@@ -61,7 +69,7 @@ def explain(
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         return Report(
             tuple(graphs),
-            norms_of(function, graphs),
+            norms_of(run, graphs),
             sum(counters["graph_break"].values()) - before,
             device_info(device),
             on_gpu=device.type == "cuda",
@@ -74,42 +82,13 @@ def explain(
 _FIXED: dict[str, Any] = {"enabled": True, "autotune": False, "interpret": True}
 
 
-@contextlib.contextmanager
-def _settings(options: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inductor's config with the options and no tuning, and no cache of AOTAutograd's: a hit runs no pass."""
-    given = dict(options or {})
-    Options.current()  # registers the entries
-    unknown = sorted(key for key in given if key.replace("-", "_") not in inductor_config._config)
-    if unknown:
+def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options as a patch for Inductor's config, with nothing tuned."""
+    Options.current()  # registers ours
+    given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
+    if unknown := sorted(given.keys() - inductor_config._config.keys()):
         raise ValueError(f"unknown options: {', '.join(unknown)}; mixorder's begin with 'mixorder'")
-    with (
-        inductor_config.patch({**given, **_NO_TUNING}),
-        functorch_config.patch(enable_autograd_cache=False),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put back the random state, and the buffers that a module's forward updates."""
-    buffers = list(function.buffers()) if isinstance(function, nn.Module) else []
-    if detect_fake_mode(tensors) is not None:
-        yield
-        return
-    saved = [buffer.detach().clone() for buffer in buffers]
-    devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in zip(buffers, saved, strict=True):
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
-
-
-def _nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+    return {**given, **_NO_TUNING}
 
 
 def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
@@ -118,14 +97,18 @@ def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tenso
 
 
 def _backend(
-    graphs: list[GraphRecord], seen: Callable[[GraphRecord], None] | None, options: Options
+    graphs: list[GraphRecord],
+    seen: Callable[[GraphRecord], None] | None,
+    settings: dict[str, Any],
+    options: Options,
 ) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
     from torch._inductor.compile_fx import compile_fx
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
-        graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
+        with inductor_config.patch(settings):  # a GPU's backward is compiled on a thread of its own
+            graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
         if seen is not None:
             seen(graphs[-1])
 

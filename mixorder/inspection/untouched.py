@@ -1,0 +1,56 @@
+"""Run a model once without leaving a trace: random state, buffers, and what was compiled in place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compile` was given, where a function is what it gave back."""
+    for name in ("_orig_mod", "_torchdynamo_orig_callable"):
+        function = getattr(function, name, None) or function
+    return function
+
+
+@contextlib.contextmanager
+def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Put everything back at the end. Meanwhile no module runs what `module.compile()` has made of it."""
+    modules = list(function.modules()) if isinstance(function, nn.Module) else []
+    with _uncompiled_calls(modules), contextlib.ExitStack() as stack:
+        if detect_fake_mode(tensors) is None:
+            devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
+            stack.enter_context(torch.random.fork_rng(devices))
+            stack.enter_context(_buffers_restored(modules))
+        yield
+
+
+@contextlib.contextmanager
+def _uncompiled_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
+    compiled = [(m, m._compiled_call_impl) for m in modules if m._compiled_call_impl is not None]
+    for module, _ in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call
+
+
+@contextlib.contextmanager
+def _buffers_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A forward may update buffers, such as running statistics."""
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    saved = [buffer.detach().clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, saved, strict=True):
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
