@@ -45,6 +45,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "elements_per_thread": (8, 16, 32),
     "stages": (2, 3, 4),
     "final_per_thread": (16, 32, 64, 128),
+    "chunk_saving": (0.25, 0.375, 1.0),
+    "max_chunks": (3, 5, 8),
     "words_to_share": (7, 9, 1000),
     "tile_bytes": (16 * 1024, 32 * 1024),
     "parts_of_4": (4, 8, 12, 16),
@@ -222,8 +224,9 @@ def _short(choice: Choice) -> str:
     s, tile = choice.schedule, choice.schedule.tile
     shared = f" by {s.parts}, {s.depth} deep," if s.parts > 1 else ""
     near = "" if choice.exact else " (near)"
+    chunks = f" in {s.chunks} chunks" * (s.chunks > 1)
     return (
-        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}, {tile.num_warps} warps,"
+        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}{chunks}, {tile.num_warps} warps,"
         f" {tile.num_stages} stages, {s.num_splits} splits, final {s.final_block}/{s.final_warps}{near}"
     )
 
