@@ -49,8 +49,8 @@ from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import NUM_SPLITS, split_outer
 from mixorder.options import source_hash
 from mixorder.schedule import cost
-from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.constants import FITTED
+from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.heuristics import SHARE_FROM, Workload, choose, layouts, strategies, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload

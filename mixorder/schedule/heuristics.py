@@ -10,6 +10,7 @@ Raises `Decline` where no strategy fits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from ..errors import DeclineReason, TooWide
@@ -102,6 +103,7 @@ def strategies(work: Workload, split_size: int = 0, constants: Constants = FITTE
     return "held", "shared", "twice"
 
 
+@functools.cache
 def layouts(work: Workload) -> tuple[tuple[int, int], ...]:
     """The ways to hold a row: lanes, and the chunks of a power of two each that these are; one chunk first.
 
