@@ -60,13 +60,13 @@ def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
     _schedules.write(file, plain)
     assert "chunks" not in file.read_text()
     (target,) = plain.targets
-    rows = (*target.rows, row(Constants(chunk_saving=0.25), 30.0))
+    rows = (*target.rows, row(Constants(chunk_saving=0.25, min_chunk=256), 30.0))
     assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
     data = Data(META, (dataclasses.replace(target, rows=rows),))
     _schedules.write(file, data)
     assert _schedules.read(file) == data
-    fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants())
-    assert fitted == Constants(chunk_saving=0.25)
+    fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants(min_chunk=256))
+    assert fitted == Constants(chunk_saving=0.25, min_chunk=256)
 
 
 def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:

@@ -51,7 +51,7 @@ from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import SHARE_FROM, Workload, choose, layouts, strategies, workload
+from mixorder.schedule.heuristics import SHARE_FROM, STRATEGIES, Workload, choose, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
@@ -161,7 +161,7 @@ def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
         twice = reload(program)
         start = choose(workload(twice), device)
         found["twice"] = [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
-    ordered = (c for name in (*strategies(numbers), "chunked") for c in found.get(name, ()))
+    ordered = (c for name in (*STRATEGIES, "chunked") for c in found.get(name, ()))
     return list(dict.fromkeys(ordered))
 
 

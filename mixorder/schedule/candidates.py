@@ -21,7 +21,7 @@ MAX_THREADS = 1024  # of one program
 PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
-PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks"), ("final_block", "final_warps"))
+PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_block", "final_warps"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Space:
         A program that is alone there counts once: it gets all, and spills what it lacks.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
-        registers = cost.registers_per_thread(self.work.held_words, per_thread)
+        registers = cost.registers_per_thread(self.work.held_words, per_thread, schedule.chunks)
         of_program = registers * tile.num_warps * self.device.warp_size
         staged = tile.xblock * schedule.r0_block * max(self.work.load_bytes, self.work.staged_bytes)
         shared = staged * (tile.num_stages - 1)
@@ -149,8 +149,12 @@ class Space:
         return moved
 
     def _layouts(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Wider chunks want more warps, for accesses as wide as before."""
+        warps = schedule.tile.num_warps
         for lanes, chunks in layouts(self.work):
-            yield dataclasses.replace(schedule, r0_block=lanes, chunks=chunks)
+            for num_warps in (warps, 2 * warps, warps // 2):
+                tile = dataclasses.replace(schedule.tile, num_warps=num_warps)
+                yield dataclasses.replace(schedule, tile=tile, r0_block=lanes, chunks=chunks)
 
     def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:

@@ -51,12 +51,8 @@ class Constants:
     chunk_saving: float = 1.0
     """Share of the lanes of one tile that chunks must save for a row to be held in them; 1: never."""
 
-    max_chunks: int = 8
-    """Tiles that hold a row, at most."""
-
-    words_to_share: float = 1000.0
-    """Held words per element, lanes beyond a row's end included, from which on several programs rather share
-    a row than one holds it: those lanes compute, and take registers, for nothing."""
+    min_chunk: int = 512
+    """Columns of a chunk, at least."""
 
     tile_bytes: int = 32 * 1024
     """Of shared rows, loaded per multiprocessor and turn of the loop: less does not hide the exchange."""

@@ -26,10 +26,13 @@ MAX_STAGES = 4
 MAX_WARPS = 32
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
 FINAL_WARPS = (4, 8)
+# How to run rows, in the order to try them: a program holds a row, several share it, one reads it twice.
+STRATEGIES = ("held", "shared", "twice")
 SHARE_FROM = 4096  # columns; narrower rows were never faster shared
 ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as can be. Others are not fitted
 MOST_CHUNKS = 8  # each takes code of its own
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
+ACCESS_BYTES = 16
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 SPILL_FACTOR_REREADING = 1.25  # LayerNorm in bf16 at 16384 columns: 72 bytes, and faster than any other way
 SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
@@ -46,7 +49,8 @@ class Workload:
     in registers from one reduction to the next (`cost.held_words`). `instructions`: machine instructions
     that compute with it (`cost.instructions`). `rereads`: tile loads of what an earlier stage has read.
     `period`: how many rows on a row lies relative to a boundary of wide accesses as one does, 1 if all do;
-    `slack`: lanes that a program then needs beyond its columns (`loops.alignment`).
+    `slack`: lanes that a program then needs beyond its columns (`loops.alignment`). `item_bytes`: of an
+    element of the narrowest full tensor.
     """
 
     rows: int
@@ -59,6 +63,7 @@ class Workload:
     kept: int = 1
     period: int = 1
     slack: int = 0
+    item_bytes: int = 2
 
     @property
     def numel(self) -> int:
@@ -84,23 +89,8 @@ def workload(program: LoopProgram) -> Workload:
         kept=1 if kept is None else int(kept.size),
         period=1 if skew is None else skew.period,
         slack=0 if skew is None else skew.elements - 1,
+        item_bytes=min((program.buffer(name).dtype.itemsize for name in streamed), default=4),
     )
-
-
-def strategies(work: Workload, split_size: int = 0, constants: Constants = FITTED) -> tuple[str, ...]:
-    """The ways to run rows, in the order to try them: "held", "shared" by several programs, read "twice".
-
-    A `split_size` is of programs that hold their rows.
-
-    H200, bf16, 32768 rows, held / shared: LayerNorm 5120 (9.6 words by lanes) 79 / 86% of the limit, 6144
-    (8.0) 90 / 88%; RMSNorm 5120 (6.4) 94 / 88%.
-    """
-    lanes, _ = lanes_of(work, constants)
-    words = work.held_words * lanes / work.cols
-    wide = work.cols > SHARE_FROM and work.cols % ALIGNMENT == 0
-    if not split_size and wide and words >= constants.words_to_share:
-        return "shared", "held", "twice"
-    return "held", "shared", "twice"
 
 
 @functools.cache
@@ -120,11 +110,12 @@ def layouts(work: Workload) -> tuple[tuple[int, int], ...]:
 
 
 def lanes_of(work: Workload, constants: Constants = FITTED) -> tuple[int, int]:
-    """The layout to choose: the fewest lanes, if they are fewer enough than those of one chunk."""
+    """The layout to choose: the fewest lanes that a thread holds, if enough fewer than those of one chunk."""
     first, *others = layouts(work)
-    few = [layout for layout in others if layout[1] <= constants.max_chunks]
-    if few and few[-1][0] <= (1 - constants.chunk_saving) * first[0]:
-        return few[-1]
+    for lanes, chunks in reversed(others):
+        worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= constants.min_chunk
+        if worth and _fits_a_thread(work, chunks * _per_access(work), chunks):
+            return lanes, chunks
     return first
 
 
@@ -145,7 +136,7 @@ def choose(
         raise TooWide(work.held_words, detail, DeclineReason.ROW_TOO_WIDE)
     r0_block, chunks = lanes_of(work, constants)
     factor = spill_factor or (SPILL_FACTOR_REREADING if work.rereads else SPILL_FACTOR)
-    if (work.held_words + 1) * r0_block > factor * device.registers:
+    if work.held_words * r0_block + r0_block // chunks > factor * device.registers:
         detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"
         raise TooWide(work.held_words, detail)
     tile, per_sm = _tile(work, r0_block, device, constants, chunks)
@@ -185,22 +176,22 @@ def _tile(
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
     share = constants.few_tiles_share if few_tiles else 1.0
     resident = max(1, int(share * resident))
-    per_sm = 1 if few_tiles else max(1, min(constants.programs_per_sm, resident // r0_block))
-    elements = resident // per_sm
-    xblock = _next_power_of_2(elements // r0_block + 1) // 2 or 1
+    per_sm = 1 if few_tiles else min(constants.programs_per_sm, _floor_power_of_2(resident // r0_block))
+    xblock = _floor_power_of_2(resident // per_sm // r0_block)
     while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(work, elements, constants)
     min_threads = share * constants.min_warps_per_sm * device.warp_size
-    while per_thread > 8 and per_sm * _power_of_2(elements / per_thread) < min_threads:
+    while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
-    num_warps = max(1, min(MAX_WARPS, _power_of_2(elements / per_thread) // device.warp_size))
-    if chunks > 1:  # a tile of another size than a power of two
-        per_thread = -(-elements // (num_warps * device.warp_size))
-        if num_warps < MAX_WARPS and not _fits_a_thread(work, per_thread):
-            num_warps, per_thread = 2 * num_warps, -(-per_thread // 2)
-    registers = cost.registers_per_thread(work.held_words, per_thread) * num_warps * device.warp_size
+    if chunks > 1:
+        # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
+        per_thread = chunks * _per_access(work)
+    num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
+    per_thread = -(-elements // (num_warps * device.warp_size))
+    registers = cost.registers_per_thread(work.held_words, per_thread, chunks)
+    registers *= num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
     return Tile(xblock, num_warps, _stages(work, elements, r0_block, per_sm, device, constants)), per_sm
 
@@ -213,9 +204,10 @@ def _elements_per_thread(work: Workload, elements: int, constants: Constants) ->
     return min(count, elements)
 
 
-def _fits_a_thread(work: Workload, count: int) -> bool:
-    registers = cost.registers_per_thread(work.held_words, count)
-    return registers <= cost.MAX_REGISTERS and count * work.instructions <= MAX_INSTRUCTIONS
+def _fits_a_thread(work: Workload, count: int, chunks: int = 1) -> bool:
+    registers = cost.registers_per_thread(work.held_words, count, chunks)
+    most = cost.MAX_REGISTERS if chunks == 1 else cost.NOT_SPILLED
+    return registers <= most and count * work.instructions <= MAX_INSTRUCTIONS
 
 
 def _stages(
@@ -243,6 +235,16 @@ def _stages(
 def _power_of_2(n: float) -> int:
     """The nearest one."""
     return 1 << max(0, round(math.log2(n)))
+
+
+def _per_access(work: Workload) -> int:
+    """Elements of the widest memory access of the narrowest full tensor."""
+    return ACCESS_BYTES // work.item_bytes
+
+
+def _floor_power_of_2(n: int) -> int:
+    """The next one down; 1 at least."""
+    return 1 << max(0, n.bit_length() - 1)
 
 
 def _next_power_of_2(n: int) -> int:

@@ -25,7 +25,7 @@ from mixorder.schedule.heuristics import choose, layouts, workload
 from mixorder.schedule.schedule import Schedule
 
 NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
-MANY = dataclasses.replace(FITTED, chunk_saving=0.1)
+MANY = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 
 
 def chunked(graph: Any) -> tuple[LoopProgram, Schedule, KernelSource]:

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from mixorder import pipeline
 from mixorder.report import collect
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.heuristics import choose, strategies
+from mixorder.schedule.heuristics import choose
 
 pytestmark = pytest.mark.gpu
 
@@ -93,10 +93,8 @@ def test_rows_and_columns(name, rows, cols, dynamic):
 )
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_in_chunks(name, rows, cols, monkeypatch):
-    constants = dataclasses.replace(FITTED, chunk_saving=0.01)
-    for function in (choose, strategies):
-        changed = functools.partial(function, constants=constants)
-        monkeypatch.setattr(pipeline, function.__name__, changed)
+    constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
+    monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
     module = randomised(NORMS[name](cols), f32).to(DEVICE)
     with collect() as records:
         check(lambda m, x: m(x), module, torch.randn(rows, cols, device=DEVICE))

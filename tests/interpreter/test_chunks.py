@@ -34,7 +34,7 @@ CHUNKS = {96: 3, 160: 5, 304: 5, 768: 3, 896: 7}
 @pytest.fixture(autouse=True)
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks wherever they save a lane, and few programs, so that tiles have several rows."""
-    constants = dataclasses.replace(FITTED, chunk_saving=0.01)
+    constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     device = dataclasses.replace(H200, num_sm=2)
     monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
     monkeypatch.setattr(pipeline, "device_info", lambda _: device)
