@@ -45,7 +45,7 @@ from .report import Dump, declined, finished, fused
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
 from .schedule.expected import expected
-from .schedule.heuristics import Workload, choose, strategies, workload
+from .schedule.heuristics import STRATEGIES, Workload, choose, workload
 from .schedule.schedule import Schedule
 from .schedule.sharing import choose_shared, shared_workload
 from .tune.search import Tuning
@@ -219,7 +219,7 @@ def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Ru
         "twice": lambda: reloaded(loops, device, options, runner),
     }
     refused: dict[str, Any] = {}
-    for strategy in step("schedule", strategies, work, options.split_size):
+    for strategy in STRATEGIES:
         try:
             nests, schedule = ways[strategy]()
             break

@@ -55,6 +55,33 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert _schedules.read(tmp_path / "data.json") == data
 
 
+def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
+    plain, file = made_up(final_per_thread=32), tmp_path / "data.json"
+    _schedules.write(file, plain)
+    assert "chunks" not in file.read_text()
+    (target,) = plain.targets
+    rows = (*target.rows, row(Constants(chunk_saving=0.25, min_chunk=256), 30.0))
+    assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
+    data = Data(META, (dataclasses.replace(target, rows=rows),))
+    _schedules.write(file, data)
+    assert _schedules.read(file) == data
+    fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants(min_chunk=256))
+    assert fitted == Constants(chunk_saving=0.25, min_chunk=256)
+
+
+def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
+    program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
+    found = {
+        (c.schedule.r0_block, c.schedule.chunks)
+        for c in tune.candidates(program, H200)
+        if c.strategy == "held"
+    }
+    assert found == {(8192, 1), (6144, 3), (5120, 5)}
+    wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
+    found = {(c.strategy, c.schedule.chunks) for c in tune.candidates(wide, H200)}
+    assert found == {("shared", 1), ("held", 3)}
+
+
 def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
     old = made_up(final_per_thread=32)
     again = Data({**META, "date": "2027-01-01"}, (dataclasses.replace(old.targets[0], limit_us=37.0),))

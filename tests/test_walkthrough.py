@@ -258,7 +258,8 @@ parts = 1
 part_cols = 0
 depth = 0
 period = 1
-overlap = True""",
+overlap = True
+chunks = 1""",
         )
 
     def test_7_main_kernel(self) -> None:

@@ -1,7 +1,8 @@
 """The file of measured schedules: `tools/tune.py` writes it, `tools/fit.py` reads it.
 
 `meta` says on what was measured, and when. A target has the numbers that the rules look at, the time of its
-limit, and one row of `fields` per schedule; `us` is null where a schedule did not compile or run.
+limit, and one row of `fields` per schedule; `us` is null where a schedule did not compile or run. A field of
+`ABSENT` may be missing, and is where all schedules of a file have that value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mixorder.schedule.sharing import SharedWork
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
 # `overlap` is the device's, and not chosen.
 SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in ("tile", "overlap"))
+ABSENT = {"chunks": 1}
 FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
 SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file
 
@@ -72,9 +74,11 @@ class Data:
 
 def write(path: Path, data: Data) -> None:
     """One line per schedule, so that changes can be read."""
-    meta, fields = json.dumps(data.meta), json.dumps(FIELDS)
-    targets = ",\n".join(map(_target_text, data.targets))
-    path.write_text(f'{{"meta": {meta},\n"fields": {fields},\n"targets": [\n{targets}\n]}}\n')
+    rows = [_flat(row) for target in data.targets for row in target.rows]
+    fields = [f for f in FIELDS if f not in ABSENT or any(row[f] != ABSENT[f] for row in rows)]
+    targets = ",\n".join(_target_text(target, fields) for target in data.targets)
+    head = f'"meta": {json.dumps(data.meta)},\n"fields": {json.dumps(fields)}'
+    path.write_text(f'{{{head},\n"targets": [\n{targets}\n]}}\n')
 
 
 def read(path: Path) -> Data:
@@ -84,19 +88,19 @@ def read(path: Path) -> Data:
     return Data(found["meta"], tuple(_target(t, found["fields"], overlap) for t in found["targets"]))
 
 
-def _target_text(target: Target) -> str:
+def _target_text(target: Target, fields: list[str]) -> str:
     shared = target.shared_work and dataclasses.asdict(target.shared_work)
     head = {
         "name": target.name, "dtype": target.dtype, "limit_us": target.limit_us,
         "work": dataclasses.asdict(target.work), "shared_work": shared,
     }  # fmt: skip
-    rows = ",\n".join(json.dumps(_values(row), separators=(",", ":")) for row in target.rows)
+    values = ([flat[name] for name in fields] for flat in map(_flat, target.rows))
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in values)
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}'
 
 
-def _values(row: Row) -> list[Any]:
-    flat = {**vars(row), **vars(row.schedule), **vars(row.schedule.tile)}
-    return [flat[name] for name in FIELDS]
+def _flat(row: Row) -> dict[str, Any]:
+    return {**vars(row), **vars(row.schedule), **vars(row.schedule.tile)}
 
 
 def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
@@ -107,7 +111,7 @@ def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
         found["limit_us"],
         Workload(**found["work"]),
         SharedWork(**shared) if shared else None,
-        tuple(_row(dict(zip(fields, values, strict=True)), overlap) for values in found["rows"]),
+        tuple(_row({**ABSENT, **dict(zip(fields, row, strict=True))}, overlap) for row in found["rows"]),
     )
 
 

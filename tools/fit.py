@@ -28,7 +28,7 @@ from _schedules import Data, Row, Target, read
 from mixorder.errors import Decline
 from mixorder.schedule.constants import FILE, Constants
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.heuristics import ALIGNMENT, choose, strategies
+from mixorder.schedule.heuristics import ALIGNMENT, STRATEGIES, choose
 from mixorder.schedule.schedule import Schedule
 from mixorder.schedule.sharing import choose_shared
 
@@ -45,7 +45,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "elements_per_thread": (8, 16, 32),
     "stages": (2, 3, 4),
     "final_per_thread": (16, 32, 64, 128),
-    "words_to_share": (7, 9, 1000),
+    "chunk_saving": (0.25, 0.375, 1.0),
+    "min_chunk": (32, 256, 512, 1024),
     "tile_bytes": (16 * 1024, 32 * 1024),
     "parts_of_4": (4, 8, 12, 16),
     "parts_of_2": (8, 16, 32),
@@ -114,7 +115,7 @@ def chosen(case: Case, constants: Constants) -> Choice:
 
 def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str, Schedule]:
     """As `pipeline.new_plan` has it."""
-    for strategy in strategies(target.work, constants=constants):
+    for strategy in STRATEGIES:
         try:
             if strategy == "held":
                 return strategy, choose(target.work, device, constants=constants)
@@ -222,8 +223,9 @@ def _short(choice: Choice) -> str:
     s, tile = choice.schedule, choice.schedule.tile
     shared = f" by {s.parts}, {s.depth} deep," if s.parts > 1 else ""
     near = "" if choice.exact else " (near)"
+    chunks = f" in {s.chunks} chunks" * (s.chunks > 1)
     return (
-        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}, {tile.num_warps} warps,"
+        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}{chunks}, {tile.num_warps} warps,"
         f" {tile.num_stages} stages, {s.num_splits} splits, final {s.final_block}/{s.final_warps}{near}"
     )
 

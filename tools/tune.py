@@ -49,12 +49,14 @@ from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import NUM_SPLITS, split_outer
 from mixorder.options import source_hash
 from mixorder.schedule import cost
+from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import SHARE_FROM, Workload, choose, strategies, workload
+from mixorder.schedule.heuristics import SHARE_FROM, STRATEGIES, Workload, choose, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
+CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -140,10 +142,13 @@ class Candidate:
 
 def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
     """The heuristic's pick first, then a grid around it, each schedule once."""
-    found: dict[str, list[Candidate]] = {"held": [], "shared": []}
-    with contextlib.suppress(Decline):
-        start = choose(workload(program), device)
-        found["held"] += [Candidate("held", program, s) for s in held(workload(program), device, start)]
+    found: dict[str, list[Candidate]] = {"shared": []}
+    numbers = workload(program)
+    try:
+        start = choose(numbers, device)
+        found["held"] = [Candidate("held", program, s) for s in held(numbers, device, start)]
+    except Decline:
+        found["chunked"] = [Candidate("held", program, s) for s in chunked(numbers, device)]
     if int(program.tile_axes[1].size) > SHARE_FROM:
         with contextlib.suppress(Decline):
             check_shareable(program)
@@ -152,11 +157,11 @@ def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
                 found["shared"].append(
                     Candidate("shared", share(program, s.parts, s.tile.xblock, s.period), s)
                 )
-    if not any(found.values()):
+    if not found.get("held") and not found["shared"]:
         twice = reload(program)
         start = choose(workload(twice), device)
         found["twice"] = [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
-    ordered = (c for strategy in strategies(workload(program)) for c in found.get(strategy, ()))
+    ordered = (c for name in (*STRATEGIES, "chunked") for c in found.get(name, ()))
     return list(dict.fromkeys(ordered))
 
 
@@ -191,30 +196,39 @@ def whole(splits: int, base: Schedule) -> int:
 
 
 def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of rows that one program holds: the finalisation, then a grid over what a program can hold."""
+    """Of rows that one program holds: the finalisation, then a grid over what a program can hold, for each
+    way to lay a row over lanes."""
     yield base
     for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
         yield dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
-    r0 = base.r0_block
-    for elements in (1024, 2048, 4096, 8192, 16384):
-        xblock = elements // r0
-        if not 1 <= xblock <= work.rows:
+    for lanes, chunks in layouts(work):
+        layout = dataclasses.replace(base, r0_block=lanes, chunks=chunks)
+        for tile, per_sm in tiles(work, lanes, chunks):
+            splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // tile.xblock))
+            yield dataclasses.replace(layout, tile=tile, num_splits=whole(splits, base))
+
+
+def chunked(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
+    """Of a row that the heuristic does not hold: chunks, where with them next to nothing is spilled."""
+    constants = dataclasses.replace(FITTED, chunk_saving=0.0)
+    with contextlib.suppress(Decline):
+        start = choose(work, device, spill_factor=CHUNKED_SPILL_FACTOR, constants=constants)
+        yield from (s for s in held(work, device, start) if s.chunks > 1)
+
+
+def tiles(work: Workload, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
+    """Tiles of rows of so many lanes, and how many programs to run on a multiprocessor."""
+    for xblock, warps in itertools.product((2**i for i in range(15)), (1, 2, 4, 8, 16, 32)):
+        elements = xblock * lanes
+        per_thread = elements // (warps * 32)
+        # Accesses of fewer than 4 elements of a chunk are too narrow.
+        fits_a_thread = 8 <= per_thread <= 40 and per_thread >= 4 * chunks
+        if xblock > work.rows or not 640 <= elements <= 16384 or not fits_a_thread:
             continue
-        for warps in (1, 2, 4, 8, 16, 32):
-            per_thread = elements // (warps * 32)
-            if not 8 <= per_thread <= 32:
-                continue
-            for stages in (1, 2, 3, 4):
-                if elements * work.staged_bytes * (stages - 1) > 220_000:
-                    continue
-                for per_sm in (1, 2, 3, 4, 8):
-                    if not 4 <= per_sm * warps <= 32:
-                        continue
-                    if elements * work.staged_bytes * (stages - 1) * per_sm > 225_000:
-                        continue
-                    splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // xblock))
-                    tile = Tile(xblock, warps, stages)
-                    yield dataclasses.replace(base, tile=tile, num_splits=whole(splits, base))
+        for stages, per_sm in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 8)):
+            staged = elements * work.staged_bytes * (stages - 1)
+            if staged <= 220_000 and staged * per_sm <= 225_000 and 4 <= per_sm * warps <= 32:
+                yield Tile(xblock, warps, stages), per_sm
 
 
 def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
@@ -365,7 +379,7 @@ def report(target: Measured, best: int) -> None:
         s, tile, us = row.schedule, row.schedule.tile, row.us or math.inf
         print(
             f"  {100 * target.limit_us / us:5.1f}%  {us:8.1f} us  {row.strategy}"
-            f" parts {s.parts:2d} x {s.r0_block} depth {s.depth}"
+            f" parts {s.parts:2d} x {s.r0_block} depth {s.depth} chunks {s.chunks}"
             f"  xblock {tile.xblock:3d} warps {tile.num_warps:2d} stages {tile.num_stages}"
             f" splits {s.num_splits:4d} final {s.final_block:2d}/{s.final_warps}"
             f"  regs {row.registers} spills {row.spills} smem {row.shared}"

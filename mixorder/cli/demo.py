@@ -240,7 +240,8 @@ def _regions_text(records: Sequence[RegionRecord | Decline]) -> str:
             left.append(f"  {record}. {record.reason.explanation}")
             continue
         schedule, tile = record.schedule, record.schedule.tile
-        chosen = f"programs {schedule.num_splits}, tile {tile.xblock} x {schedule.r0_block}, "
+        chosen = f"programs {schedule.num_splits}, tile {tile.xblock} x {schedule.r0_block}"
+        chosen += f" in {schedule.chunks} chunks, " if schedule.chunks > 1 else ", "
         chosen += f"warps {tile.num_warps}, stages {tile.num_stages}"
         shape = f"{record.rows} x {record.cols}"
         reductions = (str(len(record.inner)), str(len(record.outer)))

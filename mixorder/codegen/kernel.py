@@ -16,7 +16,7 @@ import sympy
 from torch._inductor.codegen.triton import texpr
 
 from ..loops.alignment import skew_of
-from ..loops.ir import AxisClass, Load, LoopProgram, Nest, PartialAccumulate
+from ..loops.ir import Axis, AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
 from .dependent import PROGRAM, awaited, released
@@ -48,29 +48,29 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     skew = skew_of(program) if schedule.period > 1 else None
     ragged = row.size % (tile.xblock * schedule.period) != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
-    y = TileDim(last.symbol, str(last.size), "R0_BLOCK", last.size != schedule.r0_block or skew is not None)
-    writer = Writer(program, nest, (x, y), schedule.num_splits)
+    columns = _columns(last, schedule, skew is not None)
+    writer = Writer(program, nest, (x, *columns), schedule.num_splits)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
-    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.chunk}")
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
     if skew is None:
-        writer.index(y, "tl.arange(0, R0_BLOCK)[None, :]")
+        for i, y in enumerate(columns):
+            start = f"{i * schedule.chunk} + " * (i > 0)
+            writer.index(y, f"{start}tl.arange(0, R0_BLOCK)[None, :]")
     else:
         writer.shift(skew)
-        writer.shifted_columns("0", y.extent)
+        writer.shifted_columns("0", columns[0].extent)
         first, tiles = f"{SPLIT_SYMBOL} // {skew.period}", f"tl.cdiv({x.extent}, {skew.period})"
         step //= skew.period
     for stmt in nest.preamble:
         writer.statement(stmt)
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
-        identity = writer.identity(acc.kind, writer.dtype(acc))
-        for name in writer.accumulators(acc):
-            code.writeline(f"{name} = tl.full([XBLOCK, R0_BLOCK], {identity})")
+        writer.empty(acc)
     code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
         if skew is None:
@@ -89,6 +89,15 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
     return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, config)
+
+
+def _columns(last: Axis, schedule: Schedule, skewed: bool) -> tuple[TileDim, ...]:
+    """The chunks that hold a row; the last of them may have lanes beyond its end."""
+    extent, chunk = str(last.size), schedule.chunk
+    if schedule.chunks == 1:
+        return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or skewed),)
+    ends = range(chunk, schedule.r0_block + 1, chunk)
+    return tuple(TileDim(last.symbol, extent, "R0_BLOCK", end > last.size, i) for i, end in enumerate(ends))
 
 
 def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:

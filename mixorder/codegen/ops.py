@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import sympy
@@ -35,12 +35,17 @@ def printing_triton() -> Iterator[None]:
 
 
 class OpPrinter(DefaultHandler):
-    """One kernel's variables. `code` is where the next line goes; the kernel writer moves it along."""
+    """One kernel's variables. `code` is where the next line goes; the kernel writer moves it along.
+
+    `variables`: IR values by name. `names`: what loop symbols are called in the text, if not by their own
+    names.
+    """
 
     def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
         self.code = code
         self.loops = loops
-        self.variables: dict[str, CSEVariable] = {}
+        self.variables: MutableMapping[str, CSEVariable] = {}
+        self.names: Mapping[sympy.Symbol, sympy.Symbol] = {}
         self._printer = TritonOverrides()
         self._dtypes = DtypePropagationOpsHandler()
         self._count = 0
@@ -90,6 +95,10 @@ class OpPrinter(DefaultHandler):
         text = text.value if isinstance(text, OpsValue) else text
         return text if isinstance(text, CSEVariable) else self.define(text, dtype)
 
+    def offset(self, index: sympy.Expr) -> str:
+        """The text of an index expression."""
+        return texpr(index.xreplace(self.names))
+
     def _index(self, expr: sympy.Expr, dtype: str) -> str:
         """An index or a size as a value; in 64 bits where some part of it may need them."""
         if not expr.free_symbols & self.loops.keys():
@@ -98,9 +107,10 @@ class OpPrinter(DefaultHandler):
         parts = [e for e in sympy.preorder_traversal(expr) if isinstance(e, sympy.Expr)]
         bounds = [bound_sympy(e, ranges) for e in parts] if expr.free_symbols <= ranges.keys() else []
         if not bounds or any(b.lower < -_INT32_LIMIT or b.upper >= _INT32_LIMIT for b in bounds):
-            wide = {s: sympy.Symbol(f"{s}.to(tl.int64)", integer=True, nonnegative=True) for s in self.loops}
+            names = {s: f"{self.names.get(s, s)}.to(tl.int64)" for s in self.loops}
+            wide = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
             expr = expr.xreplace(wide)
-        return f"({texpr(expr)}).to({dtype})"
+        return f"({self.offset(expr)}).to({dtype})"
 
     def _resolve(self, arg: Any) -> Any:
         return self.variables[arg.name] if isinstance(arg, Ref) else arg

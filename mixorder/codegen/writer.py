@@ -2,6 +2,9 @@
 
 A nest's axes are laid out over the tile, (row, column) for a main kernel and (split, column) for a
 finalisation. What a statement becomes follows from the axes that it depends on; nothing here knows a norm.
+
+A tile's columns may be held in several chunks of a power of two each, for widths that are far from one: what
+depends on the columns is then written once per chunk, and a reduction first joins the chunks lane by lane.
 """
 
 from __future__ import annotations
@@ -9,10 +12,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections import ChainMap
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import NamedTuple
 
 import sympy
 import torch
-from torch._inductor.codegen.triton import texpr, triton_compute_type
+from torch._inductor.codegen.common import CSEVariable
+from torch._inductor.codegen.triton import triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
 from ..loops.alignment import Skew
@@ -60,33 +67,51 @@ _TILE_REDUCE = {
 class TileDim:
     """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
 
-    `masked` where some lane of a tile may lie beyond the extent.
+    `masked` where some lane of a tile may lie beyond the extent. `chunk`: the number of one of several tiles
+    that hold the columns.
     """
 
     symbol: sympy.Symbol
     extent: str
     block: str
     masked: bool
+    chunk: int | None = None
+
+    @property
+    def suffix(self) -> str:
+        return "" if self.chunk is None else f"_{self.chunk}"
+
+    @property
+    def name(self) -> str:
+        """What the symbol is called in the kernel."""
+        return f"{self.symbol}{self.suffix}"
 
     @property
     def mask(self) -> str:
-        return f"{self.symbol}mask"
+        return f"{self.symbol}mask{self.suffix}"
+
+
+class _Chunk(NamedTuple):
+    """Some columns: where they are in the tile, the values that vary over them, and their symbol's name."""
+
+    dim: TileDim
+    variables: MutableMapping[str, CSEVariable]
+    names: dict[sympy.Symbol, sympy.Symbol]
 
 
 class Writer:
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
-    `spread_columns`: column vectors are loaded over the rows of a tile, too.
+    `spread_columns`: column vectors are loaded over the rows of a tile, too. `columns`: the chunks of the
+    last dim, of which `dims` has the one that is being written.
     """
 
     spread_columns = True
 
-    def __init__(
-        self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, TileDim], num_splits: int
-    ) -> None:
+    def __init__(self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, ...], num_splits: int) -> None:
         self.program = program
         self.nest = nest
-        self.dims = dims
+        self.dims = dims[:2]
         self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
@@ -95,6 +120,7 @@ class Writer:
         self.kept = 1 if kept is None else int(kept.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
+        self.columns = tuple(map(self._chunk, dims[1:]))
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.skew: Skew | None = None
@@ -133,24 +159,52 @@ class Writer:
         self.code.writeline(f"{name} = program // {self.kept}")
 
     def index(self, dim: TileDim, text: str) -> None:
-        self.code.writeline(f"{dim.symbol} = {text}")
+        self.code.writeline(f"{dim.name} = {text}")
         if dim.masked:
-            self.code.writeline(f"{dim.mask} = {dim.symbol} < {dim.extent}")
+            self.code.writeline(f"{dim.mask} = {dim.name} < {dim.extent}")
+
+    def chunks(self) -> Iterator[None]:
+        """Write what follows for one chunk of the columns after the other."""
+        before = self.dims, self.ops.variables, self.ops.names
+        for dim, values, names in self.columns:
+            self.dims, self.ops.variables, self.ops.names = (self.dims[0], dim), values, names
+            yield
+        self.dims, self.ops.variables, self.ops.names = before
+
+    def _chunk(self, dim: TileDim) -> _Chunk:
+        if dim.chunk is None:
+            return _Chunk(dim, self.ops.variables, {})
+        name = sympy.Symbol(dim.name, integer=True, nonnegative=True)
+        return _Chunk(dim, ChainMap({}, self.ops.variables), {dim.symbol: name})
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():
-            if isinstance(stmt, Load):
-                self.load(stmt)
-            elif isinstance(stmt, Compute):
-                self.ops.compute(stmt)
-            elif isinstance(stmt, Reduce):
+            if isinstance(stmt, Reduce):
                 self.reduce(stmt)
-            elif isinstance(stmt, PartialAccumulate):
-                self.accumulate(stmt)
-            elif isinstance(stmt, Store):
-                value = self.ops.variables[stmt.value.name]
-                symbols = self.symbols(stmt.index) | self.deps[stmt.value.name]
-                self.store(stmt.buffer, stmt.index, str(value), symbols)
+            elif self.dims[1].symbol in self.varies(stmt):
+                for _ in self.chunks():
+                    self.for_one_chunk(stmt)
+            else:
+                self.for_one_chunk(stmt)
+
+    def for_one_chunk(self, stmt: Statement) -> None:
+        if isinstance(stmt, Load):
+            self.load(stmt)
+        elif isinstance(stmt, Compute):
+            self.ops.compute(stmt)
+        elif isinstance(stmt, PartialAccumulate):
+            self.accumulate(stmt)
+        elif isinstance(stmt, Store):
+            value = self.ops.variables[stmt.value.name]
+            self.store(stmt.buffer, stmt.index, str(value), self.varies(stmt))
+
+    def varies(self, stmt: Statement) -> frozenset[sympy.Symbol]:
+        """The tile's symbols that a value, an element stored or an accumulator depends on."""
+        if isinstance(stmt, PartialAccumulate):
+            return self.tiled
+        if isinstance(stmt, Store):
+            return self.symbols(stmt.index) | self.deps[stmt.value.name]
+        return self.deps[stmt.name]  # type: ignore[union-attr]
 
     def load(self, stmt: Load) -> None:
         buffer = self.program.buffer(stmt.buffer)
@@ -162,7 +216,7 @@ class Writer:
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction(stmt)
-        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else texpr(stmt.index)})"
+        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else self.ops.offset(stmt.index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
@@ -209,8 +263,16 @@ class Writer:
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
-        value = self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],))
+        values = [self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],)) for _ in self.chunks()]
+        value = self.joined(stmt.kind, values, stmt.dtype)
         self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
+
+    def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
+        """The chunks' tiles as one, lane by lane: so that threads exchange their parts of a row once."""
+        value, *others = values
+        for other in others:
+            value = str(self.ops.define(self.ops.combine(kind.combine, value, other, dtype), dtype))
+        return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
         self.add(stmt, self.masked_value(stmt.value.name, stmt.kind, self.reduced_dims(stmt)))
@@ -233,14 +295,30 @@ class Writer:
         return tuple(d for d in self.dims if d.symbol not in stmt.index.free_symbols)
 
     def store_partial(self, stmt: PartialAccumulate) -> None:
-        value = " - ".join(self.accumulators(stmt))
+        with self.ops.active():
+            if self.dims[1].symbol in self.symbols(stmt.index):
+                for _ in self.chunks():
+                    self.store_tile(stmt, " - ".join(self.accumulators(stmt)))
+            else:
+                values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
+                self.store_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
+
+    def store_tile(self, stmt: PartialAccumulate, value: str) -> None:
         for dim in self.reduced_dims(stmt):
             value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
         self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
 
+    def empty(self, stmt: PartialAccumulate) -> None:
+        """Begin a partial's accumulators with the identity of its reduction."""
+        identity = self.identity(stmt.kind, self.dtype(stmt))
+        for _ in self.chunks():
+            for name in self.accumulators(stmt):
+                self.code.writeline(f"{name} = tl.full([{self.tile_shape}], {identity})")
+
     def accumulators(self, stmt: PartialAccumulate) -> list[str]:
         """The tiles that hold a partial: the sum, and what was added to it too much by rounding."""
-        return [f"{stmt.buffer}_acc"] + [f"{stmt.buffer}_error"] * stmt.compensated
+        chunk = self.dims[1].suffix
+        return [f"{stmt.buffer}_acc{chunk}"] + [f"{stmt.buffer}_error{chunk}"] * stmt.compensated
 
     def masked_value(self, name: str, kind: ReductionKind, dims: tuple[TileDim, ...]) -> str:
         """The value over the whole tile, with the reduction's identity in lanes beyond the extents of `dims`.
@@ -273,7 +351,7 @@ class Writer:
             return
         mask = self.mask(symbols)
         masked = f", {mask}" if mask else ""
-        pointer = f"{pointer} + ({texpr(index)})"
+        pointer = f"{pointer} + ({self.ops.offset(index)})"
         if not symbols or symbols - self.symbols(index):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")

@@ -122,7 +122,8 @@ def schedule_of(record: RegionRecord) -> str:
     counts = {"warp": tile.num_warps, "stage": tile.num_stages}
     counts["program"] = schedule.num_splits * schedule.parts
     words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
-    return f"{tile.xblock} x {schedule.r0_block}, " + ", ".join(words)
+    chunks = f" in {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+    return f"{tile.xblock} x {schedule.r0_block}{chunks}, " + ", ".join(words)
 
 
 def _cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:

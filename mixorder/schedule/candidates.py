@@ -3,7 +3,7 @@
 A candidate may take as much of a multiprocessor as the heuristic's own schedule does, or as there is:
 registers are estimated (`cost.registers_per_thread`) and shared memory is counted, so that what cannot run
 well is not compiled. Which fields differ says which part of a schedule changed: the tile, the number of
-programs, the finalisation.
+programs, the chunks that hold a row, the finalisation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from . import cost
 from .device import DeviceInfo
-from .heuristics import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload
+from .heuristics import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, layouts
 from .schedule import Schedule, Tile
 
 MAX_STAGES = 5
@@ -21,7 +21,7 @@ MAX_THREADS = 1024  # of one program
 PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
-PARTS = (("tile",), ("num_splits",), ("final_block", "final_warps"))
+PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_block", "final_warps"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,12 @@ class Space:
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
         """The legal schedules that differ from one in one part, without itself, each once."""
         found = dict.fromkeys(
-            [*self._tiles(schedule), *self._programs(schedule), *final_neighbours(schedule)]
+            [
+                *self._tiles(schedule),
+                *self._programs(schedule),
+                *self._layouts(schedule),
+                *final_neighbours(schedule),
+            ]
         )
         return tuple(s for s in found if s != schedule and self.legal(s))
 
@@ -54,6 +59,8 @@ class Space:
         if not differing(schedule, self.start) <= varied:
             return False
         if schedule.num_splits % schedule.period:
+            return False
+        if (schedule.r0_block, schedule.chunks) not in layouts(self.work):
             return False
         return self._in_range(schedule) and self._fits(schedule)
 
@@ -96,7 +103,7 @@ class Space:
         A program that is alone there counts once: it gets all, and spills what it lacks.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
-        registers = cost.registers_per_thread(self.work.held_words, per_thread)
+        registers = cost.registers_per_thread(self.work.held_words, per_thread, schedule.chunks)
         of_program = registers * tile.num_warps * self.device.warp_size
         staged = tile.xblock * schedule.r0_block * max(self.work.load_bytes, self.work.staged_bytes)
         shared = staged * (tile.num_stages - 1)
@@ -140,6 +147,14 @@ class Space:
                 break
             moved = dataclasses.replace(moved, num_splits=min(moved.num_splits, at_once))
         return moved
+
+    def _layouts(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Wider chunks want more warps, for accesses as wide as before."""
+        warps = schedule.tile.num_warps
+        for lanes, chunks in layouts(self.work):
+            for num_warps in (warps, 2 * warps, warps // 2):
+                tile = dataclasses.replace(schedule.tile, num_warps=num_warps)
+                yield dataclasses.replace(schedule, tile=tile, r0_block=lanes, chunks=chunks)
 
     def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:

@@ -48,9 +48,11 @@ class Constants:
     final_per_thread: int = 128
     """Partials that a thread of the finalisation holds, at most: more warps, then narrower blocks."""
 
-    words_to_share: float = 1000.0
-    """Held words per element, lanes beyond a row's end included, from which on several programs rather share
-    a row than one holds it: those lanes compute, and take registers, for nothing."""
+    chunk_saving: float = 1.0
+    """Share of the lanes of one tile that chunks must save for a row to be held in them; 1: never."""
+
+    min_chunk: int = 512
+    """Columns of a chunk, at least."""
 
     tile_bytes: int = 32 * 1024
     """Of shared rows, loaded per multiprocessor and turn of the loop: less does not hide the exchange."""

@@ -10,6 +10,7 @@ Raises `Decline` where no strategy fits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from ..errors import DeclineReason, TooWide
@@ -25,8 +26,13 @@ MAX_STAGES = 4
 MAX_WARPS = 32
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
 FINAL_WARPS = (4, 8)
+# How to run rows, in the order to try them: a program holds a row, several share it, one reads it twice.
+STRATEGIES = ("held", "shared", "twice")
 SHARE_FROM = 4096  # columns; narrower rows were never faster shared
 ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as can be. Others are not fitted
+MOST_CHUNKS = 8  # each takes code of its own
+MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
+ACCESS_BYTES = 16
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 SPILL_FACTOR_REREADING = 1.25  # LayerNorm in bf16 at 16384 columns: 72 bytes, and faster than any other way
 SPILL_FACTOR = 1.125  # LayerNorm in fp32 at 8192 columns, compiled for sm_90: 56 bytes per thread spilled
@@ -43,7 +49,8 @@ class Workload:
     in registers from one reduction to the next (`cost.held_words`). `instructions`: machine instructions
     that compute with it (`cost.instructions`). `rereads`: tile loads of what an earlier stage has read.
     `period`: how many rows on a row lies relative to a boundary of wide accesses as one does, 1 if all do;
-    `slack`: lanes that a program then needs beyond its columns (`loops.alignment`).
+    `slack`: lanes that a program then needs beyond its columns (`loops.alignment`). `item_bytes`: of an
+    element of the narrowest full tensor.
     """
 
     rows: int
@@ -56,6 +63,7 @@ class Workload:
     kept: int = 1
     period: int = 1
     slack: int = 0
+    item_bytes: int = 2
 
     @property
     def numel(self) -> int:
@@ -81,22 +89,34 @@ def workload(program: LoopProgram) -> Workload:
         kept=1 if kept is None else int(kept.size),
         period=1 if skew is None else skew.period,
         slack=0 if skew is None else skew.elements - 1,
+        item_bytes=min((program.buffer(name).dtype.itemsize for name in streamed), default=4),
     )
 
 
-def strategies(work: Workload, split_size: int = 0, constants: Constants = FITTED) -> tuple[str, ...]:
-    """The ways to run rows, in the order to try them: "held", "shared" by several programs, read "twice".
+@functools.cache
+def layouts(work: Workload) -> tuple[tuple[int, int], ...]:
+    """The ways to hold a row: lanes, and the chunks of a power of two each that these are; one chunk first.
 
-    A `split_size` is of programs that hold their rows.
-
-    H200, bf16, 32768 rows, held / shared: LayerNorm 5120 (9.6 words by lanes) 79 / 86% of the limit, 6144
-    (8.0) 90 / 88%; RMSNorm 5120 (6.4) 94 / 88%.
+    More chunks only where they need fewer lanes. One alone where rows are shifted (`period`: masks at both
+    ends), or read again (their tiles are not held).
     """
-    words = work.held_words * _next_power_of_2(work.cols) / work.cols
-    wide = work.cols > SHARE_FROM and work.cols % ALIGNMENT == 0
-    if not split_size and wide and words >= constants.words_to_share:
-        return "shared", "held", "twice"
-    return "held", "shared", "twice"
+    size = _next_power_of_2(work.cols)
+    found = [(size, 1)]
+    alone = work.period > 1 or work.rereads > 0
+    while not alone and (size := size // 2) >= MIN_CHUNK and (chunks := -(-work.cols // size)) <= MOST_CHUNKS:
+        if chunks * size < found[-1][0]:
+            found.append((chunks * size, chunks))
+    return tuple(found)
+
+
+def lanes_of(work: Workload, constants: Constants = FITTED) -> tuple[int, int]:
+    """The layout to choose: the fewest lanes that a thread holds, if enough fewer than those of one chunk."""
+    first, *others = layouts(work)
+    for lanes, chunks in reversed(others):
+        worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= constants.min_chunk
+        if worth and _fits_a_thread(work, chunks * _per_access(work), chunks):
+            return lanes, chunks
+    return first
 
 
 def choose(
@@ -114,12 +134,12 @@ def choose(
     if work.cols > MAX_COLS:
         detail = f"{work.cols} columns, at most {MAX_COLS} fit"
         raise TooWide(work.held_words, detail, DeclineReason.ROW_TOO_WIDE)
-    r0_block = _next_power_of_2(work.cols)
+    r0_block, chunks = lanes_of(work, constants)
     factor = spill_factor or (SPILL_FACTOR_REREADING if work.rereads else SPILL_FACTOR)
-    if (work.held_words + 1) * r0_block > factor * device.registers:
+    if work.held_words * r0_block + r0_block // chunks > factor * device.registers:
         detail = f"{work.held_words} tiles of {work.cols} columns in {device.registers} registers"
         raise TooWide(work.held_words, detail)
-    tile, per_sm = _tile(work, r0_block, device, constants)
+    tile, per_sm = _tile(work, r0_block, device, constants, chunks)
     tiles = -(-work.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
@@ -130,8 +150,10 @@ def choose(
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
-    finalising = final(num_splits, r0_block, device, constants)
-    return Schedule(tile, r0_block, num_splits, *finalising, period=period, overlap=device.overlaps)
+    finalising = final(num_splits, _next_power_of_2(work.cols), device, constants)
+    return Schedule(
+        tile, r0_block, num_splits, *finalising, period=period, chunks=chunks, overlap=device.overlaps
+    )
 
 
 def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:
@@ -144,7 +166,9 @@ def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constan
     return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
 
 
-def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
+def _tile(
+    work: Workload, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
+) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
     # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
@@ -152,9 +176,8 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constant
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
     share = constants.few_tiles_share if few_tiles else 1.0
     resident = max(1, int(share * resident))
-    per_sm = 1 if few_tiles else max(1, min(constants.programs_per_sm, resident // r0_block))
-    elements = resident // per_sm
-    xblock = max(1, elements // r0_block)
+    per_sm = 1 if few_tiles else min(constants.programs_per_sm, _floor_power_of_2(resident // r0_block))
+    xblock = _floor_power_of_2(resident // per_sm // r0_block)
     while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
@@ -162,8 +185,13 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constant
     min_threads = share * constants.min_warps_per_sm * device.warp_size
     while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
+    if chunks > 1:
+        # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
+        per_thread = chunks * _per_access(work)
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
-    registers = cost.registers_per_thread(work.held_words, per_thread) * num_warps * device.warp_size
+    per_thread = -(-elements // (num_warps * device.warp_size))
+    registers = cost.registers_per_thread(work.held_words, per_thread, chunks)
+    registers *= num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
     return Tile(xblock, num_warps, _stages(work, elements, r0_block, per_sm, device, constants)), per_sm
 
@@ -171,12 +199,15 @@ def _tile(work: Workload, r0_block: int, device: DeviceInfo, constants: Constant
 def _elements_per_thread(work: Workload, elements: int, constants: Constants) -> int:
     """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
     count = constants.elements_per_thread
-    while count > 4 and (
-        cost.registers_per_thread(work.held_words, count) > cost.MAX_REGISTERS
-        or count * work.instructions > MAX_INSTRUCTIONS
-    ):
+    while count > 4 and not _fits_a_thread(work, count):
         count //= 2
     return min(count, elements)
+
+
+def _fits_a_thread(work: Workload, count: int, chunks: int = 1) -> bool:
+    registers = cost.registers_per_thread(work.held_words, count, chunks)
+    most = cost.MAX_REGISTERS if chunks == 1 else cost.NOT_SPILLED
+    return registers <= most and count * work.instructions <= MAX_INSTRUCTIONS
 
 
 def _stages(
@@ -204,6 +235,16 @@ def _stages(
 def _power_of_2(n: float) -> int:
     """The nearest one."""
     return 1 << max(0, round(math.log2(n)))
+
+
+def _per_access(work: Workload) -> int:
+    """Elements of the widest memory access of the narrowest full tensor."""
+    return ACCESS_BYTES // work.item_bytes
+
+
+def _floor_power_of_2(n: int) -> int:
+    """The next one down; 1 at least."""
+    return 1 << max(0, n.bit_length() - 1)
 
 
 def _next_power_of_2(n: int) -> int:

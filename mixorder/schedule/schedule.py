@@ -21,11 +21,12 @@ class Tile:
 class Schedule:
     """`num_splits` groups of `parts` programs share the rows out; a program holds its part of a row.
 
-    `r0_block` is the power of two that holds a part, `part_cols` columns of a row. Where there are several
-    parts, a program goes on with `depth` tiles before it needs what the others have to say of one. The
-    finalisation reduces `num_splits` partials for `final_block` columns per program. The rows of a program
-    are `period` apart, so that they all start at the same distance from a boundary of wide memory accesses.
-    `overlap`: the finalisation is launched while the main kernel still runs (`codegen.dependent`).
+    `r0_block` are the lanes that hold a part, `part_cols` columns of a row: a power of two, or, where one
+    program holds a row, `chunks` times one, each a tile of its own. Where there are several parts, a program
+    goes on with `depth` tiles before it needs what the others have to say of one. The finalisation reduces
+    `num_splits` partials for `final_block` columns per program. The rows of a program are `period` apart, so
+    that they all start at the same distance from a boundary of wide memory accesses. `overlap`: the
+    finalisation is launched while the main kernel still runs (`codegen.dependent`).
     """
 
     tile: Tile
@@ -38,6 +39,12 @@ class Schedule:
     depth: int = 0
     period: int = 1
     overlap: bool = False
+    chunks: int = 1
+
+    @property
+    def chunk(self) -> int:
+        """Columns of one tile of a row, a power of two."""
+        return self.r0_block // self.chunks
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))

@@ -117,7 +117,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     **{
         f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
         for name, make in (("rms", graphs.rms_norm_backward), ("layer", graphs.layer_norm_backward))
-        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (1_000_000, 256))
+        for rows, cols in ((4096, 4096), (32768, 768), (8192, 8192), (32768, 5120), (1_000_000, 256))
     },
     **SHARED,
     "layer_fp32": functools.partial(graphs.layer_norm_backward, 8192, 2048, f32),

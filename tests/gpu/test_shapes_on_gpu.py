@@ -1,6 +1,8 @@
 """Shapes and layouts on a GPU: what Inductor makes of results that are viewed, written or gathered."""
 
 import copy
+import dataclasses
+import functools
 
 import pytest
 import torch
@@ -8,6 +10,11 @@ from graphs import HFRMSNorm, f32, randomised
 from results import RESULTS, aliases
 from torch import nn
 from torch._dynamo.utils import counters
+
+from mixorder import pipeline
+from mixorder.report import collect
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.heuristics import choose
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +86,20 @@ def test_rows_and_columns(name, rows, cols, dynamic):
     x = torch.randn(rows, cols, device=DEVICE)
     check(lambda m, x: m(x), module, x, dynamic, cancelled=1e2 * rows**0.5 if cols <= 3 else 0.0)
     assert counters["mixorder"] == {"fused_regions": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(37, 96), (1001, 304), (3000, 768), (5000, 1152), (700, 5120), (300, 6144)]
+)
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_in_chunks(name, rows, cols, monkeypatch):
+    constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
+    monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
+    module = randomised(NORMS[name](cols), f32).to(DEVICE)
+    with collect() as records:
+        check(lambda m, x: m(x), module, torch.randn(rows, cols, device=DEVICE))
+    (record,) = records
+    assert record.schedule.chunks > 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

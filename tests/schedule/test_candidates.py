@@ -9,7 +9,7 @@ import pytest
 
 from mixorder.schedule.candidates import PARTS, Space
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.heuristics import Workload, choose
+from mixorder.schedule.heuristics import Workload, choose, layouts
 from mixorder.schedule.schedule import Schedule, Tile
 
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
@@ -38,7 +38,7 @@ def test_every_neighbour_is_legal_and_new(rows: int, cols: int, device: DeviceIn
     assert here.legal(here.start) and here.start not in near and len(set(near)) == len(near)
     for schedule in near:
         assert here.legal(schedule)
-        assert schedule.r0_block == here.start.r0_block
+        assert (schedule.r0_block, schedule.chunks) in layouts(here.work)
         assert schedule.tile.num_warps * device.warp_size <= 1024
         assert 1 <= schedule.num_splits <= max(-(-rows // schedule.tile.xblock), here.start.num_splits)
 
@@ -51,6 +51,14 @@ def test_each_part_of_a_schedule_is_varied() -> None:
     assert {s.tile.num_stages - start.tile.num_stages for s in near} == {-1, 0, 1}
     assert {2 * s.tile.num_warps // start.tile.num_warps for s in near} >= {1, 2, 4}
     assert {s.num_splits // H200.num_sm for s in near} == {1, 2, 4}
+
+
+def test_a_row_is_tried_in_chunks_and_in_one_tile() -> None:
+    here = space(32768, 5120)
+    assert here.start.chunks == 5
+    near = {(s.r0_block, s.chunks) for s in here.near(here.start)}
+    assert near == {(8192, 1), (6144, 3), (5120, 5)}
+    assert not any(s.chunks > 1 for s in space(32768, 5120, period=8, slack=7).near(here.start))
 
 
 def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
@@ -89,6 +97,8 @@ START = space().start
     "other",
     [
         dataclasses.replace(START, r0_block=2048),
+        dataclasses.replace(START, r0_block=768),
+        dataclasses.replace(START, chunks=2),
         dataclasses.replace(START, num_splits=0),
         dataclasses.replace(START, num_splits=1_000_000),
         dataclasses.replace(START, final_block=3),

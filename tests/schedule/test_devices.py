@@ -14,7 +14,7 @@ from mixorder.schedule import device as device_module
 from mixorder.schedule.candidates import Space
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo, device_info
-from mixorder.schedule.heuristics import Workload, choose, strategies
+from mixorder.schedule.heuristics import Workload, choose
 from mixorder.schedule.schedule import Schedule
 from mixorder.schedule.sharing import MAX_PARTS, SharedWork, choose_shared
 
@@ -119,16 +119,6 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module.torch.version, "hip", "6.0")
     assert not device_info(torch.device("cuda")).overlaps
     assert device_info(torch.device("cuda")).bandwidth == 0.0
-
-
-def test_rows_are_shared_where_many_lanes_compute_for_nothing() -> None:
-    def first(work: Workload, cols: int, split_size: int = 0) -> str:
-        return strategies(dataclasses.replace(work, cols=cols), split_size)[0]
-
-    assert first(LAYER, 5120) == "shared" and first(LAYER, 6144) == "held"
-    assert first(RMS, 5120) == "held" == first(LAYER, 8192)
-    assert first(LAYER, 2112) == "held" == first(LAYER, 4097), "narrow rows; rows that start anywhere"
-    assert first(LAYER, 5120, split_size=64) == "held"
 
 
 def test_a_row_that_no_program_holds_says_so() -> None:

@@ -11,8 +11,10 @@ from graphs import bf16, f32
 
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.loops.reload import reload
+from mixorder.schedule import cost
+from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, workload
+from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, layouts, workload
 
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
 AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
@@ -30,7 +32,7 @@ def test_any_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) ->
     for load_bytes, held_words in ((2, 3), (4, 4), (8, 5)):
         work = Workload(rows, cols, load_bytes, held_words)
         schedule = choose(work, device)
-        assert schedule.r0_block >= cols and schedule.r0_block & (schedule.r0_block - 1) == 0
+        assert schedule.r0_block >= cols and schedule.chunk & (schedule.chunk - 1) == 0
         assert schedule.r0_block < 2 * max(cols, 1)
         tile = schedule.tile
         assert tile.xblock >= 1 and tile.xblock & (tile.xblock - 1) == 0
@@ -49,6 +51,68 @@ def test_any_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) ->
 def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
     schedule = choose(dataclasses.replace(RMS, rows=rows), H200, split_size=split_size)
     assert schedule.num_splits == -(-rows // split_size)
+
+
+LAYOUTS = {
+    64: [(64, 1)],
+    96: [(128, 1), (96, 3)],
+    700: [(1024, 1), (768, 3)],  # 704 lanes would be 11 chunks
+    1152: [(2048, 1), (1536, 3), (1280, 5)],
+    5120: [(8192, 1), (6144, 3), (5120, 5)],
+    6000: [(8192, 1), (6144, 3)],
+    7168: [(8192, 1), (7168, 7)],
+    8000: [(8192, 1)],
+    12288: [(16384, 1), (12288, 3)],
+}
+
+
+@pytest.mark.parametrize("cols", LAYOUTS)
+def test_chunks_are_of_a_power_of_two_and_save_lanes(cols: int) -> None:
+    found = layouts(dataclasses.replace(RMS, cols=cols))
+    assert list(found) == LAYOUTS[cols]
+    for lanes, chunks in found:
+        chunk = lanes // chunks
+        assert lanes % chunks == 0 and chunk & (chunk - 1) == 0 and lanes - chunk < cols <= lanes
+
+
+@pytest.mark.parametrize("other", [{"period": 8, "slack": 7}, {"rereads": 2}])
+def test_shifted_rows_and_rows_that_are_read_twice_have_one_chunk(other: dict[str, int]) -> None:
+    assert layouts(dataclasses.replace(RMS, cols=5120, **other)) == ((8192, 1),)
+
+
+@pytest.mark.parametrize(
+    ("saving", "least", "lanes"),
+    [(1.0, 512, 8192), (0.375, 1024, 5120), (0.375, 2048, 8192), (0.25, 2048, 6144)],
+)
+def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lanes: int) -> None:
+    constants = dataclasses.replace(FITTED, chunk_saving=saving, min_chunk=least)
+    for words in (4, 6):
+        work = dataclasses.replace(RMS, cols=5120, held_words=words)
+        schedule = choose(work, H200, constants=constants)
+        assert schedule.r0_block == lanes == schedule.chunks * schedule.chunk
+        # The lanes that are saved take no registers.
+        per_thread = lanes / (schedule.tile.num_warps * H200.warp_size)
+        most = cost.MAX_REGISTERS if schedule.chunks == 1 else cost.NOT_SPILLED
+        assert cost.registers_per_thread(words, int(per_thread), schedule.chunks) <= most
+        # A thread's part of a chunk is a whole access.
+        assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("cols", [96, 768, 1152, 5120, 6144])
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_chunked_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
+    constants = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
+    for load_bytes, held_words, instructions in ((2, 3, 0), (4, 4, 8), (8, 5, 30)):
+        work = Workload(rows, cols, load_bytes, held_words, load_bytes, instructions)
+        schedule = choose(work, device, constants=constants)
+        tile = schedule.tile
+        assert schedule.chunks > 1 and schedule.r0_block >= cols
+        assert tile.xblock & (tile.xblock - 1) == 0 and tile.num_warps & (tile.num_warps - 1) == 0
+        assert 1 <= tile.num_warps * device.warp_size <= 1024
+        assert 1 <= schedule.num_splits <= min(-(-rows // tile.xblock), 4 * device.num_sm)
+        staged = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
+        assert staged <= device.shared_memory
 
 
 def test_a_row_that_spills_can_be_asked_for() -> None:
@@ -126,4 +190,4 @@ def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> 
     again = workload(reload(graphs.merged(graphs.only(graphs.rms_norm_backward(8192, cols)))))
     assert again.rereads == 2 and again.load_bytes == 4 and again.staged_bytes == 8
     assert choose(again, H200).tile.num_stages == stages
-    assert schedule.tile.num_stages >= 1 and schedule.r0_block == 16384
+    assert schedule.tile.num_stages >= 1 and schedule.r0_block == cols  # 12288 are held, in chunks
