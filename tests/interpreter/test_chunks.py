@@ -46,8 +46,11 @@ def only(records: list[Any]) -> RegionRecord:
     return record
 
 
-@pytest.mark.parametrize(("norm", "dtype"), [("layer", bf16), ("rms", f32)])
-@pytest.mark.parametrize("cols", CHUNKS)
+@pytest.mark.parametrize(
+    ("norm", "dtype", "cols"),
+    # Seven chunks of 16-byte accesses are more than a thread holds in bf16.
+    [("layer", bf16, cols) for cols in CHUNKS if cols != 896] + [("rms", f32, cols) for cols in CHUNKS],
+)
 def test_norms(norm: str, cols: int, dtype: torch.dtype) -> None:
     module, x = NORMS[norm](cols).to(dtype), torch.randn(37, cols, dtype=dtype)
     dy = torch.randn_like(x)
