@@ -32,7 +32,7 @@ from mixorder.schedule.heuristics import ALIGNMENT, STRATEGIES, choose
 from mixorder.schedule.schedule import Schedule
 from mixorder.schedule.sharing import choose_shared
 
-THRESHOLD = 0.002  # of the mean regret: less is noise, and the number stays what it is
+THRESHOLD = 0.0005  # of the mean regret of some 40 targets: less is noise, and the number stays what it is
 NEAR = {"tile", "final_block", "final_warps"}  # in a tile: the stages. What may differ in what is looked up
 
 GRID: dict[str, tuple[float, ...]] = {
