@@ -258,6 +258,16 @@ def test_bool_and_integer_inputs() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_square_root(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return dy * torch.sqrt(x.square().mean(1, keepdim=True) + 0.1), (x * dy).sum(0)
+
+    args = torch.randn(13, 100, dtype=dtype), torch.randn(13, 100, dtype=dtype)
+    for mine, theirs in zip(run_fused(function, args), function(*args), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_programs(seed: int) -> None:
     """Whatever regions a program has, its results are those of the program, and none is poisoned."""
