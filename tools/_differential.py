@@ -35,7 +35,8 @@ _RESERVE = 1 << 26
 class Outcome:
     """What came of a program. `status`: "ok", "failed", "torch" (stock Inductor fails as well) or "invalid"
     (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
-    `fused`: regions; `declined`: reasons of those left. `lost`: the device is of no more use to this process.
+    `fused`: regions; `declined`: reasons of those left. `stock`: the kind of what is wrong with stock's results,
+    empty for nothing. `lost`: the device is of no more use to this process.
     """
 
     status: str
@@ -44,6 +45,7 @@ class Outcome:
     fused: int = 0
     declined: tuple[str, ...] = ()
     errors: tuple[tuple[float, float], ...] = ()
+    stock: str = ""
     seconds: float = 0.0
     lost: bool = False
 
@@ -85,7 +87,7 @@ def _run(program: Program, device: str) -> Outcome:
         except Exception as error:
             return _crash(program, device, examples, function, error)
     fused = [r for r in records if isinstance(r, RegionRecord)]
-    found = {
+    found: dict[str, Any] = {
         "fused": len(fused),
         "declined": tuple(r.reason.value for r in records if isinstance(r, Decline)),
     }
@@ -96,6 +98,7 @@ def _run(program: Program, device: str) -> Outcome:
         if _lost(text := f"{type(error).__name__}: {error}"):
             raise
         return Outcome("torch", "stock", text, **found)
+    found["stock"] = _wrong(program, stock, eager, exact)
     try:
         for mine, theirs, plain, truth in zip(ours, stock, eager, exact, strict=True):
             # Nobody promises a gradient's strides; an output's are restored by what is not interpreted.
@@ -103,6 +106,16 @@ def _run(program: Program, device: str) -> Outcome:
     except Difference as difference:
         return Outcome("failed", difference.kind, str(difference), **found)
     return Outcome("ok", errors=_errors(program, ours[0], stock[0], exact[0]), **found)
+
+
+def _wrong(program: Program, found: list[Results], eager: list[Results], exact: list[Results]) -> str:
+    """The kind of what is wrong with results beside eager's alone; empty for nothing."""
+    try:
+        for results, plain, truth in zip(found, eager, exact, strict=True):
+            compare(program, results, [plain], truth)
+    except Difference as difference:
+        return difference.kind
+    return ""
 
 
 def _crash(
