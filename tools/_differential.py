@@ -35,7 +35,7 @@ _RESERVE = 1 << 26
 class Outcome:
     """What came of a program. `status`: "ok", "failed", "torch" (stock Inductor fails as well) or "invalid"
     (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
-    `fused`: regions; `declined`: reasons of those left. `stock`: the kind of what is wrong with stock's results,
+    `fused`: regions; `declined`: reasons of those left. `stock`: what is wrong with stock's results,
     empty for nothing. `lost`: the device is of no more use to this process.
     """
 
