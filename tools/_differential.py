@@ -33,8 +33,8 @@ _RESERVE = 1 << 26
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a program. `status`: "ok", "failed", "torch" (stock Inductor fails as well) or "invalid"
-    (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
+    """What came of a program. `status`: "ok", "failed", "torch" (Inductor fails without mixorder) or
+    "invalid" (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
     `fused`: regions; `declined`: reasons of those left. `stock`: what is wrong with stock's results,
     empty for nothing. `lost`: the device is of no more use to this process.
     """
@@ -70,42 +70,39 @@ def run(program: Program, device: str) -> Outcome:
     try:
         outcome = _run(program, device)
     except Exception as error:  # the fuzzer goes on with the next program
-        text = f"{type(error).__name__}: {error}"
-        outcome = Outcome("invalid", "eager", text, lost=_lost(text))
+        outcome = Outcome("invalid", "eager", _told(error), lost=_lost(_told(error)))
     outcome.seconds = time.perf_counter() - started
     return outcome
 
 
 def _run(program: Program, device: str) -> Outcome:
-    function, examples = function_of(program), [0, ROWS_ADDED] if program.dynamic_dim is not None else [0]
-    exact = [Example(program, device, added, wide=True).run(function) for added in examples]
-    eager = [Example(program, device, added).run(function) for added in examples]
-    torch._dynamo.reset()
+    trial = _Trial(program, device)
+    exact = [example.run(trial.function) for example in trial.examples(wide=True)]
+    eager = [example.run(trial.function) for example in trial.examples()]
     with collect() as records:
         try:
-            ours = _compiled_runs(program, device, examples, function, enabled=True)
+            ours = trial.compiled({"mixorder": True})
         except Exception as error:
-            return _crash(program, device, examples, function, error)
-    fused = [r for r in records if isinstance(r, RegionRecord)]
+            return _crash(trial, error)
     found: dict[str, Any] = {
-        "fused": len(fused),
+        "fused": sum(isinstance(r, RegionRecord) for r in records),
         "declined": tuple(r.reason.value for r in records if isinstance(r, Decline)),
     }
-    torch._dynamo.reset()
     try:
-        stock = _compiled_runs(program, device, examples, function, enabled=False)
+        stock = trial.compiled({"mixorder": False})
+        found["stock"] = _wrong(program, stock, eager, exact)
     except Exception as error:
-        if _lost(text := f"{type(error).__name__}: {error}"):
-            raise
-        return Outcome("torch", "stock", text, **found)
-    found["stock"] = _wrong(program, stock, eager, exact)
+        if _lost(text := _told(error)):  # ours have ended: every run waits for the device
+            return Outcome("torch", "device", text, lost=True, **found)
+        stock, found["stock"] = eager, "crash"
     try:
         for mine, theirs, plain, truth in zip(ours, stock, eager, exact, strict=True):
             # Nobody promises a gradient's strides; an output's are restored by what is not interpreted.
             compare(program, mine, [theirs, plain], truth, device == "cuda" and not program.backward)
     except Difference as difference:
         return Outcome("failed", difference.kind, str(difference), **found)
-    return Outcome("ok", errors=_errors(program, ours[0], stock[0], exact[0]), **found)
+    errors = () if stock is eager else _errors(program, ours[0], stock[0], exact[0])
+    return Outcome("ok", errors=errors, **found)
 
 
 def _wrong(program: Program, found: list[Results], eager: list[Results], exact: list[Results]) -> str:
@@ -118,21 +115,21 @@ def _wrong(program: Program, found: list[Results], eager: list[Results], exact: 
     return ""
 
 
-def _crash(
-    program: Program, device: str, examples: list[int], function: Callable[..., Any], error: Exception
-) -> Outcome:
-    """What an exception of a compile with mixorder means: stock may raise it, too."""
-    kind = error.kind if isinstance(error, Difference) else "crash"
-    text = f"{type(error).__name__}: {error}"
+def _crash(trial: _Trial, error: Exception) -> Outcome:
+    """What an exception of a compile with mixorder means: Inductor may raise one without as well."""
+    kind, text = error.kind if isinstance(error, Difference) else "crash", _told(error)
     if _lost(text):
         return Outcome("failed", "device", text, lost=True)
     if kind == "crash":
-        torch._dynamo.reset()
         try:
-            _compiled_runs(program, device, examples, function, enabled=False)
-        except Exception:
-            return Outcome("torch", "both", text)
+            trial.compiled({"mixorder": False, "triton.mix_order_reduction": False})
+        except Exception as other:
+            return Outcome("torch", "both", text, lost=_lost(_told(other)))
     return Outcome("failed", kind, text)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _lost(text: str) -> bool:
@@ -148,33 +145,50 @@ def function_of(program: Program) -> Callable[..., Results]:
     return namespace["program"]
 
 
-def _compiled_runs(
-    program: Program, device: str, examples: list[int], function: Callable[..., Any], enabled: bool
-) -> list[Results]:
-    """Results for each size of the symbolic axis; mixorder's twice, and they must agree in every bit."""
-    if device == "cuda":
-        options = (ON if enabled else {"mixorder": False}) | {"fx_graph_cache": False}
-        compiler: dict[str, Any] = {
-            "options": options | ({"mixorder_split_size": program.split_size} if enabled else {})
-        }
-    else:
+class _Trial:
+    """A program on a device: its function, inputs for each size of the symbolic axis, and compiled runs."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.program, self.device = program, device
+        self.function = function_of(program)
+        self.added = (0, ROWS_ADDED) if program.dynamic_dim is not None else (0,)
+
+    def examples(self, wide: bool = False) -> Iterator[Example]:
+        for added in self.added:
+            yield Example(self.program, self.device, added, wide)
+
+    def compiled(self, options: dict[str, Any]) -> list[Results]:
+        """Results for each size; with mixorder twice, and they must agree in every bit."""
+        torch._dynamo.reset()
+        dynamic = None if self.program.dynamic else False
+        function = torch.compile(self.function, dynamic=dynamic, **self._compiler(options))
+        runs = [
+            [self._poisoned_run(function, example) for example in self.examples()]
+            for _ in range(2 if options["mixorder"] else 1)
+        ]
+        for first, again in zip(*runs, strict=True) if len(runs) > 1 else ():
+            if not all(map(same_bits, first, again)):
+                raise Difference("indeterminate", "a second run gives other bits")
+        return runs[0]
+
+    def _poisoned_run(self, function: Callable[..., Any], example: Example) -> Results:
+        with poisoned(self.device):
+            results = example.run(function, mark=True)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return results
+
+    def _compiler(self, options: dict[str, Any]) -> dict[str, Any]:
+        split_size = self.program.split_size
+        if self.device == "cuda":
+            ours = {**ON, "mixorder_split_size": split_size} if options["mixorder"] else {}
+            return {"options": {**options, **ours, "fx_graph_cache": False}}
         from mixorder.interpret import compile_for_interpreter
         from mixorder.options import Options
 
-        _few_programs(program)
-        on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=program.split_size)
-        compiler = {"backend": compile_for_interpreter(on if enabled else Options(enabled=False))}
-    compiled = torch.compile(function, dynamic=None if program.dynamic else False, **compiler)
-    results = []
-    for added in examples:
-        with poisoned(device):
-            results.append(Example(program, device, added).run(compiled, mark=True))
-        if enabled:
-            with poisoned(device):
-                again = Example(program, device, added).run(compiled, mark=True)
-            if not all(map(same_bits, results[-1], again)):
-                raise Difference("indeterminate", "a second run gives other bits")
-    return results
+        _few_programs(self.program)
+        on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=split_size)
+        return {"backend": compile_for_interpreter(on if options["mixorder"] else Options(enabled=False))}
 
 
 def _few_programs(program: Program) -> None:
