@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from graphs import NORMS as MODULES
@@ -11,6 +15,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder.interpret import compile_for_interpreter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import soak  # noqa: E402
 
 ROWS, COLS = 26, 20
 
@@ -61,3 +69,11 @@ def test_the_backward_leaves_its_inputs_as_they_are() -> None:
     torch.autograd.grad(y, [leaf, *module.parameters()], dy)
     for tensor, copy in zip((leaf, dy, *module.parameters()), copies, strict=True):
         assert torch.equal(tensor, copy)
+
+
+def test_a_short_soak(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    asked = ["--device", "interpreter", "--steps", "18", "--sizes", "1", "--check-every", "5"]
+    assert soak.main([*asked, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert record["regions"] >= 2 and len(record["losses"]) == 18 and len(record["memory"]) == 4
