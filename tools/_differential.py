@@ -81,7 +81,7 @@ def _run(program: Program, device: str) -> Outcome:
     eager = [example.run(trial.function) for example in trial.examples()]
     with collect() as records:
         try:
-            ours = trial.compiled({"mixorder": True})
+            ours = trial.compiled({"mixorder": True}, twice=True)
         except Exception as error:
             return _crash(trial, error)
     found: dict[str, Any] = {
@@ -120,11 +120,11 @@ def _crash(trial: _Trial, error: Exception) -> Outcome:
     kind, text = error.kind if isinstance(error, Difference) else "crash", _told(error)
     if _lost(text):
         return Outcome("failed", "device", text, lost=True)
-    if kind == "crash":
-        try:
-            trial.compiled({"mixorder": False, "triton.mix_order_reduction": False})
-        except Exception as other:
-            return Outcome("torch", "both", text, lost=_lost(_told(other)))
+    try:
+        trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, twice=True)
+    except Exception as other:
+        if kind == getattr(other, "kind", "crash"):
+            return Outcome("torch", kind, text, lost=_lost(_told(other)))
     return Outcome("failed", kind, text)
 
 
@@ -157,16 +157,15 @@ class _Trial:
         for added in self.added:
             yield Example(self.program, self.device, added, wide)
 
-    def compiled(self, options: dict[str, Any]) -> list[Results]:
-        """Results for each size; with mixorder twice, and they must agree in every bit."""
+    def compiled(self, options: dict[str, Any], twice: bool = False) -> list[Results]:
+        """Results for each size. If they are made `twice`, they must agree in every bit."""
         torch._dynamo.reset()
         dynamic = None if self.program.dynamic else False
         function = torch.compile(self.function, dynamic=dynamic, **self._compiler(options))
         runs = [
-            [self._poisoned_run(function, example) for example in self.examples()]
-            for _ in range(2 if options["mixorder"] else 1)
+            [self._poisoned_run(function, example) for example in self.examples()] for _ in range(1 + twice)
         ]
-        for first, again in zip(*runs, strict=True) if len(runs) > 1 else ():
+        for first, again in zip(runs[0], runs[-1], strict=True):
             if not all(map(same_bits, first, again)):
                 raise Difference("indeterminate", "a second run gives other bits")
         return runs[0]
@@ -251,8 +250,10 @@ class Example:
                 return [*function(*args), *args]
         outputs = [y for y in function(*args) if y.requires_grad]
         layouts = self.program.layouts[2:] or ("contiguous",)
+        narrow = getattr(torch, self.program.dtype)  # so that float64 gets the same numbers
         upstream = [
-            laid_out(self._random(y.shape, y.dtype), layouts[i % len(layouts)]) for i, y in enumerate(outputs)
+            laid_out(self._random(y.shape, narrow).to(y.dtype), layouts[i % len(layouts)])
+            for i, y in enumerate(outputs)
         ]
         if not outputs:
             return []
