@@ -15,18 +15,23 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from _programs import COL, FULL, KINDS, NARROWEST, ROW, Program
 from torch import Tensor
 
+from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule import heuristics
+from mixorder.schedule.device import H200
 
 Results = list[Tensor]
 ON = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 ROWS_ADDED = 3
+LEAST_TO_SHARE = 32
 _PLANTS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _RESERVE = 1 << 26
 
@@ -185,18 +190,25 @@ class _Trial:
         from mixorder.interpret import compile_for_interpreter
         from mixorder.options import Options
 
-        _few_programs(self.program)
         on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=split_size)
         return {"backend": compile_for_interpreter(on if options["mixorder"] else Options(enabled=False))}
 
 
-def _few_programs(program: Program) -> None:
-    """With a GPU's number of programs a small tensor gets tiles of one row, none of them partial."""
-    from mixorder import pipeline
-    from mixorder.schedule.device import H200
+@contextlib.contextmanager
+def _made_to(program: Program, device: str) -> Iterator[None]:
+    """Have the pipeline try the program's strategy first and, without a GPU, believe in one of few
+    multiprocessors: with many, a small tensor gets tiles of one row, none of them partial."""
 
-    device = dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
-    pipeline.device_info = lambda _: device
+    def strategies(work: Any, *args: Any) -> tuple[str, ...]:
+        first = program.strategy
+        if first == "twice" or (first == "shared" and work.cols > LEAST_TO_SHARE):
+            return first, *(s for s in ("held", "twice") if s != first)
+        return heuristics.strategies(work, *args)
+
+    few = dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
+    device_info = pipeline.device_info if device == "cuda" else lambda _: few
+    with mock.patch.multiple(pipeline, strategies=strategies, device_info=device_info):
+        yield
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -25,7 +25,7 @@ KINDS = {"x": FULL, "y": FULL, "r": ROW, "w": COL}
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
 LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded")
 VIEWS = ("plain", "plain", "plain", "transposed", "sliced", "flat", "twice")
-SMALL_COLS = (1, 2, 3, 5, 7, 8, 11, 12, 16, 17)
+SMALL_COLS = (1, 2, 3, 5, 7, 8, 11, 12, 16, 17, 33, 50, 72)
 COLS = (1, 2, 3, 7, 16, 31, 64, 100, 127, 128, 255, 257, 500, 512, 768, 1001, 1024, 1536, 2049, 4097, 8192)
 WIDE_COLS = (12288, 16384, 16400, 20000, 32768, 65536)
 
@@ -157,7 +157,8 @@ class Program:
     `outputs` are names with a view. `layouts` are those of x, y and, in turn, upstream gradients. `planted`
     puts nan or inf at a place (modulo the size) of an input. `backward`: what counts are the gradients of the
     inputs. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program is
-    run with more of it as well. `seed` is that of the inputs' numbers.
+    run with more of it as well. `strategy`: the way to run rows that is tried first ("shared" by programs,
+    read "twice"); empty for the pipeline's own choice. `seed` is that of the inputs' numbers.
     """
 
     shape: Shape
@@ -172,6 +173,7 @@ class Program:
     backward: bool = False
     dynamic: bool = False
     split_size: int = 0
+    strategy: str = ""
     seed: int = 0
 
     @property
@@ -287,6 +289,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0) -> Program:
         backward,
         draw.integer(0, 3) == 0,
         draw.pick((0, 0, 0, 1, 3, 64)),
+        draw.pick(("", "", "shared", "twice")),
         seed,
     )
     return program.without_dead_steps()
@@ -365,6 +368,7 @@ def _plainer(program: Program) -> Iterator[Program]:
         {"dynamic": False},
         {"layouts": ("contiguous",)},
         {"split_size": 0},
+        {"strategy": ""},
         {"weight_dtype": program.dtype},
         {"dtype": "float32", "weight_dtype": "float32"},
         {"outputs": tuple((name, "plain") for name, _ in program.outputs)},
