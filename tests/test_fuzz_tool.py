@@ -203,6 +203,17 @@ def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
     assert fuzz.summary(found, 2.0).startswith("2 cases in 2 s: 2 failed\n2 regions fused, in 2 cases")
 
 
+def test_crashes_are_told_apart_by_what_was_raised() -> None:
+    begin = "BackendCompilerFailed: backend='inductor' raised:"
+    first = f"{begin}\nMixorderError: mixorder failed on region0: KeyError: 3\nx"
+    other = f"{begin}\nCompilationError: at 12:3"
+    kinds = [
+        fuzz.kind_of({"status": "failed", "kind": "crash", "message": m})
+        for m in (first, first.replace("region0", "region7"), other)
+    ]
+    assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
+
+
 def test_more_planted_infinities_than_elements() -> None:
     program = dataclasses.replace(PLAIN, planted=(("x", 24 + 3, "inf"), ("y", 4, "nan")))
     inputs = Example(program, "cpu").inputs

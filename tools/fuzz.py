@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -35,6 +36,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 BINS_PER_DECADE = 4
+MOST_TOLD = 6000  # characters of an exception's text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ def record(result: Any) -> dict[str, Any]:
     """An outcome as plain data."""
     if isinstance(result, Broken):
         return {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
-    return dataclasses.asdict(result)
+    return dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
 
 
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
@@ -87,10 +89,13 @@ def hunt(pool: Pool, args: argparse.Namespace, until: float) -> list[dict[str, A
 
 
 def kind_of(one: dict[str, Any]) -> str:
-    """What makes two failures the same, as far as a first look tells."""
-    return f"{one['status']} {one['kind']}" + (
-        f" {one['message'].splitlines()[0][:80]}" if one["kind"] == "crash" else ""
-    )
+    """What makes two failures the same, as far as a first look tells: of a crash, what was raised at last."""
+    if one["kind"] != "crash":
+        return f"{one['status']} {one['kind']}"
+    raised = [
+        line for line in one["message"].splitlines() if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)
+    ]
+    return f"{one['status']} crash, {re.sub(r'[0-9]+', '0', (raised or [''])[-1])[:160]}"
 
 
 def shrink(pool: Pool, task: Task, kind: str, limit: float, until: float) -> Program:
@@ -255,7 +260,12 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--time-box", type=float, default=480, help="seconds in all, without the shrinking")
     parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case hangs")
-    parser.add_argument("--shrink-box", type=float, default=120, help="seconds for making failures smaller")
+    parser.add_argument(
+        "--shrink-box",
+        type=float,
+        default=120,
+        help="seconds for making failures smaller; more with --cases 1 and --seed of one",
+    )
     parser.add_argument("--shrink", type=int, default=5, help="kinds of failures that are made smaller")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
     parser.add_argument("--workers", type=int, default=14)
