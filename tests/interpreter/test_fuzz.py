@@ -34,7 +34,7 @@ class Drawn:
 
 
 @settings(
-    max_examples=20,
+    max_examples=14,
     derandomize=True,
     database=None,
     deadline=None,
