@@ -41,11 +41,13 @@ MOST_TOLD = 6000  # characters of an exception's text
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A program, where it runs, and the seed that it came from (None while it is made smaller)."""
+    """A program, where it runs, the seed that it came from (None while it is made smaller), and whether stock
+    is run as well where eager is not worse."""
 
     program: Program
     device: str
     seed: int | None = None
+    stock: bool = False
 
 
 def work(task: Task) -> Any:
@@ -54,7 +56,7 @@ def work(task: Task) -> Any:
     from _differential import run
 
     torch.set_num_threads(1)
-    return run(task.program, task.device)
+    return run(task.program, task.device, task.stock)
 
 
 def record(result: Any) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def record(result: Any) -> dict[str, Any]:
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
     small = args.device == "interpreter"
     for seed in range(args.seed, args.seed + args.cases):
-        yield Task(make(Seeded(seed), small=small, seed=seed), args.device, seed)
+        program = make(Seeded(seed), small=small, seed=seed)
+        yield Task(program, args.device, seed, seed % args.stock_every == 0)
 
 
 def hunt(pool: Pool, args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
@@ -268,6 +271,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shrink", type=int, default=5, help="kinds of failures that are made smaller")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
+    parser.add_argument("--stock-every", type=int, default=2, help="n: by stock, too, every n-th case")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
