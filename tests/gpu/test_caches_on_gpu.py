@@ -219,7 +219,10 @@ def test_a_cache_that_cannot_be_written_is_no_worse_than_for_stock(tmp_path):
     result(start(tmp_path, *asked[:2]))
     for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    process = start(tmp_path, *asked, env=env, popen=popen)
+    try:
+        process = start(tmp_path, *asked, env=env, popen=popen)
+    except PermissionError as error:
+        pytest.skip(f"such a user cannot run this Python: {error}")
     out, err = process.communicate(timeout=600)
     if not out.strip():
         pytest.skip(f"such a user cannot run this Python: {err[-200:]}")
