@@ -108,8 +108,8 @@ def _source_is_written(scope: Scope, outer: Node) -> bool:
 
     The reduction then rides along where its source is made, and saves reading it again.
     """
-    if scope.level(outer) > 0:
-        return False
+    if scope.level(outer) > 0 or not _leaves(scope, outer):
+        return False  # without leaves it adds up copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
     while is_view(source):

@@ -17,6 +17,9 @@ from .axes import Size
 from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
 
+ROUNDED = "low_precision_pointwise_barrier"
+"""Metadata of a node whose result `emulate_precision_casts` rounds; Inductor's lowerings look at it."""
+
 _PLAIN = (str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 
 
@@ -40,6 +43,7 @@ def structure(region: Region) -> Hashable | None:
                 (n.target, _argument(n.args, number), _argument(n.kwargs, number), _value(n.meta.get("val")))
                 for n in region.nodes
             ),
+            tuple(number[n] for n in region.nodes if n.meta.get(ROUNDED)),
             tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),

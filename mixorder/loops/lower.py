@@ -474,6 +474,7 @@ class _Tracer:
 def _lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
     lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
+    V.graph.current_node = node  # whose metadata says where `emulate_precision_casts` rounds
     return lowering(*args, **kwargs)
 
 

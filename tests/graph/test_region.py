@@ -696,3 +696,14 @@ def test_statistics_that_the_gradient_depends_on_are_left_out() -> None:
     (region,) = convex(traced(function, full, full, ((64,), f32)))
     assert (len(region.inner), len(region.outer)) == (1, 2)
     assert {"getitem", "getitem_1"} <= names(region.inputs)
+
+
+def test_a_sum_of_copies_is_left_alone() -> None:
+    """What it reads is in memory for somebody, but nothing of full size is read to make it."""
+
+    def function(row: Any, x: Any) -> Any:
+        copies = -row.unsqueeze(0).expand(512, 256)
+        return torch.slice_scatter(copies, x, 1, 5), copies.sum(0)
+
+    graph = traced(function, ((256,), f32), ((512, 251), f32))
+    assert list(find_regions(graph)) == []

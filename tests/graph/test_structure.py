@@ -17,7 +17,7 @@ from mixorder import pipeline
 from mixorder.demo_model import Transformer
 from mixorder.graph.nodes import fake
 from mixorder.graph.region import Region
-from mixorder.graph.structure import structure
+from mixorder.graph.structure import ROUNDED, structure
 from mixorder.loops.ir import LoopProgram
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
@@ -187,3 +187,9 @@ def test_a_dump_has_each_region_whole(tmp_path: Any) -> None:
     dumped = Options(**{**vars(STRICT), "dump_dir": str(tmp_path)})
     assert texts(layers(3), dumped) == texts(layers(3))
     assert all((folder / "02_loops.txt").exists() for folder in (tmp_path / "graph0").iterdir())
+
+
+def test_where_casts_are_emulated_is_part_of_the_key() -> None:
+    one, two = of_two(plain, plain)
+    two.nodes[0].meta[ROUNDED] = True
+    assert structure(one) != structure(two)

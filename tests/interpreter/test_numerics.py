@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline
-from mixorder.interpret import _map_libdevice
+from mixorder.interpret import _map_libdevice, compile_for_interpreter
 from mixorder.options import Options
 
 
@@ -258,6 +258,16 @@ def test_bool_and_integer_inputs() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_square_root(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return dy * torch.sqrt(x.square().mean(1, keepdim=True) + 0.1), (x * dy).sum(0)
+
+    args = torch.randn(13, 100, dtype=dtype), torch.randn(13, 100, dtype=dtype)
+    for mine, theirs in zip(run_fused(function, args), function(*args), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_programs(seed: int) -> None:
     """Whatever regions a program has, its results are those of the program, and none is poisoned."""
@@ -273,3 +283,23 @@ def test_random_programs(seed: int) -> None:
         error, reference = ((t.double() - truth).abs().max() for t in (mine, theirs))
         assert error <= 2 * reference + 1e-5
         assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_emulated_casts_round_where_eager_does(dtype: torch.dtype) -> None:
+    """Otherwise the product is rounded once in eager and never here."""
+
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        product = x * dy
+        scaled = torch.tanh(product + 1.5) * x
+        return dy - scaled * product.sum(1, keepdim=True), scaled.sum(0)
+
+    args = torch.randn(37, 20, dtype=dtype), torch.randn(37, 20, dtype=dtype)
+    differences = []
+    for emulate in (False, True):
+        torch._dynamo.reset()
+        with torch.no_grad(), torch._inductor.config.patch(emulate_precision_casts=emulate):
+            ours = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)(*args)
+        differences.append(sum(int((a != b).sum()) for a, b in zip(ours, function(*args), strict=True)))
+    assert counters["mixorder"] == {"fused_regions": 2}
+    assert differences[0] > 50 and differences[1] <= 1  # eager adds up in another order

@@ -1,0 +1,153 @@
+"""On a GPU: the same bits in every run and on every stream, and what holds of gradients of half a batch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+pytestmark = pytest.mark.gpu
+
+# A hit in the cache of graphs would run no pass.
+STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
+BF16, F32 = torch.bfloat16, torch.float32
+# Held by one program, read off a boundary, and shared by several programs.
+SHAPES = [(5000, 768), (1031, 1001), (600, 16400)]
+NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6)}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    counters["mixorder"].clear()
+
+
+def case(name, shape, dtype):
+    module = NORMS[name](shape[1]).cuda()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_()
+    x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    return module.to(dtype), x, dy
+
+
+def compiled(module, **options):
+    return torch.compile(module, options=STRICT | options, dynamic=False)
+
+
+def grads(function, module, x, dy):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+
+
+def same(one, other):
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
+
+
+def poison():
+    """The allocator hands these out again."""
+    held = [torch.full((1 << n,), float("nan"), device="cuda") for n in range(10, 25)]
+    del held
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NORMS)
+def test_the_same_bits_in_every_run_and_on_every_stream(name, shape, dtype):
+    module, x, dy = case(name, shape, dtype)
+    function = compiled(module)
+    first = grads(function, module, x, dy)
+    assert counters["mixorder"]["fused_regions"] == 1
+    for _ in range(5):
+        poison()
+        assert same(grads(function, module, x, dy), first)
+    for stream in (torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            poison()
+            found = grads(function, module, x, dy)
+        stream.synchronize()
+        assert same(found, first)
+
+
+def test_the_same_bits_while_another_stream_is_busy():
+    """What shares the GPU changes which programs run when, and must change nothing else."""
+    module, x, dy = case("layer", SHAPES[2], BF16)
+    function = compiled(module)
+    first = grads(function, module, x, dy)
+    a, busy = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
+    busy.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(busy):
+        for _ in range(30):
+            a = torch.tanh(a @ a)
+    for _ in range(5):
+        assert same(grads(function, module, x, dy), first)
+    busy.synchronize()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_two_parts_of_a_batch_add_up(name, shape):
+    module, x, dy = case(name, shape, F32)
+    dx, *whole = grads(compiled(module), module, x, dy)
+    wide = copy.deepcopy(module).double()
+    truths = grads(wide, wide, x.double(), dy.double())[1:]
+    for at in (1, shape[0] // 2, shape[0] - 3):
+        parts = []
+        for part in (slice(at), slice(at, None)):
+            torch._dynamo.reset()
+            parts.append(grads(compiled(module), module, x[part], dy[part]))
+        torch.testing.assert_close(torch.cat([p[0] for p in parts]), dx, atol=1e-5, rtol=1e-5)
+        for one, other, both, truth in zip(*(p[1:] for p in parts), whole, truths, strict=True):
+            for found in (one + other, both):
+                assert float((found - truth).norm()) <= 3e-6 * float(truth.norm())
+
+
+def test_a_mutation_between_forward_and_backward_is_caught():
+    module, x, dy = case("layer", (512, 768), F32)
+    hidden = x.requires_grad_() * 1
+    y = compiled(module)(hidden)
+    with torch.no_grad():
+        hidden.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+
+
+def test_the_backward_leaves_its_inputs_as_they_are():
+    module, x, dy = case("layer", (512, 768), BF16)
+    kept = [t.detach().clone() for t in (x, dy, *module.parameters())]
+    grads(compiled(module), module, x, dy)
+    assert same([t.detach() for t in (x, dy, *module.parameters())], kept)
+
+
+WITHOUT_PAIRS = {
+    "pointwise": lambda x, y: torch.tanh(x) * y,
+    "inner": lambda x, y: y - x * (x * y).sum(1, keepdim=True),
+    "outer": lambda x, y: (x * y).sum(0),
+    "matmul": lambda x, y: (x @ y.t()).relu(),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_PAIRS)
+def test_code_without_pairs_is_the_same_with_and_without_mixorder(name):
+    """Byte by byte, with Inductor's own mix-order reduction off in both."""
+    args = [torch.randn(512, 768, device="cuda") for _ in range(2)]
+    codes = []
+    for options in (
+        STRICT,
+        {"mixorder": False, "fx_graph_cache": False, "triton.mix_order_reduction": False},
+    ):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            function = torch.compile(WITHOUT_PAIRS[name], options=options, dynamic=False)
+            codes.append(run_and_get_code(function, *args)[1])
+    assert kernels(codes[0]) == kernels(codes[1]) != []
+
+
+def kernels(codes):
+    """The output code, without paths, and without what records the config."""
+    lines = [line for code in codes for line in code.splitlines()]
+    return [line for line in lines if not line.startswith(("# AOT ID", "# kernel path", "# Topologically"))]

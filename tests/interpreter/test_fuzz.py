@@ -1,0 +1,91 @@
+"""Random programs of tools/_programs.py, drawn and made smaller by hypothesis; that a bug would be found."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from mixorder import pipeline
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from _differential import check, run  # noqa: E402
+from _programs import Program, Step, make  # noqa: E402
+
+
+class Drawn:
+    """Choices of hypothesis, which makes them smaller where a test fails."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def integer(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def pick(self, choices: Sequence[Any]) -> Any:
+        return self.draw(st.sampled_from(choices))
+
+
+@settings(
+    max_examples=14,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
+def test_random_programs(data: Any) -> None:
+    program = make(Drawn(data.draw), small=True)
+    note(program.source())
+    check(program, "interpreter")
+
+
+NORM = Program(
+    shape=(5, 12),
+    inner=(1,),
+    outer=(0,),
+    steps=(
+        Step("v0", "row_sum", ("x", "y")),
+        Step("v1", "sub_mul_row", ("y", "x", "v0")),
+        Step("v2", "col_sum", ("x", "y")),
+    ),
+    outputs=(("v1", "plain"), ("v2", "plain")),
+)
+
+
+def test_the_program_is_fused_as_it_is() -> None:
+    outcome = run(NORM, "interpreter")
+    assert (outcome.status, outcome.fused) == ("ok", 1), outcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"acc = tl.full([XBLOCK, R0_BLOCK], 0.0": "acc = tl.full([XBLOCK, R0_BLOCK], 1.0"}, "values"),
+        ({", ymask)": ", ymask & (y > 0))"}, "class"),  # the first column is not written
+        ({"tl.cdiv(5,": "tl.cdiv(4,"}, "class"),  # the last row is left out
+        ({"other=0": "other=1", "tl.where(ymask, ": "tl.where(ymask | True, "}, "values"),  # lanes beyond
+        ({"tl.store(": "tl.stores("}, "crash"),
+    ],
+)
+def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = pipeline.generate
+
+    def broken(*args: Any) -> Any:
+        kernels = generate(*args)
+        for old, new in changes.items():
+            assert any(old in k.text for k in kernels)
+            kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
+        return kernels
+
+    monkeypatch.setattr(pipeline, "generate", broken)
+    outcome = run(NORM, "interpreter")
+    assert (outcome.status, outcome.kind) == ("failed", kind), outcome

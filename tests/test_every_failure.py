@@ -1,0 +1,216 @@
+"""What holds for every graph: a failure at any point leaves it as it was, and a second pass changes nothing.
+
+Every call of every stage is made to fail, on graphs that take all ways through the pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+from graphs import f32, pair, traced
+from torch._dynamo.utils import counters
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import MixorderError
+from mixorder.graph import rewrite
+from mixorder.options import Options
+from mixorder.schedule.device import H200
+from mixorder.tune.search import Tuning
+from mixorder.tune.tuner import Problem, Tuned
+
+STRICT = Options(enabled=True, strict=True, interpret=True)
+ALONE = dataclasses.replace(H200, exchanges=False)
+
+
+def sums(count: int) -> Graph:
+    def function(x: Any, dy: Any, *others: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return (dx, dw, *[(dx * other).sum(0) for other in others])
+
+    return traced(function, *[((4096, 8192), f32)] * (2 + count))
+
+
+def two_regions() -> Graph:
+    """Not of one structure: the second would take the first one's plan."""
+    full, other = ((512, 256), f32), ((256, 512), f32)
+    return traced(lambda a, b, c, d: (*pair(a, b), *pair(c, d)), full, full, other, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A graph that takes one way through the pipeline, and what makes it take that way."""
+
+    graph: Callable[[], Graph]
+    shares: bool = True
+    tuned: bool = False
+    dumped: bool = False
+
+
+WAYS = {
+    "held": Way(lambda: graphs.layer_norm_backward(512, 256)),
+    "shared": Way(lambda: graphs.rms_norm_backward(512, 16384)),
+    "read again": Way(lambda: graphs.rms_norm_backward(512, 16384), shares=False),
+    "copied": Way(
+        lambda: traced(
+            lambda x, dy, z: (*pair(x, dy), z * (x * z).sum(1, keepdim=True)),
+            *[((512, 256), f32)] * 3,
+            transposed=(2,),
+        )
+    ),
+    "cut": Way(lambda: sums(4), shares=False),
+    "tuned": Way(lambda: graphs.rms_norm_backward(512, 256), tuned=True),
+    "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
+    "two regions": Way(two_regions),
+}
+
+
+class Failing:
+    """Stands in front of `_Runner.step`: notes the stages, and makes call number `at` fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at: int | None = None
+        self.stages: list[str] = []
+        self.original = original = pipeline._Runner.step
+        failing = self
+
+        def step(runner: Any, stage: str, function: Any, *args: Any) -> Any:
+            failing.stages.append(stage)
+            if len(failing.stages) - 1 == failing.at:
+                function = _fail
+            return original(runner, stage, function, *args)
+
+        monkeypatch.setattr(pipeline._Runner, "step", step)
+
+    def run(self, graph: Graph, options: Options, at: int | None) -> list[str]:
+        self.at, self.stages = at, []
+        pipeline.run(graph, options)
+        return self.stages
+
+
+def _fail(*args: Any) -> Any:
+    raise RuntimeError("injected")
+
+
+def take_the_same_again(problem: Problem) -> Tuned:
+    """Stands where schedules are timed."""
+    return Tuned(problem.chosen, problem.schedule, Tuning(2.0, 1.0, 3, 0.1))
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
+    counters["mixorder"].clear()
+    yield Failing(monkeypatch)
+
+
+def prepared(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Way, Options]:
+    way = WAYS[name]
+    if not way.shares:
+        monkeypatch.setattr(pipeline, "device_info", lambda _: ALONE)
+    if way.tuned:
+        monkeypatch.setattr(pipeline, "tune", take_the_same_again)
+    dump_dir = str(tmp_path / "dump") if way.dumped else ""
+    return way, dataclasses.replace(STRICT, autotune=way.tuned, dump_dir=dump_dir)
+
+
+def calls(stages: list[str]) -> list[int]:
+    """The first call of each stage, the last, and of the others as many as there is time for."""
+    firsts = {stages.index(stage) for stage in stages}
+    return sorted({*firsts, *range(0, len(stages), 1 + len(stages) // 30), len(stages) - 1})
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_failure_in_any_call_of_any_stage(
+    name: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Up to the first rewrite nothing has happened to the graph; up to the second, one region is fused."""
+    way, options = prepared(name, monkeypatch, tmp_path)
+    stages = failing.run(way.graph(), options, at=None)
+    assert counters["mixorder"]["fused_regions"] == stages.count("rewrite") >= 1
+    graph = way.graph()
+    before = graphs.snapshot(graph)
+    for at in calls(stages[: stages.index("rewrite") + 1]):
+        with pytest.raises(MixorderError, match="injected") as caught:
+            failing.run(graph, options, at)
+        assert caught.value.stage == stages[at]
+        assert graphs.snapshot(graph) == before, (at, stages[at])
+    graph.lint()
+    assert failing.run(graph, options, at=None) == stages, "and nothing is remembered of the failures"
+    graph.lint()
+
+
+def test_the_ways_take_every_stage(failing: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = inspect.getsource(pipeline)
+    declared = set(re.findall(r"""step\(\s*"(\w+)",""", source))
+    seen: set[str] = set()
+    for name in ("held", "shared", "read again", "cut", "copied", "tuned", "dumped"):
+        with monkeypatch.context() as patch:
+            way, options = prepared(name, patch, tmp_path)
+            seen.update(failing.run(way.graph(), options, at=None))
+    assert seen == declared and len(declared) > 20
+
+
+@pytest.mark.parametrize("stage", ["lower", "schedule", "codegen", "rewrite", "find"])
+def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failing) -> None:
+    lenient = dataclasses.replace(STRICT, strict=False)
+    stages = failing.run(two_regions(), lenient, at=None)
+    first_rewrite = stages.index("rewrite")
+    at = first_rewrite + 1 + stages[first_rewrite + 1 :].index(stage)
+    graph = two_regions()
+    counters["mixorder"].clear()
+    pipeline._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        failing.run(graph, lenient, at)
+    assert [stage in str(w.message) for w in caught if "mixorder failed" in str(w.message)] == [True]
+    assert counters["mixorder"] == {"fused_regions": 1}
+    assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
+    assert [n for n in graph.nodes if "sum" in str(n.target)], "the second region's nodes are there"
+    graph.lint()
+
+
+@pytest.mark.parametrize("name", ["held", "shared", "copied"])
+def test_a_failure_after_any_node_of_the_rewrite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = WAYS[name].graph()
+    before, add = graphs.snapshot(graph), rewrite._Writer.add
+    made = 0
+
+    def counted(self: Any, *args: Any) -> Any:
+        nonlocal made
+        node = add(self, *args)
+        made += 1
+        if made == at:
+            raise RuntimeError("injected")
+        return node
+
+    monkeypatch.setattr(rewrite._Writer, "add", counted)
+    for at in range(1, 100):
+        made = 0
+        try:
+            pipeline.run(graph, STRICT)
+        except MixorderError as error:
+            assert error.stage == "rewrite"
+            assert graphs.snapshot(graph) == before, at
+        else:
+            break
+    assert at > 5 and graphs.snapshot(graph) != before
+    graph.lint()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_second_pass_changes_nothing(seed: int) -> None:
+    options = dataclasses.replace(STRICT, min_numel=0)
+    specs = [((8, 16), f32)] * 2 + [((16, 16), f32)]
+    graph = traced(graphs.random_function(seed, 8, 16), *specs)
+    pipeline.run(graph, options)
+    before = graphs.snapshot(graph)
+    pipeline.run(graph, options)
+    assert graphs.snapshot(graph) == before

@@ -1,0 +1,220 @@
+"""The fuzzer's own parts: programs and their shrinking, the comparison, the processes, what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+import fuzz  # noqa: E402
+from _differential import Difference, Example, Outcome, compare, function_of, laid_out  # noqa: E402
+from _pool import Broken, Pool  # noqa: E402
+from _programs import LAYOUTS, OPS, Program, Seeded, Step, make, smaller  # noqa: E402
+
+PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> None:
+    programs = [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
+    assert programs == [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
+    used = {step.op for p in programs for step in p.steps}
+    assert used >= OPS.keys() - {"matmul"}
+    for program in programs:
+        results = {OPS[s.op].result for s in program.steps}
+        assert {"row", "col"} <= results
+        compile(program.source(), "program", "exec")
+    assert {p.dtype for p in programs} == {"float16", "bfloat16", "float32", "float64"}
+    assert {layout for p in programs for layout in p.layouts} == {*LAYOUTS}
+    assert any(p.planted for p in programs) and any(p.dynamic for p in programs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_smaller_programs_still_run(seed: int) -> None:
+    """So does one whose steps are gone: their results are inputs then."""
+    program = make(Seeded(seed), small=True, seed=seed)
+    candidates = list(smaller(program))
+    assert candidates and program not in candidates
+    for candidate in candidates[:: max(1, len(candidates) // 12)]:
+        results = Example(candidate, "cpu").run(function_of(candidate))
+        exact = Example(candidate, "cpu", wide=True).run(function_of(candidate))
+        assert [r.shape for r in results] == [e.shape for e in exact]
+
+
+def test_only_what_was_written_as_a_test_is_needed_to_fail_again() -> None:
+    text = fuzz.test_file(PLAIN, 7, "failed class", "result 0", "interpreter")
+    names: dict[str, Any] = {}
+    exec(compile(text, "test_fuzz_7.py", "exec"), names)
+    assert names["PROGRAM"] == PLAIN and callable(names["test_seed_7"])
+    assert "v0 = torch.tanh(x * y)" in names["__doc__"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_keep_values(layout: str) -> None:
+    values = torch.randn(5, 6)
+    placed = laid_out(values, layout)
+    expected = values[:1].expand(5, 6) if layout == "expanded" else values
+    assert torch.equal(placed, expected)
+    assert (placed.stride(), placed.storage_offset()) != ((6, 1), 0) or layout == "contiguous"
+
+
+def results(**changes: float) -> list[torch.Tensor]:
+    result = torch.linspace(-1, 1, 600, dtype=torch.float64).view(20, 30).clone()
+    for place, value in changes.items():
+        result.view(-1)[int(place[1:])] = value
+    return [result]
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "exact", "kind"),
+    [
+        ({}, {}, {}, None),
+        ({"_7": float("nan")}, {}, {}, "class"),
+        ({"_7": float("inf")}, {"_7": -float("inf")}, {}, None),  # nobody agrees with float64
+        ({"_7": float("nan")}, {"_7": float("nan")}, {"_7": float("nan")}, None),
+        ({"_7": 0.5}, {"_7": float("nan")}, {"_7": float("nan")}, "class"),
+        ({"_7": -0.97}, {}, {}, "values"),
+        ({"_7": -0.97}, {"_8": -0.97}, {}, None),
+        ({"_7": -0.97, "_9": -0.96, "_0": -1.01, "_50": -0.84}, {"_8": -0.97}, {}, "values"),  # by the norm
+    ],
+)
+def test_comparison(ours: Any, others: Any, exact: Any, kind: str | None) -> None:
+    cases = [[t.to(torch.float32) for t in results(**changes)] for changes in (ours, others)]
+    found = None
+    try:
+        compare(PLAIN, cases[0], [cases[1], cases[1]], results(**exact))
+    except Difference as difference:
+        found = difference.kind
+    assert found == kind
+
+
+def test_comparison_of_forms() -> None:
+    exact = results()
+    mine = [exact[0].float()]
+    for other in (exact[0].to(torch.bfloat16), exact[0].float().t()):
+        with pytest.raises(Difference) as caught:
+            compare(PLAIN, mine, [[other], [other]], [other.double()])
+        assert caught.value.kind == "form"
+    padded = [laid_out(mine[0], "padded")]
+    compare(PLAIN, padded, [mine, mine], exact)
+    with pytest.raises(Difference, match="strides"):
+        compare(PLAIN, padded, [mine, mine], exact, strides=True)
+
+
+class InProcess:
+    """A pool without processes: `failing` says which programs do."""
+
+    size = 2
+
+    def __init__(self, failing: Any) -> None:
+        self.failing = failing
+        self.runs = 0
+
+    def run(self, tasks: list[fuzz.Task], *_: Any) -> Iterator[tuple[fuzz.Task, Outcome]]:
+        for task in reversed(tasks):
+            self.runs += 1
+            yield task, Outcome("failed", "values") if self.failing(task.program) else Outcome("ok")
+
+
+def test_shrinking_leaves_what_fails() -> None:
+    def failing(program: Program) -> bool:
+        return any(s.op == "col_sum" for s in program.steps) and program.shape[-1] >= 3
+
+    big = next(
+        p
+        for p in (make(Seeded(s), small=True) for s in range(100))
+        if len(p.steps) > 9 and p.shape[-1] > 7 and failing(p)
+    )
+    pool = InProcess(failing)
+    program = fuzz.shrink(pool, fuzz.Task(big, "cpu", 0), "failed values", 1.0, float("inf"))  # type: ignore[arg-type]
+    assert [s.op for s in program.steps] == ["col_sum"] and program.steps[0].args == ("x", "x")
+    assert program.shape[-1] == 3 and set(program.shape[:-1]) == {1}
+    assert program.dtype == "float32" and len(program.outputs) == 1
+    assert pool.runs < 400
+
+
+TASKS = """
+import os, time
+
+class Result:
+    def __init__(self, value, lost=False):
+        self.value, self.lost = value, lost
+
+def work(task):
+    if task == "hang":
+        time.sleep(60)
+    if task == "crash":
+        os._exit(3)
+    if task == "lose":
+        return Result(os.getpid(), lost=True)
+    return Result((task, os.environ["FOR_THE_TEST"], os.getpid()))
+"""
+
+
+def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fuzzed_tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = Pool(2, "fuzzed_tasks", "work", {"FOR_THE_TEST": "set"})
+    try:
+        tasks = ["crash", "hang", "lose", *range(6)]
+        found = dict(pool.run(tasks, limit=1.0, first=3.0))
+        assert found.keys() == set(tasks)
+        assert found["crash"] == Broken("crashed", 3) and found["hang"] == Broken("hung")
+        assert [found[i].value[:2] for i in range(6)] == [(i, "set") for i in range(6)]
+        assert found["lose"].value not in {found[i].value[2] for i in range(3, 6)}
+        assert dict(pool.run(range(3), limit=1.0, until=0.0)) == {}
+    finally:
+        pool.close()
+
+
+def test_errors_are_told_by_dtype() -> None:
+    found = [
+        {"dtype": "bfloat16", "errors": [(2**-8, 2**-7), (2**-6, 2**-7)]},
+        {"dtype": "float32", "errors": [(2**-24, 0.0)]},
+        {"dtype": "float32"},
+        {"dtype": "float64", "errors": [(2**-53, 0.0)]},
+    ]
+    errors = fuzz.scaled(found)
+    assert errors == {"bfloat16": [[1, 4], [2, 2]], "float32": [[1], [0]]}
+    text = fuzz.histogram(errors)
+    assert "bfloat16: 2 gradients" in text
+    median, maximum = (line.split() for line in text.splitlines()[2:4])
+    assert median == ["median", "2.5", "2"] and maximum == ["maximum", "4", "2"]
+
+
+def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
+    found = [
+        {"seed": s, "status": "failed", "kind": "values", "message": "result 0", "fused": 1} for s in (3, 5)
+    ]
+    args = argparse.Namespace(
+        out=tmp_path, seed=3, cases=3, device="cpu", case_limit=1.0, shrink_box=9.0, shrink=5, stock_every=1
+    )
+    fuzz.shrink_all(InProcess(lambda program: False), args, found)  # type: ignore[arg-type]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["failures.json", "test_fuzz_3.py"]
+    assert fuzz.summary(found, 2.0).startswith("2 cases in 2 s: 2 failed\n2 regions fused, in 2 cases")
+
+
+def test_crashes_are_told_apart_by_what_was_raised() -> None:
+    begin = "BackendCompilerFailed: backend='inductor' raised:"
+    first = f"{begin}\nMixorderError: mixorder failed on region0: KeyError: 3\nx"
+    other = f"{begin}\nCompilationError: at 12:3"
+    kinds = [
+        fuzz.kind_of({"status": "failed", "kind": "crash", "message": m})
+        for m in (first, first.replace("region0", "region7"), other)
+    ]
+    assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
+
+
+def test_more_planted_infinities_than_elements() -> None:
+    program = dataclasses.replace(PLAIN, planted=(("x", 24 + 3, "inf"), ("y", 4, "nan")))
+    inputs = Example(program, "cpu").inputs
+    assert inputs["x"].view(-1)[3] == float("inf") and inputs["y"].view(-1)[4].isnan()

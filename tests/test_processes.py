@@ -1,0 +1,161 @@
+"""Without a GPU: what a second process finds in the caches, two processes at once, and threads.
+
+Inductor's wrapper code is loaded and called as on a GPU; launches of our kernels are noted, and nothing runs
+(test_inductor_layouts.py and tests/gpu run them).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+import torch._inductor.config as config
+from graphs import f32, traced
+from test_install import Recorder, runs  # noqa: F401
+
+import mixorder
+from mixorder import pipeline
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import json, sys, types
+import torch, wrapped
+from graphs import pair
+from torch._dynamo.utils import counters
+
+wrapped._Interpreter = lambda: types.SimpleNamespace(run=lambda *args: None)
+wrapped.install()
+found = []
+for changed in json.loads(sys.argv[1]):
+    torch._dynamo.reset()
+    counters.clear()
+    wrapped.launches.clear()
+    function = torch.compile(pair, options=wrapped.OPTIONS | changed, dynamic=False)
+    with torch.no_grad():
+        function(torch.randn(37, 20), torch.randn(37, 20))
+    found.append({
+        "fused": counters["mixorder"]["fused_regions"],
+        "graph_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "autograd_hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "launches": [name for name, _ in wrapped.launches],
+    })
+print(json.dumps(found))
+"""
+
+
+def start(cache: Path, *options: dict[str, Any]) -> subprocess.Popen[str]:
+    """A process that compiles a pair with each of some options, and prints what it found."""
+    package = Path(mixorder.__file__).parents[1]
+    paths = [str(package), str(HERE), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(options)],
+        cwd=package,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-3000:]
+    return json.loads(out)
+
+
+def test_caches_of_processes(tmp_path: Path) -> None:
+    """Two at once fill an empty cache; a third finds what they made, but not for other options. (Of
+    another source: tests/gpu, and test_install.py in one process.)"""
+    both = [start(tmp_path / "cache", {}) for _ in range(2)]
+    (first,), (second,) = map(result, both)
+    assert first["launches"] == second["launches"] and len(first["launches"]) == 2
+    assert first["fused"] + second["fused"] >= 1
+    again, other = result(start(tmp_path / "cache", {}, {"mixorder_split_size": 3}))
+    hit = {"fused": 0, "graph_hits": 1, "autograd_hits": 1, "launches": first["launches"]}
+    assert again == hit
+    assert (other["fused"], other["graph_hits"], other["autograd_hits"]) == (1, 0, 0)
+
+
+def at_once(*functions: Callable[[], Any]) -> list[Any]:
+    """What functions return that run in a thread each, started together; what one raises is raised."""
+    barrier, results = threading.Barrier(len(functions)), dict[int, Any]()
+
+    def call(i: int, function: Callable[[], Any]) -> None:
+        barrier.wait()
+        try:
+            results[i] = function()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for value in results.values():
+        if isinstance(value, BaseException):
+            raise value
+    return [results[i] for i in range(len(functions))]
+
+
+def test_threads_run_the_pass_at_once() -> None:
+    """On graphs of their own, traced before; with the records of each that it gives alone."""
+    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+    specs = [((64, 48), f32)] * 2 + [((48, 48), f32)]
+
+    def made(seed: int) -> torch.fx.Graph:
+        return traced(graphs.random_function(seed, 64, 48), *specs)
+
+    seeds = range(4)
+    alone = []
+    for seed in seeds:
+        with collect() as records:
+            pipeline.run(graph := made(seed), options)
+        alone.append((kernels(records), launched(graph)))
+    together = [made(seed) for seed in seeds]
+    with collect() as records:
+        at_once(*(lambda graph=graph: pipeline.run(graph, options) for graph in together))
+    assert kernels(records) == sorted(name for names, _ in alone for name in names)
+    assert [launched(graph) for graph in together] == [grids for _, grids in alone]
+
+
+def kernels(records: list[Any]) -> list[str]:
+    return sorted(k.name for r in records if isinstance(r, RegionRecord) for k in r.kernels)
+
+
+def launched(graph: torch.fx.Graph) -> list[tuple[Any, tuple[str, ...]]]:
+    nodes = [n for n in graph.nodes if "kernel_idx" in n.kwargs]
+    return [(n.kwargs["grid"], tuple(n.kwargs["kwargs"])) for n in nodes]
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_threads_with_and_without_the_option(runs: Recorder, round: int) -> None:  # noqa: F811
+    """Each compile has the options that it was given; nothing is left in the config."""
+    x = torch.randn(4 + round, 4 + round)
+
+    def compile_one(split_size: int) -> Callable[[], Any]:
+        options = {"mixorder": bool(split_size), "mixorder_split_size": split_size}
+        function = torch.compile(lambda x: (x @ x, split_size), options=options, dynamic=False)
+        return lambda: torch.testing.assert_close(function(x)[0], x @ x)
+
+    with torch.no_grad():
+        at_once(*map(compile_one, (0, 1, 0, 2, 0, 3)))
+    assert sorted(options.split_size for _, options, _ in runs) == [1, 2, 3]
+    assert not any(builtin for _, _, builtin in runs)
+    assert config.post_grad_custom_post_pass is None and config.triton.mix_order_reduction

@@ -1,0 +1,302 @@
+"""Differential fuzzing: random programs by mixorder, by stock Inductor and in eager float64.
+
+    python tools/fuzz.py --device cuda --cases 5000 --time-box 420 --out fuzz        # 14 processes, one GPU
+    python tools/fuzz.py --device interpreter --cases 200 --workers 2 --out fuzz     # no GPU
+
+Each case comes from its own seed (`_programs.py`) and is compared in `_differential.py`. In --out:
+`cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, made as small as the
+time allows, a test file that pytest runs from the repository's root; `errors.txt` and, with matplotlib,
+`errors.png`: how the errors of gradients are distributed, mixorder's and stock's. Exit status: 0, or 1 if a
+case failed, hung or crashed its process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from _pool import Broken, Pool
+from _programs import NARROWEST, Program, Seeded, make, smaller
+
+BAD = ("failed", "hung", "crashed", "invalid")
+ENVIRONMENT = {
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+}
+BINS_PER_DECADE = 4
+MOST_TOLD = 6000  # characters of an exception's text
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A program, where it runs, the seed that it came from (None while it is made smaller), and whether stock
+    is run as well where eager is not worse."""
+
+    program: Program
+    device: str
+    seed: int | None = None
+    stock: bool = False
+
+
+def work(task: Task) -> Any:
+    """Runs in a process of the pool."""
+    import torch
+    from _differential import run
+
+    torch.set_num_threads(1)
+    return run(task.program, task.device, task.stock)
+
+
+def record(result: Any) -> dict[str, Any]:
+    """An outcome as plain data."""
+    if isinstance(result, Broken):
+        return {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
+    return dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
+
+
+def tasks(args: argparse.Namespace) -> Iterator[Task]:
+    small = args.device == "interpreter"
+    for seed in range(args.seed, args.seed + args.cases):
+        program = make(Seeded(seed), small=small, seed=seed)
+        yield Task(program, args.device, seed, seed % args.stock_every == 0)
+
+
+def hunt(pool: Pool, args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
+    """Run the cases; returns their records, with the dtype and whether gradients counted."""
+    found = []
+    started = time.monotonic()
+    with (args.out / "cases.jsonl").open("w") as log:
+        for task, result in pool.run(tasks(args), args.case_limit, until):
+            one = {"seed": task.seed, "dtype": task.program.dtype, "backward": task.program.backward}
+            one |= record(result)
+            found.append(one)
+            print(json.dumps(one), file=log, flush=True)
+            if one["status"] in BAD:
+                print(f"seed {task.seed}: {one['status']}, {one['kind']}: {one['message'][:300]}", flush=True)
+            if len(found) % 100 == 0:
+                bad = sum(r["status"] in BAD for r in found)
+                print(f"{len(found)} cases, {bad} bad, {time.monotonic() - started:.0f} s", flush=True)
+    return found
+
+
+def kind_of(one: dict[str, Any]) -> str:
+    """What makes two failures the same, as far as a first look tells: of a crash, what was raised at last."""
+    if one["kind"] != "crash":
+        return f"{one['status']} {one['kind']}"
+    raised = [
+        line for line in one["message"].splitlines() if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)
+    ]
+    return f"{one['status']} crash, {re.sub(r'[0-9]+', '0', (raised or [''])[-1])[:160]}"
+
+
+def shrink(pool: Pool, task: Task, kind: str, limit: float, until: float) -> Program:
+    """The smallest program found that fails in the same way. Tries as many at once as there are processes."""
+    program = task.program
+    tried: set[Program] = {program}
+    while time.monotonic() < until:
+        for smaller_one in _batches(program, tried, 2 * pool.size):
+            batch = [Task(p, task.device) for p in smaller_one]
+            ended = {t.program: record(r) for t, r in pool.run(batch, limit, until)}
+            hits = [p for p in smaller_one if p in ended and kind_of(ended[p]) == kind]
+            if hits:
+                program = hits[0]
+                break
+        else:
+            break
+    return program
+
+
+def _batches(program: Program, tried: set[Program], size: int) -> Iterator[list[Program]]:
+    fresh = (p for p in smaller(program) if p not in tried)
+    while batch := list(dict.fromkeys(itertools.islice(fresh, size))):
+        tried.update(batch)
+        yield batch
+
+
+TEST = '''"""Found by tools/fuzz.py from seed {seed}: {kind}.
+
+{message}
+
+{source}"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path.cwd() / "tools"))
+
+from _differential import check
+from _programs import Program, Step
+
+PROGRAM = {program!r}
+
+{mark}
+def test_seed_{seed}() -> None:
+    check(PROGRAM, {device!r})
+'''
+
+
+def test_file(program: Program, seed: int, kind: str, message: str, device: str) -> str:
+    """The text of a test that fails as the program does. Run it from the repository's root."""
+    mark = "@pytest.mark.gpu"
+    if device != "cuda":
+        mark = '@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted")'
+    return TEST.format(
+        seed=seed,
+        kind=kind,
+        message=message.replace("\\", "/").replace('"""', "'''"),
+        source=program.source(),
+        program=program,
+        mark=mark,
+        device=device,
+    )
+
+
+def shrink_all(pool: Pool, args: argparse.Namespace, found: Sequence[dict[str, Any]]) -> None:
+    """Make the first failure of each kind smaller, and write it as a test."""
+    first = {kind_of(one): one for one in reversed(found) if one["status"] in BAD}
+    (args.out / "failures.json").write_text(
+        json.dumps([one for one in found if one["status"] in BAD], indent=1)
+    )
+    kinds = list(first.items())[: args.shrink]
+    for kind, one in kinds:
+        (task,) = tasks(argparse.Namespace(**{**vars(args), "seed": one["seed"], "cases": 1}))
+        until = time.monotonic() + args.shrink_box / len(kinds)
+        limit = min(args.case_limit, 30.0)
+        program = shrink(pool, task, kind, limit, until)
+        path = args.out / f"test_fuzz_{one['seed']}.py"
+        path.write_text(test_file(program, one["seed"], kind, one["message"], args.device))
+        print(f"\nseed {one['seed']}, {kind}: {path}\n{program.source()}", flush=True)
+
+
+def scaled(found: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """By dtype, of mixorder and of stock: relative errors of gradients, in last places of the dtype.
+
+    Not of float64: there the reference is no better.
+    """
+    errors: dict[str, list[list[float]]] = {}
+    for one in found:
+        for pair in one.get("errors", ()) if one["dtype"] != "float64" else ():
+            columns = errors.setdefault(one["dtype"], [[], []])
+            for column, error in zip(columns, pair, strict=True):
+                column.append(error * 2.0 ** NARROWEST[one["dtype"]])
+    return errors
+
+
+def histogram(errors: dict[str, list[list[float]]]) -> str:
+    """Counts by size of error, as text: a block per dtype, a line per bin, mixorder beside stock."""
+    lines = []
+    for dtype, (ours, stock) in sorted(errors.items()):
+        lines.append(f"{dtype}: {len(ours)} gradients; relative error against float64, in last places")
+        lines.append(f"{'':>12} {'mixorder':>12} {'stock':>12}")
+        for name, function in (("median", statistics.median), ("maximum", max)):
+            lines.append(f"{name:>12} {function(ours):12.4g} {function(stock):12.4g}")
+        counts = [Counter(map(_bin, column)) for column in (ours, stock)]
+        most = max(max(c.values()) for c in counts)
+        for place in sorted({*counts[0], *counts[1]}):
+            label = f"< {10 ** ((place + 1) / BINS_PER_DECADE):.3g}"
+            bars = (f"{'#' * math.ceil(24 * c[place] / most):24}" for c in counts)
+            lines.append(
+                f"{label:>12} {counts[0][place]:12} {counts[1][place]:12}  {' '.join(bars)}".rstrip()
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _bin(error: float) -> int:
+    return math.floor(BINS_PER_DECADE * math.log10(max(error, 1e-3)))
+
+
+def draw(errors: dict[str, list[list[float]]], path: Path) -> None:
+    """The same as a picture, where matplotlib is installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(errors), figsize=(4 * len(errors), 3), squeeze=False)
+    for axis, (dtype, columns) in zip(axes[0], sorted(errors.items()), strict=True):
+        logs = [[math.log10(max(e, 1e-3)) for e in column] for column in columns]
+        axis.hist(logs, bins=30, label=["mixorder", "stock"])
+        axis.set(title=dtype, xlabel="log10 of the relative error in last places", yscale="log")
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def summary(found: Sequence[dict[str, Any]], seconds: float) -> str:
+    statuses = Counter(one["status"] for one in found)
+    regions = sum(one.get("fused", 0) for one in found)
+    with_regions = sum(one.get("fused", 0) > 0 for one in found)
+    declined = Counter(reason for one in found for reason in one.get("declined", ()))
+    stock = Counter(one["stock"] for one in found if one.get("stock"))
+    return "\n".join(
+        [
+            f"{len(found)} cases in {seconds:.0f} s: " + ", ".join(f"{n} {s}" for s, n in statuses.items()),
+            f"{regions} regions fused, in {with_regions} cases; declined: {dict(declined)}",
+            f"stock by the same measure, beside eager alone: {dict(stock) or 'nothing wrong'}",
+        ]
+    )
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    parser.add_argument("--time-box", type=float, default=480, help="seconds in all, without the shrinking")
+    parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case hangs")
+    parser.add_argument(
+        "--shrink-box",
+        type=float,
+        default=120,
+        help="seconds for making failures smaller; more with --cases 1 and --seed of one",
+    )
+    parser.add_argument("--shrink", type=int, default=5, help="kinds of failures that are made smaller")
+    parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
+    parser.add_argument("--stock-every", type=int, default=2, help="n: by stock, too, every n-th case")
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    environment = ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if args.device == "interpreter" else {})
+    pool = Pool(args.workers, "fuzz", "work", environment)
+    try:
+        found = hunt(pool, args, started + args.time_box - min(args.case_limit, args.time_box / 4))
+        seconds = time.monotonic() - started
+        shrink_all(pool, args, found)
+    finally:
+        pool.close()
+    errors = scaled(found)
+    text = f"{summary(found, seconds)}\n\n{histogram(errors)}"
+    (args.out / "errors.txt").write_text(text)
+    if errors:
+        draw(errors, args.out / "errors.png")
+    print(f"\n{text}")
+    return int(any(one["status"] in BAD for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
