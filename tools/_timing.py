@@ -415,6 +415,9 @@ class Limit:
             return [torch.add(inputs.x, inputs.dy, out=dx)]
 
         self.lab = lab
+        if lab.stream and dx is not None:
+            with lab.on_stream():
+                add()  # compiled before it is captured
         self.captured = capture(add, lab.stream) if lab.stream and dx is not None else None
 
     def time_into(self, row: Row) -> None:
