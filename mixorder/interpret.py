@@ -34,6 +34,13 @@ def compile_for_interpreter(options: Options) -> Callable[..., Any]:
     return backend
 
 
+def prepare() -> None:
+    """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
+    _map_libdevice()
+    _map_inline_asm()
+    _round_as_a_gpu()
+
+
 def _inner_compile(options: Options) -> Callable[..., Any]:
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         from torch._guards import detect_fake_mode
@@ -43,9 +50,7 @@ def _inner_compile(options: Options) -> Callable[..., Any]:
 
         from . import _compat, pipeline
 
-        _map_libdevice()
-        _map_inline_asm()
-        _round_as_a_gpu()
+        prepare()
         passes = config.post_grad_custom_post_pass
         if options.enabled:
             ours = functools.partial(pipeline.run, options=options)

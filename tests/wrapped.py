@@ -107,10 +107,9 @@ def _serve() -> None:
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_heuristics
 
-    from mixorder.interpret import _map_libdevice, _round_as_a_gpu
+    from mixorder.interpret import prepare
 
-    _map_libdevice()
-    _round_as_a_gpu()
+    prepare()
     triton_heuristics.user_autotune = lambda configs, **_: lambda function: (configs[0], function)
     results, sys.stdout = sys.stdout.buffer, sys.stderr
     while True:

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline
-from mixorder.interpret import _map_inline_asm, _map_libdevice, compile_for_interpreter
+from mixorder.interpret import compile_for_interpreter, prepare
 from mixorder.options import Options
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
@@ -57,8 +57,7 @@ def check(ours: Tensors, stock: Tensors, exact: Tensors, terms: int, scale: floa
 
 
 def run_fused(function: Callable[..., Any], args: Tensors, options: Options = ON) -> Tensors:
-    _map_libdevice()
-    _map_inline_asm()
+    prepare()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
     before = counters["mixorder"]["fused_regions"]
     pipeline.run(graph, options)

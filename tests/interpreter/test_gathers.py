@@ -22,7 +22,7 @@ from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.graph.gathers import is_gather
 from mixorder.graph.region import Region
-from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.interpret import compile_for_interpreter, prepare
 from mixorder.loops.ir import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -313,7 +313,7 @@ def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: p
     lowered = pipeline.lower
     monkeypatch.setattr(pipeline, "lower", lower)
     args = torch.randn(3, 40), torch.randn(3, 40)
-    _map_libdevice()
+    prepare()
     graph = traced(function, *[((3, 40), f32)] * 2)
     with collect() as records:
         pipeline.run(graph, ON)

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter
 from mixorder import pipeline
 from mixorder.codegen.exchange import EMPTY
 from mixorder.errors import TooWide
-from mixorder.interpret import _map_inline_asm, _map_libdevice, compile_for_interpreter
+from mixorder.interpret import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.schedule import Schedule, Tile
@@ -110,8 +110,7 @@ def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 @pytest.fixture(autouse=True)
 def interpreted() -> None:
-    _map_libdevice()
-    _map_inline_asm()
+    prepare()
 
 
 def fused_graph(function: Callable[..., Any], args: Any, make: Any = traced) -> tuple[GraphModule, list[Any]]:

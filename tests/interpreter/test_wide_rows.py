@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.interpret import _map_libdevice, compile_for_interpreter
+from mixorder.interpret import compile_for_interpreter, prepare
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.reload import reload
 from mixorder.report import RegionRecord, collect
@@ -111,7 +111,7 @@ def test_the_family(name: str) -> None:
 def test_random_programs(seed: int) -> None:
     function = random_function(seed, 10, 12)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
-    _map_libdevice()
+    prepare()
     graph = traced(function, *[(tuple(a.shape), f32) for a in args])
     counters["mixorder"].clear()
     pipeline.run(graph, ON)
