@@ -51,7 +51,7 @@ def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("cols", [12000, 16384])
+@pytest.mark.parametrize("cols", [13008, 16384])  # 12288 and less are held, in chunks
 @pytest.mark.parametrize("name", WIDE)
 def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
     module, x = WIDE[name](cols).to(dtype), torch.randn(5, cols, dtype=dtype)
