@@ -106,15 +106,10 @@ class _NumpyLibdevice:
 
 
 def _map_libdevice() -> None:
-    """Generated kernels import `libdevice` from Inductor's helpers: give them one that can be interpreted.
-
-    For a GPU Inductor lowers float64's square root to it, for a CPU to `tl.sqrt_rn`, for float32 only.
-    """
-    import triton.language as tl
+    """Generated kernels import `libdevice` from Inductor's helpers: give them one that can be interpreted."""
     from torch._inductor.runtime import triton_helpers
 
     triton_helpers.libdevice = _NumpyLibdevice()
-    tl.sqrt_rn = lambda x: tl.sqrt(x)  # NumPy's, which rounds to nearest
 
 
 @functools.cache

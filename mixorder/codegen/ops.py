@@ -23,6 +23,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ..loops.ir import Compute, Ref
 
 _INT32_LIMIT = 2**31
+# What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.
+_LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
 
 
 @contextlib.contextmanager
@@ -91,6 +93,8 @@ class OpPrinter(DefaultHandler):
     ) -> CSEVariable:
         if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
             return self.define(self._index(args[0], triton_compute_type(dtype)), dtype)
+        if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:
+            return self.define(f"libdevice.{op}({args[0]})", dtype)
         text = getattr(self._printer, op)(*args, **kwargs)
         text = text.value if isinstance(text, OpsValue) else text
         return text if isinstance(text, CSEVariable) else self.define(text, dtype)

@@ -278,6 +278,19 @@ def test_a_row_that_is_overwritten_is_read_as_ever(graph: str) -> None:
         assert loops[0].count(what) == loops[1].count(what), what
 
 
+@pytest.mark.parametrize("op", ["exp", "sqrt", "cos", "sin", "log", "sigmoid", "rsqrt", "erf", "tanh"])
+def test_functions_of_float64_compile(op: str) -> None:
+    """`tl.sqrt_rn`, which Inductor's printer gives for the square root, takes float32 only."""
+
+    def function(x: Any, dy: Any) -> Any:
+        return graphs.pair(getattr(torch, op)(x), dy)
+
+    full = ((1000, 256), torch.float64)
+    program, _, sources = graphs.kernels(graphs.only(traced(function, full, full)))
+    for source in sources:
+        compiled(program, source, TARGETS["sm_90"][0])
+
+
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("graph", ["rms_32768x768", "layer_8192x8192", "layer_8192x32768"])
 def test_the_finalisation_reads_nothing_before_the_main_kernel_has_ended(graph: str, target: str) -> None:
