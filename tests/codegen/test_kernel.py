@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from typing import Any
 
 import graphs
@@ -263,8 +264,10 @@ def test_nan_propagates_through_max_and_min() -> None:
         return dy * (x * dy).amax(1, keepdim=True), (x * dy).amin(0)
 
     text = text_of(function, FULL, FULL)
-    assert "triton_helpers.max2(" in text and "triton_helpers.min2(" in text
-    assert "tl.maximum" not in text and "tl.minimum" not in text
+    assert "triton_helpers.max2(" in text
+    # Inductor's printer: a helper up to 2.13, from 2.14 on Triton's own, told to.
+    assert "triton_helpers.minimum(" in text or "tl.minimum(" in text
+    assert all("PropagateNan.ALL" in line for line in text.splitlines() if re.search(r"tl\.m\w+imum\(", line))
 
 
 @pytest.mark.parametrize("rows", [2_800_000, 4_000_000])
