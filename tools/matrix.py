@@ -3,9 +3,9 @@
     python tools/matrix.py                              # every version
     python tools/matrix.py --versions 2.13.0 --dry-run  # say what would be done
 
-For each version: a virtual environment under --root, kept for the next time; torch, its CPU build where
---index has one (others bring gigabytes of CUDA along), the triton that this torch is built against, what the
-tests need, and mixorder from this checkout; then `pytest`, and with Triton's interpreter
+For each version: a virtual environment under --root, kept for the next time; torch, its CPU build where pip
+or --index has one (others bring gigabytes of CUDA along), the triton that this torch is built against, what
+the tests need, and mixorder from this checkout; then `pytest`, and with Triton's interpreter
 `pytest tests/interpreter`. Prints a table, and writes it to --root as `matrix.md` beside the logs. A version
 that cannot be installed is said so, with the reason. Exit status: 0, or 1 if a suite failed or nothing could
 be installed.
@@ -29,7 +29,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # torch, and the triton that its metadata asks for.
 TRITON = {"2.11.0": "3.6.0", "2.12.0": "3.7.0", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
 TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "expecttest", "hypothesis", "ruff")
-INDEX = "https://download.pytorch.org/whl/cpu"
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|deselected)\b")
 
 
@@ -73,7 +72,7 @@ def steps(version: str, triton: str, python: Path, index: str) -> list[list[str]
     """The commands that fill an environment, in order."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return [
-        [*pip, f"torch=={version}", "--extra-index-url", index],
+        [*pip, f"torch=={version}", *(["--extra-index-url", index] if index else [])],
         [*pip, f"triton=={triton}"],
         [*pip, *TESTS],
         [*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)],
@@ -173,7 +172,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--versions", nargs="+", default=list(TRITON))
     parser.add_argument("--triton", help="its version, instead of the one that torch is built against")
     parser.add_argument("--root", type=Path, default=REPOSITORY / "build" / "matrix")
-    parser.add_argument("--index", default=INDEX, help="where there are CPU builds of torch")
+    parser.add_argument(
+        "--index", default="", help="where pip finds CPU builds of torch, if it knows none itself"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds for one suite")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
     parser.add_argument("pytest", nargs="*", default=[], help="arguments for pytest, after --")

@@ -51,11 +51,12 @@ from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import SHARE_FROM, STRATEGIES, Workload, choose, layouts, workload
+from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
+SHARE_FROM = 4096  # columns; narrower rows were never faster shared
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

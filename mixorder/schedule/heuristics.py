@@ -28,7 +28,6 @@ FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still
 FINAL_WARPS = (4, 8)
 # How to run rows, in the order to try them: a program holds a row, several share it, one reads it twice.
 STRATEGIES = ("held", "shared", "twice")
-SHARE_FROM = 4096  # columns; narrower rows were never faster shared
 ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as can be. Others are not fitted
 MOST_CHUNKS = 8  # each takes code of its own
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
