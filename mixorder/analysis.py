@@ -3,33 +3,68 @@
 To learn which arguments a kernel writes, Inductor compiles it to Triton's IR for every launch that it meets:
 some 17 ms each, and a model of 32 layers has 250 launches of 10 kernels. The answer depends on the kernel's
 text, its constants, and the dtypes of its arguments only. Other people's kernels are analysed as ever.
+
+A kernel that Triton cannot compile only makes this analysis pessimistic, and the compile fails much later. Of
+ours it is asked before the graph is changed, when the answer is made that will serve later.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 import torch
 
 PREFIX = "triton_mixorder_"  # what the names of our kernels begin with
+ANALYSES = ("identify_accessed_tensors", "identify_mutated_tensors")  # 2.13, before
 _MAX_KERNELS = 1024
+_refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
+"""Why the last kernel had no Triton IR; the analysis itself catches it."""
 
 
 def share(module: ModuleType) -> None:
     """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent."""
-    for name in ("identify_accessed_tensors", "identify_mutated_tensors"):  # 2.13, before
+    for name, wrap in (("generate_ttir", _noting), *((name, _shared) for name in ANALYSES)):
         original = getattr(module, name, None)
         if original is not None and not getattr(original, "_mixorder_wrapper", False):
-            setattr(module, name, _shared(original))
+            wrapper = functools.wraps(original)(wrap(original))
+            wrapper._mixorder_wrapper = True  # type: ignore[attr-defined]
+            setattr(module, name, wrapper)
+
+
+def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
+    """Raise what Triton raises of a kernel with such arguments, tensors by name; sizes may be symbolic.
+
+    Of `triton.compiler.errors.CompilationError` only: whatever else keeps torch from the IR keeps no kernel
+    from running. Needs a GPU, for whose target the IR is made.
+    """
+    from triton.compiler.errors import CompilationError
+
+    share(module)
+    analyse = next(getattr(module, name) for name in ANALYSES if hasattr(module, name))
+    _refusal.set(None)
+    analyse(kernel, kwargs, {})
+    if isinstance(refusal := _refusal.get(), CompilationError):
+        raise refusal
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def generate_ttir(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except Exception as error:
+            _refusal.set(error)
+            raise
+
+    return generate_ttir
 
 
 def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Hashable, Any] = {}
 
-    @functools.wraps(original)
     def analyse(kernel: Any, kwargs: dict[str, Any], *rest: Any, **named: Any) -> Any:
         key = None if any(rest) or any(named.values()) else _key(kernel, kwargs)
         if key is None:
@@ -37,10 +72,13 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
         if key not in known:
             if len(known) >= _MAX_KERNELS:
                 known.clear()
-            known[key] = original(kernel, kwargs, *rest, **named)
+            _refusal.set(None)
+            result = original(kernel, kwargs, *rest, **named)
+            if _refusal.get() is not None:
+                return result
+            known[key] = result
         return known[key]
 
-    analyse._mixorder_wrapper = True  # type: ignore[attr-defined]
     return analyse
 
 

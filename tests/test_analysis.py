@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import triton
+from torch._higher_order_ops import triton_kernel_wrap
+from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
 
 from mixorder import analysis
+from mixorder.codegen.load import load_function
 
 
 class Function:
@@ -104,7 +109,65 @@ def test_memory_is_bounded(
 
 
 def test_torch_has_what_is_wrapped() -> None:
-    import torch._higher_order_ops.triton_kernel_wrap as module
+    assert any(hasattr(triton_kernel_wrap, name) for name in analysis.ANALYSES)
+    assert hasattr(triton_kernel_wrap, "generate_ttir")
 
-    names = ("identify_accessed_tensors", "identify_mutated_tensors")
-    assert any(hasattr(module, name) for name in names)
+
+SOURCE = """
+import triton
+import triton.language as tl
+@triton.jit
+def {name}(in0_ptr, out0_ptr, rows, XBLOCK: tl.constexpr):
+    at = tl.arange(0, XBLOCK)
+    tl.store(out0_ptr + at, tl.sqrt_rn(tl.load(in0_ptr + at, at < rows)), at < rows)
+"""
+F64 = torch.empty(2, dtype=torch.float64)
+
+
+@pytest.fixture
+def for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles, as if there were a GPU."""
+    target = GPUTarget("cuda", 90, 32)
+    active = types.SimpleNamespace(get_current_target=lambda: target)
+    monkeypatch.setattr(triton.runtime.driver, "_active", active)
+    assert triton.runtime.driver.active.get_current_target() == target
+
+
+def compiled(kind: str) -> Any:
+    name = f"{analysis.PREFIX}{kind}"
+    return triton.autotune([triton.Config({"XBLOCK": 8})], [])(load_function(SOURCE.format(name=name), name))
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_what_triton_rejects_is_raised_each_time_it_is_asked_for() -> None:
+    """Square roots rounded to the nearest are there for float32 alone."""
+    good, bad = ({"in0_ptr": t, "out0_ptr": t, "rows": 5} for t in (F32, F64))
+    kernel = compiled("sqrt")
+    for _ in range(2):
+        analysis.check(triton_kernel_wrap, kernel, good)
+        with pytest.raises(CompilationError):
+            analysis.check(triton_kernel_wrap, kernel, bad)
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_what_the_check_learns_serves_the_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, made = triton_kernel_wrap.generate_ttir, []
+
+    def generate_ttir(*args: Any) -> Any:
+        made.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(triton_kernel_wrap, "generate_ttir", generate_ttir)
+    kwargs, kernel = {"in0_ptr": F32, "out0_ptr": F32, "rows": sympy.Symbol("s0")}, compiled("once")
+    analysis.check(triton_kernel_wrap, kernel, kwargs)
+    analyse = next(
+        getattr(triton_kernel_wrap, n) for n in analysis.ANALYSES if hasattr(triton_kernel_wrap, n)
+    )
+    analyse(kernel, kwargs, {})
+    analysis.check(triton_kernel_wrap, kernel, kwargs)
+    assert len(made) == 1
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_what_is_not_a_matter_of_the_kernel_is_no_reason_to_refuse_it() -> None:
+    analysis.check(triton_kernel_wrap, compiled("other"), {"in0_ptr": F32})  # too few arguments

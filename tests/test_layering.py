@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "loops": {"errors", "graph.axes", "graph.gathers", "graph.nodes", "graph.region"},
     "graph": {"errors", "loops.ir"},
     "graph/rewrite.py": {
+        "analysis",
         "errors",
         "loops.ir",
         "loops.split",

@@ -110,15 +110,25 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
 
 
 def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
-    """The backward of a norm on a (rows, cols) tensor."""
-    make = torch.nn.LayerNorm if norm == "layer" else torch.nn.RMSNorm
+    """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
+    kind, _, residual = norm.partition("+")
+    make = torch.nn.LayerNorm if kind == "layer" else torch.nn.RMSNorm
     # A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded decides the time.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = make(cols, dtype=dtype, device=device)
         x = torch.randn(rows, cols, dtype=dtype, device=device, requires_grad=True)
-        ((program, _),) = capture(lambda compile: compile(module)(x).backward(torch.ones_like(x)))
-    return Target(f"{norm} {rows}x{cols}", program, rows * cols, dtype)
+
+        def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (module(x), x.clone()) if residual else (module(x),)
+
+        def step(compile: Callable[..., Any]) -> None:
+            outputs = compile(forward)(x)
+            torch.autograd.backward(outputs, [torch.ones_like(x) for _ in outputs])
+
+        ((program, _),) = capture(step)
+    tensors = 4 if residual else 3  # that are read and written; the limit's sum has three
+    return Target(f"{norm} {rows}x{cols}", program, rows * cols * tensors // 3, dtype)
 
 
 def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
@@ -394,7 +404,7 @@ def main() -> None:
         "--shapes",
         default=SHAPES,
     )
-    parser.add_argument("--norms", default="rms,layer")
+    parser.add_argument("--norms", default="rms,layer", help="rms, layer, rms+residual, layer+residual")
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)

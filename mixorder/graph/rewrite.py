@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
     triton_kernel_wrapper_functional,
@@ -18,6 +19,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
+from .. import analysis
 from ..codegen.exchange import EMPTY
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
@@ -185,8 +187,11 @@ class _Writer:
         has written."""
         tensors = {f"{name}_ptr": node for name, node in arguments.items()}
         written = [f"{name}_ptr" for name in source.written]
+        kernel = load_kernel(source)
+        if self.device.type == "cuda" and torch.cuda.is_available():  # or there is no target to compile for
+            analysis.check(triton_kernel_wrap, kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
         kwargs = {
-            "kernel_idx": kernel_side_table.add_kernel(load_kernel(source)),
+            "kernel_idx": kernel_side_table.add_kernel(kernel),
             "constant_args_idx": kernel_side_table.add_constant_args({}),
             "grid": [(source.grid, 1, 1)],
             "tma_descriptor_metadata": {},

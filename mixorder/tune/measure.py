@@ -31,7 +31,7 @@ from .search import Candidate
 
 T = TypeVar("T")
 
-FLUSH_BYTES = 64 * 2**20  # the least; twice the L2 where that is more
+FLUSH_BYTES = 256 * 2**20  # the least, twice the L2 where that is more; hides what a replay costs the host
 SETTLE_S = 0.05  # replays before the first sample, so that clocks are up again after the compile
 SAMPLES_S = 1.0  # what the samples of one call may take; long kernels get fewer
 MIN_REPS = 5

@@ -7,6 +7,7 @@ where a round gains little. No device, no clock: what measures is handed in.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from ..schedule.schedule import Schedule
 MOST = 28  # candidates timed for one region
 ROUND_GAIN = 1.01  # a round that gains less is the last one
 MARGIN = 1.015  # what must be gained, head to head, to leave the heuristic's schedule: more than noise
+DUELS = 2  # in each of which it must be gained
 REPS = 15  # samples of a candidate in a round
 FINAL_REPS = 60  # samples of the two that are compared at the end
 
@@ -78,8 +80,8 @@ Measure = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
 def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> Outcome:
     """The fastest candidate of the spaces, by variant; the first space's start is the heuristic's.
 
-    The start is left for what is faster by `MARGIN` when both are timed again, so that noise alone changes
-    nothing. RuntimeError if the heuristic's own schedule cannot be timed.
+    The start is left for what is faster by `MARGIN` each time that both are timed again, so that noise alone
+    changes nothing. RuntimeError if the heuristic's own schedule cannot be timed.
     """
     starts = [Candidate(variant, space.start) for variant, space in spaces.items()]
     best = first = starts[0]
@@ -101,12 +103,20 @@ def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> O
         batch = [best, *new[: max(0, most - len(seen))]]
     if best == first:
         return Outcome(first, first_us, first_us, len(seen))
-    last = measure([first, best], FINAL_REPS)
-    if first not in last:
-        raise RuntimeError(f"the schedule to compare with cannot be timed: {first}")
-    if best not in last or last[first] < MARGIN * last[best]:
+    duels = [_duel(measure, first, best) for _ in range(DUELS)]
+    if any(duel[0] < MARGIN * duel[1] for duel in duels):
         best = first
-    return Outcome(best, last[first], last[best], len(seen))
+    # What is told is the smallest gain that was seen.
+    first_us, best_us = min(duels, key=lambda duel: duel[0] / duel[1])
+    return Outcome(best, first_us, first_us if best == first else best_us, len(seen))
+
+
+def _duel(measure: Measure, first: Candidate, other: Candidate) -> tuple[float, float]:
+    """Microseconds of both, measured in turns; infinity where the other one cannot be timed any more."""
+    times = measure([first, other], FINAL_REPS)
+    if first not in times:
+        raise RuntimeError(f"the schedule to compare with cannot be timed: {first}")
+    return times[first], times.get(other, math.inf)
 
 
 def _near(spaces: Mapping[str, Space], candidate: Candidate) -> list[Candidate]:

@@ -10,7 +10,7 @@ import pytest
 from mixorder.schedule.candidates import Space
 from mixorder.schedule.device import H200
 from mixorder.schedule.heuristics import Workload, choose
-from mixorder.tune.search import FINAL_REPS, MARGIN, Candidate, Tuning, search
+from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, Candidate, Tuning, search
 
 WORK = Workload(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
 SPACE = Space(WORK, H200, choose(WORK, H200))
@@ -46,10 +46,9 @@ def test_it_goes_downhill_from_round_to_round_and_ends_in_a_duel() -> None:
     best = found.best.schedule
     assert best.num_splits == 132 and best.final_block < 8 and best.tile.num_stages <= 2
     assert len(clock.calls) > 2
-    duel, reps = clock.calls[-1]
-    assert duel == (FIRST, found.best) and reps == FINAL_REPS
+    assert clock.calls[-DUELS:] == DUELS * [((FIRST, found.best), FINAL_REPS)]
     assert found.heuristic_us == us(FIRST) and found.best_us == us(found.best)
-    batches = [batch for batch, _ in clock.calls[:-1]]
+    batches = [batch for batch, _ in clock.calls[:-DUELS]]
     new = [c for i, batch in enumerate(batches) for c in batch[1 if i else 0 :]]
     assert len(new) == len(set(new)) == found.candidates <= 80
 
@@ -62,6 +61,16 @@ def test_a_gain_within_the_noise_is_none(gain: float) -> None:
 
 def test_a_gain_that_the_duel_does_not_confirm_is_none() -> None:
     clock = Clock(lambda c: 30.0 if c != FIRST or clock.calls[-1][1] == FINAL_REPS else 33.0)
+    found = search({"held": SPACE}, clock)
+    assert found.best == FIRST and found.heuristic_us == found.best_us == 30.0
+
+
+def test_a_gain_in_one_duel_of_two_is_none() -> None:
+    def us(c: Candidate) -> float:
+        duels = sum(reps == FINAL_REPS for _, reps in clock.calls)
+        return 30.0 if c != FIRST or duels == DUELS else 33.0
+
+    clock = Clock(us)
     found = search({"held": SPACE}, clock)
     assert found.best == FIRST and found.heuristic_us == found.best_us == 30.0
 
