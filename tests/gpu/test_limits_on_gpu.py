@@ -1,0 +1,79 @@
+"""Kernels that Triton rejects, or that the device has no room for: the compile goes on, and is right."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from mixorder import pipeline
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS = {"mixorder": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
+ROWS, COLS = 1000, 4096
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    counters["mixorder"].clear()
+
+
+def errors(options):
+    """Of the gradients of a compiled LayerNorm, each relative to the largest."""
+    module = nn.LayerNorm(COLS).cuda()
+    x, dy = (torch.randn(ROWS, COLS, device="cuda") for _ in range(2))
+
+    def grads(function, module, x, dy):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+
+    found = grads(torch.compile(module, options=options, dynamic=False), module, x, dy)
+    wide = nn.LayerNorm(COLS).cuda().double()
+    truths = grads(wide, wide, x.double(), dy.double())
+    return [float((g - t).abs().max() / t.abs().max()) for g, t in zip(found, truths, strict=True)]
+
+
+def broken(*args):
+    main, final = generate(*args)
+    text = main.text.replace("tl.program_id", "tl.there_is_no_such_function", 1)
+    assert text != main.text
+    return dataclasses.replace(main, text=text), final
+
+
+generate = pipeline.generate
+
+
+def test_a_kernel_that_triton_rejects_is_left_to_inductor(monkeypatch):
+    monkeypatch.setattr(pipeline, "generate", broken)
+    with pytest.warns(UserWarning, match="there_is_no_such_function"):
+        assert max(errors(OPTIONS | {"mixorder_strict": False})) < 1e-5
+    assert counters["mixorder"]["fused_regions"] == 0
+
+
+def test_a_kernel_that_triton_rejects_raises_in_strict_mode(monkeypatch):
+    monkeypatch.setattr(pipeline, "generate", broken)
+    with pytest.raises(Exception, match="there_is_no_such_function"):
+        errors(OPTIONS | {"mixorder_strict": True})
+
+
+def test_a_schedule_that_asks_for_too_much_shared_memory_runs_with_less(monkeypatch):
+    """Loads so far ahead take more than a multiprocessor has; they are then not made ahead."""
+    choose, asked = pipeline.choose, []
+
+    def greedy(*args, **kwargs):
+        schedule = choose(*args, **kwargs)
+        tile = dataclasses.replace(schedule.tile, num_stages=20)
+        asked.append(20 * tile.xblock * schedule.r0_block * 2 * 4)
+        return dataclasses.replace(schedule, tile=tile)
+
+    monkeypatch.setattr(pipeline, "choose", greedy)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*mixorder.*")
+        assert max(errors(OPTIONS | {"mixorder_strict": True})) < 1e-5
+    assert counters["mixorder"]["fused_regions"] == 1
+    assert asked and min(asked) > torch.cuda.get_device_properties(0).shared_memory_per_block_optin
