@@ -26,9 +26,16 @@ def _wrap_compile_fx(module: ModuleType) -> None:
     wrap_compile_fx(module)
 
 
+def _fit_launches(module: ModuleType) -> None:
+    from mixorder.launches import fit
+
+    fit(module)
+
+
 _CALLBACKS: dict[str, Callable[[ModuleType], None]] = {
     "torch._inductor.config": _register_options,
     "torch._inductor.compile_fx": _wrap_compile_fx,
+    "torch._inductor.runtime.triton_heuristics": _fit_launches,
 }
 
 

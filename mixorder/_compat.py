@@ -71,6 +71,12 @@ def append_graph_pass(user: Any, ours: CustomGraphPass) -> Any:
     return ours if user is None else _chain(user, ours)
 
 
+def loads_with_less(autotuner: type) -> bool:
+    """Whether Inductor compiles a kernel again without pipelining where it asks for too much shared memory
+    (2.13 on), instead of giving up (2.11)."""
+    return hasattr(autotuner, "compile_by_disabling_pipelining")
+
+
 def versions() -> list[str]:
     """What compiles a kernel, for the identity of what was measured."""
     import torch

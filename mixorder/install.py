@@ -64,7 +64,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
     def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
         if not Options.current().enabled:
             return original(*args, **kwargs)
-        launches.early(importlib.import_module("torch._inductor.codegen.wrapper"))
+        launches.define(importlib.import_module("torch._inductor.codegen.wrapper"))
         analysis.share(importlib.import_module("torch._higher_order_ops.triton_kernel_wrap"))
         passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, MixOrderPass())
         patches = {"post_grad_custom_post_pass": passes, **_compat.builtin_mix_order_off()}

@@ -32,6 +32,7 @@ Results = list[Tensor]
 ON = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 ROWS_ADDED = 3
 LEAST_TO_SHARE = 32
+RUNS_OF_STOCK = 8  # to see whether it is as indeterminate as a region's surroundings
 _PLANTS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _RESERVE = 1 << 26
 
@@ -87,7 +88,7 @@ def _run(program: Program, device: str, ask_stock: bool) -> Outcome:
     eager = [example.run(trial.function) for example in trial.examples()]
     with collect() as records:
         try:
-            ours = trial.compiled({"mixorder": True}, twice=True)
+            ours = trial.compiled({"mixorder": True}, times=2)
         except Exception as error:
             return _crash(trial, error)
     found: dict[str, Any] = {
@@ -134,7 +135,7 @@ def _crash(trial: _Trial, error: Exception) -> Outcome:
     if _lost(text):
         return Outcome("failed", "device", text, lost=True)
     try:
-        trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, twice=True)
+        trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, RUNS_OF_STOCK)
     except Exception as other:
         if kind == getattr(other, "kind", "crash"):
             return Outcome("torch", kind, text, lost=_lost(_told(other)))
@@ -170,16 +171,14 @@ class _Trial:
         for added in self.added:
             yield Example(self.program, self.device, added, wide)
 
-    def compiled(self, options: dict[str, Any], twice: bool = False) -> list[Results]:
-        """Results for each size. If they are made `twice`, they must agree in every bit."""
+    def compiled(self, options: dict[str, Any], times: int = 1) -> list[Results]:
+        """Results for each size. If they are made several `times`, they must agree in every bit."""
         torch._dynamo.reset()
         dynamic = None if self.program.dynamic else False
         function = torch.compile(self.function, dynamic=dynamic, **self._compiler(options))
-        runs = [
-            [self._poisoned_run(function, example) for example in self.examples()] for _ in range(1 + twice)
-        ]
-        for first, again in zip(runs[0], runs[-1], strict=True):
-            if not all(map(same_bits, first, again)):
+        runs = [[self._poisoned_run(function, example) for example in self.examples()] for _ in range(times)]
+        for again in runs[1:]:
+            if not all(all(map(same_bits, *pair)) for pair in zip(runs[0], again, strict=True)):
                 raise Difference("indeterminate", "a second run gives other bits")
         return runs[0]
 

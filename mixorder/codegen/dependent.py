@@ -11,6 +11,8 @@ it: like what `codegen.exchange` has, they are pure in the eyes of the compiler.
 
 from __future__ import annotations
 
+from .assembly import inline
+
 PROGRAM = "tl.program_id(0)"
 RELEASE = "griddepcontrol.launch_dependents"
 WAIT = "griddepcontrol.wait"
@@ -32,5 +34,4 @@ def waits(text: str) -> bool:
 
 
 def _through(instruction: str, value: str) -> str:
-    text = f"/* mixorder pass */ {instruction}; mov.b32 $0, $1;"
-    return f'tl.inline_asm_elementwise("{text}", "=r,r", [{value}], dtype=tl.int32, is_pure=True, pack=1)'
+    return inline("pass", f"{instruction}; mov.b32 $0, $1;", "=r,r", [value], "tl.int32")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..loops.ir import AMAX, AMIN, PROD, SUM, ReductionKind
 from ..loops.share import lanes_of
+from .assembly import inline, mark_of
 
 EMPTY = -1  # as a float, a NaN that no computation gives
 MAX_WORDS = 32  # of one read: a word for each lane of a warp
@@ -31,7 +32,6 @@ _KINDS = {
     AMAX: ("max.NaN.f32", 0xFF800000),
     AMIN: ("min.NaN.f32", 0x7F800000),
 }
-_MARK = "mixorder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +85,12 @@ class Record:
 def carried(value: str, bits: int, dtype: str) -> str:
     """Triton text: `value`, of `bits` per element, as a new value. Triton does not pipeline a loop in which
     one iteration hands on what it was handed by the last."""
-    text, pack = f"/* {_MARK} carry */ mov.b32 $0, $1;", 32 // bits
-    return f'tl.inline_asm_elementwise("{text}", "=r,r", [{value}], dtype={dtype}, is_pure=True, pack={pack})'
+    return inline("carry", "mov.b32 $0, $1;", "=r,r", [value], dtype, pack=32 // bits)
 
 
 def _asm(what: str, record: Record, body: str, constraints: str, args: list[str], dtype: str) -> str:
-    mark = f"/* {_MARK} {what} {record.kind.name} values={record.values} parts={record.parts} */"
-    return (
-        f'tl.inline_asm_elementwise("{mark} {body}", "{constraints}", [{", ".join(args)}], dtype={dtype}, '
-        "is_pure=True, pack=1)"
-    )
+    mark = f"{what}_{record.kind.name}_{record.values}_{record.parts}"
+    return inline(mark, body, constraints, args, dtype)
 
 
 def _bits(kind: ReductionKind) -> str:
@@ -107,9 +103,10 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
 
     import numpy
 
-    found = re.match(rf"/\* {_MARK} (\w+)(?: (\w+) values=(\d+) parts=(\d+))? \*/", text)
-    if not found:
+    if (mark := mark_of(text)) is None:
         return None
+    found = re.fullmatch(r"([a-z]+)(?:_([a-z]+)_(\d+)_(\d+))?", mark)
+    assert found, mark
     if found[1] in ("carry", "pass"):
         return [args[0]]
     if found[1] == "peek":

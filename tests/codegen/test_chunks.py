@@ -52,7 +52,7 @@ class TestWhole(TestCase):
             main.text,
             """\
 @triton.jit
-def triton_mixorder_test_d1ab8f78(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_811bbaa0(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 32
     s = tl.program_id(0)
     y_0 = tl.arange(0, R0_BLOCK)[None, :]
@@ -120,7 +120,7 @@ def triton_mixorder_test_d1ab8f78(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
         tl.store(out0_ptr + (y_0 + 88*x), tmp41)
         tl.store(out0_ptr + (y_1 + 88*x), tmp42)
         tl.store(out0_ptr + (y_2 + 88*x), tmp43, ymask_2)
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y_0 + 88*s), tl.sum(ws0_acc_0 - ws0_error_0, 0)[None, :])
     tl.store(ws0_ptr + (y_1 + 88*s), tl.sum(ws0_acc_1 - ws0_error_1, 0)[None, :])
     tl.store(ws0_ptr + (y_2 + 88*s), tl.sum(ws0_acc_2 - ws0_error_2, 0)[None, :], ymask_2)

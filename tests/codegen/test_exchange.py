@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import graphs
 import numpy
 import pytest
 import triton
 from expecttest import TestCase
+from graphs import only
 
 from mixorder.codegen.exchange import EMPTY, MAX_WORDS, POLLS, Record, carried, interpreted
 from mixorder.loops.ir import AMAX, AMIN, PROD, SUM, ReductionKind
@@ -49,7 +51,8 @@ class TestWhole(TestCase):
         self.assertExpectedInline(
             call_of(Record(SUM, 2, 12).peek("p"))[0].replace("; ", ";\n"),
             """\
-/* mixorder peek sum values=2 parts=12 */ { .reg .pred q;
+{ .reg .b32 mixorder_peek_sum_2_12;
+{ .reg .pred q;
 .reg .b32 l, k;
 .reg .b64 a;
 mov.u32 l, %laneid;
@@ -59,7 +62,7 @@ setp.lt.and.u32 q, l, 32, q;
 mad.wide.u32 a, l, 4, $1;
 mov.b32 $0, 0x00000000;
 @q ld.relaxed.gpu.global.b32 $0, [a];
-}""",
+} }""",
         )
 
     def test_total(self) -> None:
@@ -67,7 +70,8 @@ mov.b32 $0, 0x00000000;
         self.assertExpectedInline(
             text.replace("; ", ";\n"),
             """\
-/* mixorder total amax values=2 parts=12 */ { .reg .pred p, m;
+{ .reg .b32 mixorder_total_amax_2_12;
+{ .reg .pred p, m;
 .reg .b32 n, v, w;
  .reg .pred q;
 .reg .b32 l, k;
@@ -97,7 +101,7 @@ shfl.sync.bfly.b32 w, v, 1, 31, -1;
 max.NaN.f32 v, v, w;
 shfl.sync.idx.b32 $1, v, 0, 31, -1;
 shfl.sync.idx.b32 $2, v, 16, 31, -1;
-}""",
+} }""",
         )
 
 
@@ -261,3 +265,11 @@ def test_what_is_carried_stays_the_same(bits: int, dtype: str, pack: int) -> Non
 def test_other_asm_is_left_to_the_interpreter() -> None:
     assert interpreted("mov.b32 $0, $1;", [numpy.zeros(1)]) is None
     assert interpreted("/* mixorder-like */ mov.b32 $0, $1;", [numpy.zeros(1)]) is None
+
+
+def test_assembly_stands_in_a_comment_of_c() -> None:
+    """Inductor's C++ wrapper puts kernels there."""
+    schedules = [graphs.kernels(only(graphs.layer_norm_backward(8192, cols))) for cols in (768, 32768)]
+    assert [schedule.parts > 1 for _, schedule, _ in schedules] == [False, True]
+    texts = [source.text for _, _, sources in schedules for source in sources]
+    assert all("asm" in text and "/*" not in text and "*/" not in text for text in texts)

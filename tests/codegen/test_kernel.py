@@ -55,7 +55,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_8c1a6221(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -87,16 +87,16 @@ def triton_mixorder_test_8c1a6221(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp18 = tmp16 - tmp17
         tmp19 = tmp4 * tmp18
         tl.store(out0_ptr + (y + 768*x), tmp19, ymask)
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
     tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
 
 
 @triton.jit
-def triton_mixorder_test_final_8b11670f(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_4637be93(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 8
-    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
@@ -116,7 +116,7 @@ def triton_mixorder_test_final_8b11670f(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
             self.show(graph),
             """\
 @triton.jit
-def triton_mixorder_test_19f72352(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_d06b970d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 256
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -156,16 +156,16 @@ def triton_mixorder_test_19f72352(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
         tmp24 = ws1_acc + tmp23
         ws1_error = tl.where(tl.abs(tmp24) < float('inf'), (tmp24 - ws1_acc) - tmp23, 0.0)
         ws1_acc = tmp24
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 256*s), tl.sum(ws0_acc - ws0_error, 0)[None, :])
     tl.store(ws1_ptr + (y + 256*s), tl.sum(ws1_acc - ws1_error, 0)[None, :])
 
 
 @triton.jit
-def triton_mixorder_test_final_a74026ad(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_6881b112(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 256
     YBLOCK: tl.constexpr = 16
-    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 132
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]

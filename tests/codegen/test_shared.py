@@ -70,7 +70,7 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_8b6ac37f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_67278dba(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
     part = tl.program_id(0) % 8
     s = tl.program_id(0) // 8

@@ -1,0 +1,28 @@
+"""Inline PTX in a kernel's text, marked so that the interpreter knows it again.
+
+The mark is the name of a register that nothing uses. It is no comment, because Inductor's C++ wrapper puts a
+kernel's text into one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_MARK = "mixorder_"
+
+
+def inline(mark: str, body: str, constraints: str, args: Sequence[str], dtype: str, pack: int = 1) -> str:
+    """Triton text: the results of `body`. `mark` is letters, digits and underscores. Pure in the eyes of the
+    compiler."""
+    text = f"{{ .reg .b32 {_MARK}{mark}; {body} }}"
+    return (
+        f'tl.inline_asm_elementwise("{text}", "{constraints}", [{", ".join(args)}], dtype={dtype}, '
+        f"is_pure=True, pack={pack})"
+    )
+
+
+def mark_of(text: str) -> str | None:
+    """The mark of assembly text; None if it has none."""
+    found = re.match(rf"{{ \.reg \.b32 {_MARK}(\w+);", text)
+    return found and found[1]
