@@ -297,7 +297,8 @@ def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram
 
 def short(dtype: torch.dtype) -> str:
     """A dtype in the spelling of Triton's signatures."""
-    return {bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64", torch.int32: "i32"}[dtype]
+    names = {bf16: "bf16", f16: "fp16", f32: "fp32", f64: "fp64", torch.int32: "i32", torch.int64: "i64"}
+    return names[dtype]
 
 
 def node(graph: Graph, name: str) -> Node:

@@ -268,7 +268,7 @@ chunks = 1""",
             main.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_9e5943d9(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_rms_norm_backward_bc204956(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -292,7 +292,7 @@ def triton_mixorder_rms_norm_backward_9e5943d9(in0_ptr, in1_ptr, in2_ptr, in3_pt
         tmp12 = tmp4 - tmp11
         tmp13 = tmp12 * tmp2
         tl.store(out0_ptr + (y + 768*x), tmp13, ymask)
-    s = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
+    s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
 """,  # noqa: E501
         )
@@ -303,10 +303,10 @@ def triton_mixorder_rms_norm_backward_9e5943d9(in0_ptr, in1_ptr, in2_ptr, in3_pt
             final.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_final_63492991(out1_ptr, ws0_ptr):
+def triton_mixorder_rms_norm_backward_final_8bb0f231(out1_ptr, ws0_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 8
-    block = tl.inline_asm_elementwise("/* mixorder pass */ griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
+    block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     smask = s < 528
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]

@@ -47,6 +47,7 @@ GRID: dict[str, tuple[float, ...]] = {
     "final_per_thread": (16, 32, 64, 128),
     "chunk_saving": (0.25, 0.375, 1.0),
     "min_chunk": (32, 256, 512, 1024),
+    "rounding": (1.0, 1.25),
     "tile_bytes": (16 * 1024, 32 * 1024),
     "parts_of_4": (4, 8, 12, 16),
     "parts_of_2": (8, 16, 32),

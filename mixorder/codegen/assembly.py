@@ -14,7 +14,8 @@ _MARK = "mixorder_"
 
 def inline(mark: str, body: str, constraints: str, args: Sequence[str], dtype: str, pack: int = 1) -> str:
     """Triton text: the results of `body`. `mark` is letters, digits and underscores. Pure in the eyes of the
-    compiler."""
+    compiler. `pack` elements to a register; 0 would end the process (triton 3.6 and 3.7)."""
+    assert pack > 0, (mark, pack)
     text = f"{{ .reg .b32 {_MARK}{mark}; {body} }}"
     return (
         f'tl.inline_asm_elementwise("{text}", "{constraints}", [{", ".join(args)}], dtype={dtype}, '

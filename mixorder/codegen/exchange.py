@@ -85,6 +85,8 @@ class Record:
 def carried(value: str, bits: int, dtype: str) -> str:
     """Triton text: `value`, of `bits` per element, as a new value. Triton does not pipeline a loop in which
     one iteration hands on what it was handed by the last."""
+    if bits == 64:
+        return inline("carry", "mov.b64 $0, $1;", "=l,l", [value], dtype)
     return inline("carry", "mov.b32 $0, $1;", "=r,r", [value], dtype, pack=32 // bits)
 
 

@@ -81,6 +81,7 @@ class _SharedKernel:
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
         self.idle = _without_effect(self.nest, self.x.symbol)
+        self.writer.floating = _floating(self.nest, self.y.symbol)
 
     def written(self, label: str) -> KernelSource:
         schedule, writer, code = self.schedule, self.writer, self.code
@@ -99,6 +100,8 @@ class _SharedKernel:
         self.columns("part")
         for stmt in self.nest.preamble:
             writer.statement(stmt)
+        if writer.floating:
+            self.anchor()
         self.empty_accumulators()
         self.main_loop()
         if self.exchanged:
@@ -128,6 +131,13 @@ class _SharedKernel:
             if cols != self.schedule.r0_block:
                 inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
             self.code.writeline(f"{y.mask} = {inside}")
+
+    def anchor(self) -> None:
+        """A load that never takes place, of a layout that suits the tiles: where a reduction has no load over
+        columns in it, Triton would lay its tile out as the row's word is stored, a row to a thread."""
+        full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
+        pointer = pointer_of(next(full).buffer)
+        self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, stage: int) -> None:
         """The rows of the tile that a stage works on in this turn of the loop."""
@@ -354,7 +364,11 @@ class _SharedKernel:
         for r in reductions:
             identity = self.writer.identity(r.kind, r.dtype)
             code.writeline(f"{names[r.name]} = tl.full([XBLOCK, {lanes}], {identity})")
-        code.writeline(f"for other in tl.range(0, {self.schedule.parts}, num_stages=1):")
+        parts = str(self.schedule.parts)
+        if self.writer.floating.intersection(names):
+            # So that LLVM does not know it: such short loops it would unroll, and spill several KB a thread.
+            parts = f"tl.num_programs(0) // {self.schedule.num_splits}"
+        code.writeline(f"for other in tl.range(0, {parts}, num_stages=1):")
         with code.indent():
             self.columns("other")
             self.at_once(reductions)
@@ -387,6 +401,15 @@ class _SharedWriter(Writer):
         super().__init__(*args)  # type: ignore[arg-type]
         self.held: dict[str, str] = {}  # values that are carried, and the name that they are held under
         self.raw: set[str] = set()  # the loads among them that are held as loaded
+        self.floating: frozenset[str] = frozenset()  # reductions of what no load over columns is in
+
+    def reduce(self, stmt: Reduce) -> None:
+        value = self.ops.variables[stmt.value.name]
+        if stmt.name in self.floating:
+            anchored = f"tl.where(anchor == 0, {value}, {self.literal(stmt.kind)})"
+            self.ops.variables[stmt.value.name] = anchored
+        super().reduce(stmt)
+        self.ops.variables[stmt.value.name] = value
 
     def loaded(self, stmt: Load, text: str) -> str:
         if stmt.name not in self.raw:
@@ -425,6 +448,18 @@ def _groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], .
         same = [r for r in reductions if r.kind is kind]
         groups += [same[i : i + most] for i in range(0, len(same), most)]
     return tuple(map(tuple, groups))
+
+
+def _floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
+    """The reductions over columns of what depends on no load over columns: a label's place, say."""
+    deps = nest.dependence()
+    known = [s for s in nest.statements if not isinstance(s, Reduce | Exchange)]
+    return frozenset(
+        r.name
+        for r in nest.statements
+        if isinstance(r, Reduce)
+        and not any(isinstance(s, Load) and col in deps[s.name] for s in closure(known, [r]))
+    )
 
 
 def _without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:

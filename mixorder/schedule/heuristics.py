@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 from ..errors import DeclineReason, TooWide
 from ..loops.alignment import skew_of
@@ -172,7 +171,7 @@ def _tile(
     """The tile, and how many programs share a multiprocessor."""
     # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
-    resident = _power_of_2(scale * constants.resident_bytes / max(1, work.load_bytes))
+    resident = constants.elements(scale * constants.resident_bytes, work.load_bytes)
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
     share = constants.few_tiles_share if few_tiles else 1.0
     resident = max(1, int(share * resident))
@@ -232,11 +231,6 @@ def _stages(
     while stages > 1 and staged * (stages - 1) > device.shared_memory:
         stages -= 1
     return stages
-
-
-def _power_of_2(n: float) -> int:
-    """The nearest one."""
-    return 1 << max(0, round(math.log2(n)))
 
 
 def _per_access(work: Workload) -> int:

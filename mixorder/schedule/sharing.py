@@ -92,7 +92,9 @@ def choose_shared(
 def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants = FITTED) -> list[Schedule]:
     """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer turn hides the exchange all the better.
-    elements = 1 << round(math.log2(constants.tile_bytes / max(1, work.load_bytes)))
+    elements = constants.elements(constants.tile_bytes, work.load_bytes)
+    # Where one narrow tensor is all that streams in: no more per thread than was measured.
+    elements = min(elements, constants.elements_per_thread * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
     return [s for size in sizes for s in _laid_out(work, device, size, constants)]

@@ -252,11 +252,18 @@ def test_extremes_of_infinities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype", "pack"), [(8, "tl.int8", 4), (16, "tl.bfloat16", 2), (32, "tl.float32", 1)]
+    ("bits", "dtype", "pack"),
+    [
+        (8, "tl.int8", 4),
+        (16, "tl.bfloat16", 2),
+        (32, "tl.float32", 1),
+        (64, "tl.int64", 1),
+        (64, "tl.float64", 1),
+    ],
 )
 def test_what_is_carried_stays_the_same(bits: int, dtype: str, pack: int) -> None:
     text = carried("held", bits, dtype)
-    assert f"pack={pack}" in text and f"dtype={dtype}" in text
+    assert f"pack={pack}" in text and f"dtype={dtype}" in text and (f"mov.b{max(bits, 32)} " in text)
     values = numpy.arange(8, dtype=numpy.int32)
     (same,) = interpret(text, values)
     assert same.tolist() == values.tolist()

@@ -98,6 +98,18 @@ def two_stages(rows: int, cols: int) -> Graph:
     return traced(function, full, full, ((cols,), f32))
 
 
+def cross_entropy(rows: int, cols: int) -> Graph:
+    """The backward of cross-entropy, and of the bias of the layer that makes the logits. Labels are int64."""
+
+    def function(logits: Any, labels: Any, lse: Any) -> Any:
+        hits = labels == torch.arange(cols)
+        scaled = torch.where(hits & (labels != -100), -1.0, 0.0)
+        dx = scaled - torch.exp(logits.to(f32) - lse) * scaled.sum(1, keepdim=True)
+        return dx.to(bf16), dx.sum(0).to(bf16)
+
+    return traced(function, ((rows, cols), bf16), ((rows, 1), torch.int64), ((rows, 1), f32))
+
+
 SHARED: dict[str, Callable[[], Graph]] = {
     **{
         f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
@@ -110,6 +122,7 @@ SHARED: dict[str, Callable[[], Graph]] = {
     "rms_weight_fp32": functools.partial(graphs.rms_norm_backward, 4096, 16384, bf16, f32),
     "residual": functools.partial(residual, 4096, 16384),
     "two_stages": functools.partial(two_stages, 4096, 16384),
+    "cross_entropy": functools.partial(cross_entropy, 8192, 32000),
 }
 
 
@@ -134,6 +147,7 @@ SPILLED = {
     ("sm_90 alone", "rms_4096x16384"): 64,
     ("sm_90", "rms_weight_fp32"): 32,
     ("sm_120", "rms_weight_fp32"): 96,
+    ("sm_80", "cross_entropy"): 8,
     ("sm_80", "layer_fp32_wide"): 16,
     ("sm_100", "layer_fp32_wide"): 48,
     ("sm_120", "layer_fp32_wide"): 80,

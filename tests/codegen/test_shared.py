@@ -375,3 +375,20 @@ def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
     program = share(program_of(function, *TWO_STAGES[1:]), 4, 1)
     assert any(isinstance(s, Carry) and s.value.name == "amax" for s in program.nests[0].body)
     assert _without_effect(program.nests[0], program.tile_axes[0].symbol) == set()
+
+
+def labelled(logits: Any, labels: Any, lse: Any) -> Any:
+    scaled = torch.where(labels == torch.arange(logits.shape[1]), -1.0, 0.0)
+    return scaled - torch.exp(logits - lse) * scaled.sum(1, keepdim=True), (logits * lse).sum(0)
+
+
+def test_a_reduction_without_a_load_over_columns_is_anchored_to_one() -> None:
+    """Or a thread would have a whole row of it; both times, and the loop over parts is not unrolled."""
+    text = kernel_of(
+        program_of(labelled, ((64, 16384), f32), ((64, 1), torch.int64), ((64, 1), f32)), num_splits=4
+    ).text
+    assert text.count("anchor = tl.load(") == 1 and "tl.program_id(0) < 0" in text
+    assert text.count("tl.where(anchor == 0, ") == 2
+    assert "for other in tl.range(0, tl.num_programs(0) // 4, num_stages=1)" in text
+    plain = kernel_of(rms()).text
+    assert "anchor" not in plain and "for other in tl.range(0, 8, num_stages=1)" in plain

@@ -12,7 +12,7 @@ import torch
 from mixorder.errors import TooWide
 from mixorder.schedule import device as device_module
 from mixorder.schedule.candidates import Space
-from mixorder.schedule.constants import FITTED
+from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200, DeviceInfo, device_info
 from mixorder.schedule.heuristics import Workload, choose
 from mixorder.schedule.schedule import Schedule
@@ -124,3 +124,11 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_that_no_program_holds_says_so() -> None:
     with pytest.raises(TooWide):
         choose(dataclasses.replace(LAYER, cols=16384), A100)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "each", "elements"),
+    [(1.0, 4, 8192), (1.0, 6, 4096), (1.0, 8, 4096), (1.25, 4, 8192), (1.25, 6, 8192), (1.25, 8, 4096)],
+)
+def test_elements_of_a_tile_are_a_power_of_two(rounding: float, each: int, elements: int) -> None:
+    assert Constants(rounding=rounding).elements(32768, each) == elements
