@@ -60,7 +60,7 @@ def test_any_schedule_is_launchable(load_bytes: int, cols: int, device: DeviceIn
     for rows in (1, 2, 3, 100, 4096, 1_000_000):
         work = SharedWork(rows, cols, load_bytes, load_bytes, column_words=1, exchanged=1)
         too_wide = load_bytes == 12 and cols * load_bytes > 2**20  # more than 32 programs of 32 KB
-        if too_wide or (load_bytes == 2 and cols <= MAX_COLS):  # smaller tiles, or rows that are read twice
+        if too_wide:
             with pytest.raises(TooWide):
                 choose_shared(work, device)
         else:
@@ -93,12 +93,19 @@ def test_the_widest_rows_of_norms_are_taken() -> None:
 
 
 def test_tiles_are_halved_where_there_is_no_other_way() -> None:
-    """One tensor of two bytes: a full turn is 64 elements per thread."""
-    work = SharedWork(4096, MAX_COLS + 1, load_bytes=2, held_bytes=2, column_words=2, exchanged=1)
+    """Eight accumulators: a turn of 32 elements per thread takes more registers than there are."""
+    work = SharedWork(4096, MAX_COLS + 1, load_bytes=4, held_bytes=4, column_words=8, exchanged=1)
     schedule = choose_shared(work, H200)
-    assert schedule.tile.xblock * schedule.r0_block == 32 * 32 * schedule.tile.num_warps
+    assert schedule.tile.xblock * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
     with pytest.raises(TooWide):
         choose_shared(dataclasses.replace(work, cols=MAX_COLS), H200)
+
+
+def test_a_thread_has_no_more_than_was_measured_where_little_streams_in() -> None:
+    """One tensor of two bytes: by bytes alone a turn would be 64 elements per thread."""
+    work = SharedWork(4096, 32000, load_bytes=2, held_bytes=0, column_words=1, exchanged=1)
+    schedule = choose_shared(work, H200)
+    assert schedule.tile.xblock * schedule.r0_block == 32 * 32 * schedule.tile.num_warps
 
 
 def test_too_many_columns_are_declined() -> None:
