@@ -45,9 +45,9 @@ def _is_loop(node: Node) -> bool:
 
 
 def _bytes(node: Node) -> Size:
+    """Of a tensor; a symbolic number takes none."""
     val, shape = fake(node), shape_of(node)
-    assert val is not None and shape is not None
-    return product((*shape, val.dtype.itemsize))
+    return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
 class Scope:

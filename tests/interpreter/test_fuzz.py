@@ -61,6 +61,27 @@ NORM = Program(
 )
 
 
+# The variance of symbolic rows divides by a number that is no tensor.
+VARIANCE = Program(
+    shape=(9, 5),
+    inner=(1,),
+    outer=(0,),
+    steps=(
+        Step("v0", "mul_row", ("x", "r")),
+        Step("v1", "col_var", ("v0",), 2),
+        Step("v2", "row_sum", ("x", "y")),
+        Step("v3", "sub_mul_row", ("y", "x", "v2")),
+    ),
+    outputs=(("v1", "plain"), ("v3", "plain")),
+    backward=True,
+    dynamic=True,
+)
+
+
+def test_programs_in_which_a_bug_was_found() -> None:
+    check(VARIANCE, "interpreter")
+
+
 def test_the_program_is_fused_as_it_is() -> None:
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.fused) == ("ok", 1), outcome
