@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from gradients import grads
 from graphs import randomised
 from torch import nn
 from torch._dynamo.utils import counters
@@ -42,11 +43,6 @@ def warm():
     module = randomised(nn.RMSNorm(64, eps=1e-6), torch.float32).to(DEVICE)
     x = torch.randn(512, 64, device=DEVICE)
     grads(torch.compile(module, options=STRICT, dynamic=False), module, x, torch.ones_like(x))
-
-
-def grads(function, module, x, dy):
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
 
 
 def inputs(rows, cols, dtype=torch.bfloat16, norm="rms"):

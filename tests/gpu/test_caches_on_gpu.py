@@ -1,7 +1,6 @@
 """Caches, processes and the other ways to compile, on a GPU: exact, from the cache where there is one."""
 
 import contextlib
-import copy
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from gradients import exact, grads
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass
@@ -46,16 +46,6 @@ def norm(cols=768, dtype=torch.float32):
 
 def inputs(shape=SHAPE, dtype=torch.float32):
     return tuple(torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
-
-
-def grads(function, module, x, dy):
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
-
-
-def exact(module, x, dy):
-    wide = copy.deepcopy(module).double()
-    return grads(wide, wide, x.double(), dy.double())
 
 
 def close(found, truths, bound=3e-6):

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from gradients import exact, grads
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -28,13 +29,8 @@ def errors(options):
     module = nn.LayerNorm(COLS).cuda()
     x, dy = (torch.randn(ROWS, COLS, device="cuda") for _ in range(2))
 
-    def grads(function, module, x, dy):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
-
     found = grads(torch.compile(module, options=options, dynamic=False), module, x, dy)
-    wide = nn.LayerNorm(COLS).cuda().double()
-    truths = grads(wide, wide, x.double(), dy.double())
+    truths = exact(module, x, dy)
     return [float((g - t).abs().max() / t.abs().max()) for g, t in zip(found, truths, strict=True)]
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from gradients import grads
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -36,11 +37,6 @@ def case(name, shape, dtype):
 
 def compiled(module, **options):
     return torch.compile(module, options=STRICT | options, dynamic=False)
-
-
-def grads(function, module, x, dy):
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
 
 
 def same(one, other):

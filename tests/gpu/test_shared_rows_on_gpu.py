@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from gradients import exact, grads
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -50,16 +51,6 @@ def inputs(norm, rows, cols, dtype):
             p.normal_()
     x, dy = (torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2))
     return module.to(dtype), x, dy
-
-
-def grads(function, module, x, dy):
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
-
-
-def exact(module, x, dy):
-    wide = copy.deepcopy(module).double()
-    return grads(wide, wide, x.double(), dy.double())
 
 
 def compiled(module, **options):
