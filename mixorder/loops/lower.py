@@ -25,11 +25,10 @@ from torch._inductor.utils import upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V, ops
 from torch._prims_common import dtype_to_type, make_contiguous_strides_for
 from torch.fx import Node
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
-from ..graph.axes import Size, Space, product, ratio
+from ..graph.axes import Size, Space, product
 from ..graph.gathers import is_piece
 from ..graph.nodes import (
     MOMENTS,
@@ -63,8 +62,8 @@ from .ir import (
     index_symbols,
     operands,
 )
+from .relayout import Index, delinearize, relayout
 
-Index = tuple[sympy.Expr, ...]
 _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
 
@@ -256,7 +255,7 @@ class _Tracer:
         ]
         if product(shape) != product(size for size, _ in axes):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
-        return _relayout(shape, axes)
+        return relayout(shape, axes)
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the two axes' symbols."""
@@ -493,61 +492,10 @@ def _exprs(sizes: Iterable[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
     return tuple(sympy.sympify(size_of(n)) for n in sizes)
 
 
-def _delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
-    """Split a flat index over `shape` (row major) into one index per dim."""
-    index: list[sympy.Expr] = []
-    stride: Size = 1
-    total = product(shape)
-    for n in reversed(shape):
-        end = product((stride, n))
-        if n == 1:
-            index.append(sympy.S.Zero)
-        elif end == total:
-            index.append(FloorDiv(at, stride) if stride != 1 else at)
-        else:
-            index.append(ModularIndexing(at, stride, n))
-        stride = end
-    return tuple(reversed(index))
-
-
 def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:
     """The index along each axis of the space, from the loop of its class."""
     by_class = {
-        kind: iter(_delinearize(axis.symbol, [n for n, k in space.axes if k is kind]))
+        kind: iter(delinearize(axis.symbol, [n for n, k in space.axes if k is kind]))
         for kind, axis in loops.items()
     }
     return [next(by_class[kind]) for _, kind in space.axes]
-
-
-def _relayout(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
-    """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
-
-    Dims and axes are matched in the smallest groups of equal size, so that most need no division.
-    """
-    index: list[sympy.Expr] = []
-    left = [(size, at) for size, at in axes if size != 1]
-    dims: list[Size] = []
-    group: list[tuple[Size, sympy.Expr]] = []
-    for dim in shape:
-        dims.append(dim)
-        total = product(dims)
-        # Take axes while the group is a proper part of the dims, and dims while it is more than they are.
-        while left and _is_part(product(size for size, _ in group), total):
-            group.append(left.pop(0))
-        if product(size for size, _ in group) == total:
-            index.extend(_split_group(dims, group))
-            dims, group = [], []
-    if dims:
-        index.extend(_split_group(dims, [*group, *left]))
-    return tuple(index)
-
-
-def _is_part(part: Size, whole: Size) -> bool:
-    return part != whole and ratio(part, whole) is None
-
-
-def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:
-    flat: sympy.Expr = sympy.S.Zero
-    for size, at in group:
-        flat = flat * size + at
-    return _delinearize(flat, dims)
