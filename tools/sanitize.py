@@ -7,7 +7,8 @@ sizes, and norms at sizes that take every strategy. They are compiled first, int
 processes read; those then run each backward once, without PyTorch's caching of memory
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
 mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
-elsewhere is counted apart. Prints a table: errors per tool, and where. Logs are in --out.
+elsewhere is counted apart. Matrix products are written twice, since it does not see what cuBLAS writes by
+TMA. Prints a table: errors per tool, and where. Logs are in --out.
 
 compute-sanitizer comes with the CUDA toolkit, or with `pip install nvidia-cuda-sanitizer-api`; it is looked
 for on the PATH, in CUDA_HOME, CUDA_PATH and /usr/local/cuda, and in that package. Exit status: 0 if all is
@@ -26,8 +27,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNELS = "triton_mixorder"
@@ -108,10 +110,28 @@ def default_jobs() -> list[Job]:
     return family + norms + others + symbolic
 
 
+def write_products_again() -> None:
+    """Have every matrix product of compiled code copied to where it is, by kernels whose writes are seen."""
+    from torch._inductor.select_algorithm import extern_kernels
+
+    def again(product: Callable[..., Any]) -> Callable[..., Any]:
+        def written(*args: Any, **kwargs: Any) -> Any:
+            result = product(*args, **kwargs)
+            return result.copy_(result.clone())
+
+        return written
+
+    for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm"):
+        if hasattr(extern_kernels, name):
+            setattr(extern_kernels, name, again(getattr(extern_kernels, name)))
+
+
 def run_jobs(jobs: Sequence[Job]) -> None:
     """Run each job's backward once. In the checked process, and before it to compile."""
     import torch
     from cases import CASES, Example
+
+    write_products_again()
 
     def compiled(job: Job):  # type: ignore[no-untyped-def]
         options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}

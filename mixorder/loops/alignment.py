@@ -46,8 +46,11 @@ def skew_of(program: LoopProgram) -> Skew | None:
     ):
         return None
     buffers = [program.buffer(s.buffer) for s in full]
-    # Whole accesses would reach beyond the end of a tensor that itself starts off a boundary.
-    if any(b.offset * b.dtype.itemsize % ACCESS_BYTES != 0 for b in buffers):
+    # Whole accesses would reach beyond the end of a tensor that starts or ends off a boundary.
+    read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
+    edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
+    sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]
+    if any((edge * size) % ACCESS_BYTES != 0 for edge, size in zip(edges, sizes, strict=True)):
         return None
     smallest = min(b.dtype.itemsize for b in buffers)
     skew = Skew(int(stride), ACCESS_BYTES // smallest)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from ..errors import Decline, DeclineReason, TooWide
 from ..loops.alignment import skew_of
@@ -25,6 +26,7 @@ from .heuristics import ALIGNMENT, MAX_COLS, final
 from .schedule import Schedule, Tile
 
 WARPS_PER_SM = 8
+PER_THREAD = 32  # elements of a tile, at most
 MAX_PARTS = 32  # a word for each lane of a warp
 MAX_STAGES = 4
 SPILLED_REGISTERS = 264  # by the estimate: 255 by ptxas, and nothing spilled where parts are powers of two
@@ -94,7 +96,7 @@ def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants 
     # Not scaled by the bandwidth: a longer turn hides the exchange all the better.
     elements = constants.elements(constants.tile_bytes, work.load_bytes)
     # Where one narrow tensor is all that streams in: no more per thread than was measured.
-    elements = min(elements, constants.elements_per_thread * WARPS_PER_SM * device.warp_size)
+    elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
     return [s for size in sizes for s in _laid_out(work, device, size, constants)]
@@ -107,27 +109,27 @@ def _with_groups(schedule: Schedule, groups: int) -> Schedule:
 
 
 def _laid_out(work: SharedWork, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
-    found: list[Schedule] = []
-    others: list[Schedule] = []
+    """First those of few parts, and of these, whose tiles the registers hold for as long as is needed."""
+    found: list[tuple[bool, bool, Schedule]] = []
     for xblock, per_sm, few in _layouts(work, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(work, r0_block), _depth(work, tile, r0_block, constants)
         if depth and xblock <= work.rows and parts <= MAX_PARTS:
+            tight = registers_of(work, tile, r0_block, depth) > constants.full_registers
             schedule = _schedule(work, device, tile, r0_block, depth, constants)
-            (found if parts <= few else others).append(schedule)
-    return found + others
+            found.append((parts > few, tight or depth < constants.least_depth, schedule))
+    return [schedule for *_, schedule in sorted(found, key=lambda one: one[:2])]
 
 
-def _layouts(work: SharedWork, constants: Constants) -> tuple[tuple[int, int, int], ...]:
+def _layouts(work: SharedWork, constants: Constants) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts that this is good for."""
     most = min(MAX_PARTS, constants.words_of_2_rows // max(1, work.exchanged))
-    return (
-        (2, 4, min(most, constants.parts_of_4)),
-        (2, 2, min(most, constants.parts_of_2)),
-        (2, 1, most),
-        (1, 1, MAX_PARTS),
-    )
+    for rows in (2, 4):
+        yield rows, 4, min(most, constants.parts_of_4)
+        yield rows, 2, min(most, constants.parts_of_2)
+        yield rows, 1, most
+    yield 1, 1, MAX_PARTS
 
 
 def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) -> int:
@@ -144,8 +146,10 @@ def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) ->
 def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
     """Registers of a thread, by an estimate that is within 25 of what ptxas takes for the norms."""
     per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
+    late = max(0, work.load_bytes - work.held_bytes)  # what only the last stage loads
     words = (
         TRANSIENT_WORDS
+        + math.ceil(late / 4)
         + LATER_STAGE_WORDS * (work.stages - 1)
         + work.column_words / tile.xblock
         + depth * work.held_bytes / 4

@@ -1,6 +1,7 @@
 """Caches, processes and the other ways to compile, on a GPU: exact, from the cache where there is one."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -329,8 +330,24 @@ class Pair(nn.Module):
         return y, y.sum(0)
 
 
+STOCK_PACKAGE = """
+import sys, torch
+with torch.no_grad():
+    exported = torch.export.export(torch.nn.Softmax(-1), (torch.randn(64, 64, device="cuda"),))
+    path = torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[1])
+    torch._inductor.aoti_load_package(path)
+"""
+
+
+@functools.cache
+def packages_load(folder):
+    """Not on a machine whose compiler makes other code than torch expects, it seems: seen once, with 2.11."""
+    command = [sys.executable, "-c", STOCK_PACKAGE, str(folder / "stock.pt2")]
+    return subprocess.run(command, capture_output=True, timeout=600).returncode == 0
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_export_and_aotinductor(tmp_path, dynamic):
+def test_export_and_aotinductor(tmp_path, tmp_path_factory, dynamic):
     x = torch.randn(SHAPE, device="cuda")
     shapes = {"x": {0: torch.export.Dim("rows", min=2, max=4096)}} if dynamic else None
     with torch.no_grad(), collect() as records:
@@ -339,6 +356,8 @@ def test_export_and_aotinductor(tmp_path, dynamic):
             exported, package_path=str(tmp_path / "pair.pt2"), inductor_configs=dict(ON)
         )
         assert [type(r) for r in records] == [RegionRecord], records
+        if not packages_load(tmp_path_factory.getbasetemp()):
+            pytest.skip("packaged, but stock Inductor's packages crash here as they are loaded")
         loaded = torch._inductor.aoti_load_package(path)
         for rows in (SHAPE[0], 37, 4000) if dynamic else (SHAPE[0],):
             x = torch.randn(rows, SHAPE[1], device="cuda")

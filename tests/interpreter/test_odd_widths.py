@@ -1,4 +1,5 @@
-"""Rows that start off a boundary of wide accesses: a program reads past their ends, and must not mind."""
+"""Rows that start off a boundary of wide accesses: a program reads past their ends, and must not mind. It
+does not read past the tensor's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6)}
 PERIODS = {(33, bf16): 8, (33, f32): 4, (1001, bf16): 8, (242, f16): 4, (1030, f32): 2, (4101, bf16): 8}
 
 
-@pytest.mark.parametrize("rows", [3, 41, 300])
+@pytest.mark.parametrize("rows", [3, 40, 304])
 @pytest.mark.parametrize(("cols", "dtype"), PERIODS, ids=str)
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_row_and_column_once(norm: str, cols: int, dtype: torch.dtype, rows: int) -> None:
@@ -23,7 +24,10 @@ def test_every_row_and_column_once(norm: str, cols: int, dtype: torch.dtype, row
     with collect() as records:
         ours = gradients(module, x, dy, ON)
     (record,) = records
-    assert isinstance(record, RegionRecord) and record.schedule.period == PERIODS[cols, dtype]
+    whole = rows * cols * dtype.itemsize % 16 == 0  # rows of 40 and 304 end at a boundary
+    assert whole or rows == 3
+    period = PERIODS[cols, dtype] if whole else 1
+    assert isinstance(record, RegionRecord) and record.schedule.period == period
     check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
 
 
@@ -31,11 +35,11 @@ def test_every_row_and_column_once(norm: str, cols: int, dtype: torch.dtype, row
 @pytest.mark.parametrize("norm", NORMS)
 def test_what_is_read_of_the_neighbours_leaves_no_trace(norm: str, bad: float) -> None:
     """Rows 1 and 3 of dy are not finite: dx of the others is, and as it is without."""
-    module, x = NORMS[norm](1001).to(bf16), torch.randn(6, 1001, dtype=bf16)
+    module, x = NORMS[norm](1001).to(bf16), torch.randn(8, 1001, dtype=bf16)
     dy = torch.randn_like(x)
     clean, _, *_ = gradients(module, x, dy, ON)
     dy[1], dy[3] = bad, bad
     dirty, dw, *_ = gradients(module, x, dy, ON)
-    kept = [0, 2, 4, 5]
+    kept = [0, 2, 4, 5, 6, 7]
     assert torch.equal(clean[kept], dirty[kept]) and clean.isfinite().all()
     assert not dirty[[1, 3]].isfinite().any() and not dw.isfinite().any()

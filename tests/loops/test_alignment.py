@@ -93,3 +93,15 @@ def test_the_users_split_is_rounded_to_whole_kinds() -> None:
     work = workload(graphs.merged(only(graphs.rms_norm_backward(4096, 1001))))
     schedule = choose(work, H200, split_size=100)
     assert schedule.num_splits == 48 and schedule.period == 8  # 41 programs, and seven more
+
+
+@pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])
+def test_a_tensor_that_ends_off_a_boundary_is_read_by_elements(rows: int, cols: int, shifted: bool) -> None:
+    program = graphs.merged(only(graphs.rms_norm_backward(rows, cols)))
+    assert (skew_of(program) is not None) == shifted
+
+
+def test_nobody_knows_where_a_tensor_of_symbolic_rows_ends() -> None:
+    full = ((512, 1001), f32)
+    assert skew_of(graphs.merged(only(graphs.traced_rows(graphs.pair, full, full)))) is None
+    assert skew_of(graphs.merged(only(graphs.traced(graphs.pair, full, full)))) is not None
