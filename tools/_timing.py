@@ -415,6 +415,7 @@ class Limit:
             return [torch.add(inputs.x, inputs.dy, out=dx)]
 
         self.lab = lab
+        lab.wait()  # dx may lie where another stream still computes
         if lab.stream and dx is not None:
             with lab.on_stream():
                 add()  # compiled before it is captured
