@@ -203,7 +203,7 @@ def parsed_log(text: str) -> Report:
 
 _PREFIX = re.compile(r"^=+ ?")
 _ERROR = re.compile(
-    r"Invalid __|Uninitialized|hazard|Barrier error|Program hit|Illegal|Misaligned|Out-of-range"
+    r"Invalid __|Uninitialized|Host API|hazard|Barrier error|Program hit|Illegal|Misaligned|Out-of-range"
     r"|error detected",
     re.IGNORECASE,
 )

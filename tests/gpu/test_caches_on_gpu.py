@@ -111,7 +111,7 @@ if __name__ == "__main__":
                 results.append(step(changed))
             except Exception as error:
                 traceback.print_exc()
-                results.append(type(error).__name__)
+                results.append(f"{type(error).__name__}: {error}"[:2000])
     if asked.get("save"):
         with open(asked["save"], "wb") as file:
             file.write(torch.compiler.save_cache_artifacts()[0])
@@ -164,6 +164,7 @@ def test_a_second_process_finds_what_the_first_made(tmp_path, caches, cpp_wrappe
     again, other = result(
         start(tmp_path, {}, {"mixorder_split_size": 3}, env=caches, cpp_wrapper=cpp_wrapper)
     )
+    assert isinstance(again, dict), again
     assert again["fused"] == 0 and hits(again, caches) > 0 and again["digest"] == first["digest"]
     # The forward has no region, but its graph is kept under the options, too.
     assert other["fused"] == 1 and hits(other, caches) == 0
