@@ -135,8 +135,9 @@ def _layouts(work: SharedWork, constants: Constants) -> Iterator[tuple[int, int,
 def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(constants.max_depth, 0, -1):
-        # One tile deep is the least there is; rows of several stages have nothing else.
-        least = depth == constants.least_depth or (depth == 1 and work.stages > 1)
+        # One tile deep is the least there is; rows of several stages have nothing else. Beside what the last
+        # stage loads itself, the estimate leaves no room for more.
+        least = (depth == constants.least_depth and not _late(work)) or (depth == 1 and work.stages > 1)
         most = SPILLED_REGISTERS if least else constants.full_registers
         if registers_of(work, tile, r0_block, depth) <= most:
             return depth
@@ -146,15 +147,19 @@ def _depth(work: SharedWork, tile: Tile, r0_block: int, constants: Constants) ->
 def registers_of(work: SharedWork, tile: Tile, r0_block: int, depth: int) -> float:
     """Registers of a thread, by an estimate that is within 25 of what ptxas takes for the norms."""
     per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
-    late = max(0, work.load_bytes - work.held_bytes)  # what only the last stage loads
     words = (
         TRANSIENT_WORDS
-        + math.ceil(late / 4)
+        + math.ceil(_late(work) / 4)
         + LATER_STAGE_WORDS * (work.stages - 1)
         + work.column_words / tile.xblock
         + depth * work.held_bytes / 4
     )
     return REGISTER_OVERHEAD + per_thread * words
+
+
+def _late(work: SharedWork) -> int:
+    """Bytes per element of what only the last stage loads, such as a gradient that comes in beside."""
+    return max(0, work.load_bytes - work.held_bytes)
 
 
 def _parts(work: SharedWork, r0_block: int) -> int:

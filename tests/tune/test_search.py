@@ -10,7 +10,7 @@ import pytest
 from mixorder.schedule.candidates import Space
 from mixorder.schedule.device import H200
 from mixorder.schedule.heuristics import Workload, choose
-from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, Candidate, Tuning, search
+from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, SHORT_US, Candidate, Tuning, search
 
 WORK = Workload(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
 SPACE = Space(WORK, H200, choose(WORK, H200))
@@ -63,6 +63,14 @@ def test_a_gain_that_the_duel_does_not_confirm_is_none() -> None:
     clock = Clock(lambda c: 30.0 if c != FIRST or clock.calls[-1][1] == FINAL_REPS else 33.0)
     found = search({"held": SPACE}, clock)
     assert found.best == FIRST and found.heuristic_us == found.best_us == 30.0
+
+
+@pytest.mark.parametrize(("us", "left"), [(SHORT_US - 0.1, True), (SHORT_US, False)])
+def test_what_is_short_is_left_alone(us: float, left: bool) -> None:
+    clock = Clock(lambda c: us if c == FIRST else us / 2)
+    found = search({"held": SPACE}, clock)
+    assert (found.best == FIRST) == left and found.heuristic_us == us
+    assert (len(clock.calls) == 1) == left
 
 
 def test_a_gain_in_one_duel_of_two_is_none() -> None:
