@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +34,8 @@ def interpreted(options: Options) -> Compile:
     return compile
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("name", CASES)
+# Both dtypes of each: tests/gpu/test_family_on_gpu.py. The interpreter takes its time.
+@pytest.mark.parametrize(("name", "dtype"), zip(CASES, itertools.cycle((f32, bf16)), strict=False))
 def test_case(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     check_case(case, case.shapes.small, dtype, "cpu", interpreted(ON), interpreted(OFF))

@@ -268,7 +268,7 @@ def test_square_root(dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_programs(seed: int) -> None:
     """Whatever regions a program has, its results are those of the program, and none is poisoned."""
     function = graphs.random_function(seed, 10, 12)
