@@ -76,4 +76,5 @@ def test_a_short_soak(tmp_path: Path) -> None:
     asked = ["--device", "interpreter", "--steps", "8", "--sizes", "1", "--check-every", "2"]
     assert soak.main([*asked, "--out", str(out)]) == 0
     record = json.loads(out.read_text())
-    assert record["regions"] >= 2 and len(record["losses"]) == 8 and len(record["memory"]) == 4
+    assert record["regions"] >= 2 and len(record["losses"]) == 8
+    assert len(record["memory"]) == 2  # after the warm-up of six steps, and at the end
