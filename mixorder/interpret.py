@@ -6,6 +6,7 @@ maps the functions that Inductor's op printer calls onto NumPy-backed equivalent
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import types as types_module
@@ -39,6 +40,9 @@ def prepare() -> None:
     _map_libdevice()
     _map_inline_asm()
     _round_as_a_gpu()
+    _leave_out_overflow_checks()
+    _patch_language_once()
+    _reduce_by_slices()
 
 
 def _inner_compile(options: Options) -> Callable[..., Any]:
@@ -160,3 +164,58 @@ def _round_as_a_gpu() -> None:
 
     InterpreterBuilder.cast_impl = wrap(InterpreterBuilder.cast_impl)
     InterpreterBuilder.create_fp_to_fp = wrap(InterpreterBuilder.create_fp_to_fp)
+
+
+def _leave_out_overflow_checks() -> None:
+    """As compiled kernels have none; they take the interpreter a fifth of its time."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@functools.cache
+def _patch_language_once() -> None:
+    """The interpreter replaces all builtins of `triton.language` at every call of a jitted function from a
+    kernel (triton 3.6 to 3.8): half the time that small kernels take. What is replaced already is left."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+
+    @functools.cache
+    def languages(function: Callable[..., Any]) -> list[Any]:
+        return [lang for lang in (tl, tl.core) if any(lang is v for v in function.__globals__.values())]
+
+    def patch(function: Callable[..., Any]) -> Any:
+        if any(tl.core.is_builtin(lang.load) for lang in languages(function)):
+            return original(function)
+        return types_module.SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch
+
+
+@functools.cache
+def _reduce_by_slices() -> None:
+    """Reduce with a combine function of one's own in the interpreter's order, but slice by slice: the
+    interpreter calls it for each element."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import ReduceOps
+
+    def generic_reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        rank = inputs[0].handle.data.ndim
+        values, axis = self.unravel(inputs, self.axis)
+        dtypes = [value.dtype for value in values]
+        slices = zip(*(numpy.moveaxis(value.handle.data, axis, 0) for value in values), strict=True)
+        joined = next(slices)
+        for part in slices:
+            operands = [self.to_tensor(d, t) for d, t in zip((*joined, *part), dtypes * 2, strict=True)]
+            result = self.combine_fn.fn(*operands)
+            results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
+            joined = tuple(r.handle.data.reshape(d.shape) for r, d in zip(results, joined, strict=True))
+        if self.keep_dims:
+            kept = range(rank) if self.axis is None else axis
+            joined = tuple(numpy.expand_dims(data, kept) for data in joined)
+        return [self.to_tensor(d, t) for d, t in zip(joined, dtypes, strict=True)]
+
+    ReduceOps.generic_reduce = generic_reduce

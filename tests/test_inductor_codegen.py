@@ -52,30 +52,56 @@ analysed = []
 triton_kernel_wrap.generate_ttir = counted
 
 triton.runtime.driver.set_active(Driver())
-shape, dynamic, layers = eval(sys.argv[1]), sys.argv[2] == "dynamic", int(sys.argv[3])
-model = nn.Sequential(*(Layer() for _ in range(layers)), Sin())
 options = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
-compiled = torch.compile(model, options=options, dynamic=dynamic)
-y = compiled(torch.randn(shape, requires_grad=True))
-GraphLowering._compile_to_module = print_code
-try:
-    y.sum().backward()
-except Exception as error:
-    assert "Stop" in repr(error), error
+original = GraphLowering._compile_to_module
+
+for shape, dynamic, layers in eval(sys.argv[1]):
+    print(f"{sys.argv[2]}{(shape, dynamic, layers)}")
+    torch._dynamo.reset()
+    analysed.clear()
+    model = nn.Sequential(*(Layer() for _ in range(layers)), Sin())
+    compiled = torch.compile(model, options=options, dynamic=dynamic)
+    y = compiled(torch.randn(shape, requires_grad=True))
+    GraphLowering._compile_to_module = print_code
+    try:
+        y.sum().backward()
+    except Exception as error:
+        assert "Stop" in repr(error), error
+    finally:
+        GraphLowering._compile_to_module = original
 """
+BEGIN = "# the backward of "
+# The model of five layers first: what is analysed once is not analysed again for the others.
+MODELS: tuple[tuple[tuple[int, ...], bool, int], ...] = (
+    ((33, 64), False, 5),
+    ((33, 64), False, 1),
+    ((33, 64), True, 1),
+    ((3, 11, 64), True, 1),
+    ((3, 111, 64), False, 2),
+    ((3, 111, 64), True, 2),
+    ((333, 64), False, 2),
+)
 
 
 @functools.cache
-def backward_code(shape: tuple[int, ...], dynamic: bool, layers: int = 1) -> str:
+def codes() -> dict[str, str]:
+    """The backward's code of each model; one process makes all."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(shape), "dynamic" if dynamic else "static", str(layers)],
+        [sys.executable, "-c", SCRIPT, repr(MODELS), BEGIN],
         env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    _, *parts = done.stdout.split(BEGIN)
+    found = dict(part.split("\n", 1) for part in parts)
+    assert len(found) == len(MODELS)
+    return found
+
+
+def backward_code(shape: tuple[int, ...], dynamic: bool, layers: int = 1) -> str:
+    return codes()[repr((shape, dynamic, layers))]
 
 
 def launches(code: str) -> list[str]:

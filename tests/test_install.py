@@ -334,7 +334,10 @@ def test_import_torch_without_autoload_knows_no_option() -> None:
 
 
 LOAD = """
-import sys, time, torch
+import sys, time
+start = time.perf_counter()
+import torch
+imported = time.perf_counter() - start
 from importlib.metadata import entry_points
 before = set(sys.modules)
 (entry,) = entry_points(group="torch.backends", name="mixorder")
@@ -345,11 +348,11 @@ new = set(sys.modules) - before
 """
 
 
-def test_autoload_takes_less_than_2_ms() -> None:
-    """The best of three: other processes only ever add to it."""
-    code = LOAD + "print(took)"
-    took = [float(python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)]
-    assert min(took) < 2e-3, took
+def test_autoload_takes_a_400th_of_the_time_of_importing_torch() -> None:
+    """Some 2 ms. The best of three: other processes only ever add to it."""
+    code = LOAD + "print(took / imported)"
+    share = [float(python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)]
+    assert min(share) < 1 / 400, share
 
 
 def test_autoload_imports_nothing_of_torch_or_triton() -> None:

@@ -13,6 +13,8 @@ if [ $# -gt 0 ]; then
   "$PY" -m pytest "$@" || status=$?
   exit "$status"
 fi
+# Three processes share the CPUs: a thread each.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 logs=$(mktemp -d)
 interpreted=()
 trap 'kill "${interpreted[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
