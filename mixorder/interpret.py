@@ -42,7 +42,7 @@ def prepare() -> None:
     _round_as_a_gpu()
     _leave_out_overflow_checks()
     _patch_language_once()
-    _reduce_by_slices()
+    _reduce_by_halves()
 
 
 def _inner_compile(options: Options) -> Callable[..., Any]:
@@ -195,9 +195,9 @@ def _patch_language_once() -> None:
 
 
 @functools.cache
-def _reduce_by_slices() -> None:
-    """Reduce with a combine function of one's own in the interpreter's order, but slice by slice: the
-    interpreter calls it for each element."""
+def _reduce_by_halves() -> None:
+    """Reduce with a combine function of one's own as threads do, neighbours first, all pairs at once: the
+    interpreter calls it for one element after the other."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import ReduceOps
@@ -206,16 +206,18 @@ def _reduce_by_slices() -> None:
         rank = inputs[0].handle.data.ndim
         values, axis = self.unravel(inputs, self.axis)
         dtypes = [value.dtype for value in values]
-        slices = zip(*(numpy.moveaxis(value.handle.data, axis, 0) for value in values), strict=True)
-        joined = next(slices)
-        for part in slices:
-            operands = [self.to_tensor(d, t) for d, t in zip((*joined, *part), dtypes * 2, strict=True)]
+        parts = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
+        while len(parts[0]) > 1:
+            assert len(parts[0]) % 2 == 0
+            pairs = [part[side::2] for side in (0, 1) for part in parts]
+            operands = [self.to_tensor(d, t) for d, t in zip(pairs, dtypes * 2, strict=True)]
             result = self.combine_fn.fn(*operands)
             results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
-            joined = tuple(r.handle.data.reshape(d.shape) for r, d in zip(results, joined, strict=True))
+            parts = [r.handle.data for r in results]
+        joined = [part[0] for part in parts]
         if self.keep_dims:
             kept = range(rank) if self.axis is None else axis
-            joined = tuple(numpy.expand_dims(data, kept) for data in joined)
+            joined = [numpy.expand_dims(data, kept) for data in joined]
         return [self.to_tensor(d, t) for d, t in zip(joined, dtypes, strict=True)]
 
     ReduceOps.generic_reduce = generic_reduce

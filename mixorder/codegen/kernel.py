@@ -66,8 +66,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         writer.shifted_columns("0", columns[0].extent)
         first, tiles = f"{SPLIT_SYMBOL} // {skew.period}", f"tl.cdiv({x.extent}, {skew.period})"
         step //= skew.period
-    for stmt in nest.preamble:
-        writer.statement(stmt)
+    writer.statements(nest.preamble)
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         writer.empty(acc)
@@ -80,8 +79,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
             writer.shifted_rows("tile")
             if x.masked:
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
-        for stmt in nest.body:
-            writer.statement(stmt)
+        writer.statements(nest.body)
     if schedule.overlap:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
     for acc in accumulators:
@@ -114,8 +112,7 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
     writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
-    for stmt in nest.statements:
-        writer.statement(stmt)
+    writer.statements(nest.statements)
     config = LaunchConfig((), schedule.final_warps, 1)
     return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
 

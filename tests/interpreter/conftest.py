@@ -3,6 +3,7 @@
 `TRITON_INTERPRET=1 pytest tests/interpreter` runs them; in any other run they are skipped.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+
+from mixorder import pipeline
+from mixorder.schedule.device import H200
 
 HERE = Path(__file__).parent
 
@@ -26,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fresh() -> None:
     torch.manual_seed(0)
     counters["mixorder"].clear()
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of a GPU's programs, each would get one row of these tests' tensors."""
+    monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, num_sm=16))
 
 
 @pytest.fixture(autouse=True)

@@ -292,10 +292,14 @@ def test_a_wrong_word_is_seen_in_the_result(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(first[0], rerun.run(*args)[0])
 
 
-@pytest.mark.parametrize("planted", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
-    ("function", "forced"),
-    [(modulated, FORCED[1]), (two_stages, FORCED[4]), (three_stages, FORCED[3])],
+    ("function", "planted", "forced"),
+    [
+        (modulated, float("nan"), FORCED[1]),
+        (modulated, float("inf"), FORCED[1]),
+        (two_stages, -float("inf"), FORCED[4]),
+        (three_stages, float("nan"), FORCED[3]),
+    ],
     indirect=["forced"],
 )
 def test_what_is_not_finite_stays_in_its_row(
@@ -342,9 +346,10 @@ def test_symbolic_rows(function: Callable[..., Any], rows: int, forced: Forced) 
     close(Interpreter(graph).run(*args), function, args)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16, f16])
 @pytest.mark.parametrize(
-    ("name", "forced"), [(name, FORCED[i]) for i, name in enumerate(MODULES)], indirect=["forced"]
+    ("name", "forced", "dtype"),
+    [(name, FORCED[i], (f32, bf16, f16)[i % 3]) for i, name in enumerate(MODULES)],
+    indirect=["forced"],
 )
 def test_modules(name: str, dtype: torch.dtype, forced: Forced) -> None:
     module, x = MODULES[name](40).to(dtype), torch.randn(11, 40, dtype=dtype)
@@ -368,7 +373,7 @@ NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
 NOT_SHARED += ["row and column prod, any, all", "conv bias and gate", "GroupNorm"]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::4])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::6])
 def test_the_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, FORCED[1])
     check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
@@ -383,7 +388,7 @@ def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.Monk
     assert any(isinstance(r, TooWide) for r in records)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, FORCED[seed % len(FORCED)])
     function = random_function(seed, 10, 12)
