@@ -7,7 +7,8 @@ plus what summing `n` terms in another order costs in the compute dtype: `eps * 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 OFF = Options(enabled=False)
 
 Tensors = tuple[torch.Tensor, ...]
+
+
+def crossed(*values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Every other combination, in half the time: each value still meets several of every other list."""
+    indexed = itertools.product(*(enumerate(v) for v in values))
+    return [tuple(v for _, v in one) for one in indexed if sum(i for i, _ in one) % 2 == 0]
 
 
 def with_options(**changes: Any) -> Options:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f32, traced
-from running import OFF, ON, Tensors, check, exact_gradients, gradients, run_fused
+from running import OFF, ON, Tensors, check, crossed, exact_gradients, gradients, run_fused
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -112,9 +112,7 @@ def fused(module: nn.Module, x: torch.Tensor) -> RegionRecord:
     return record
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "norm", "dtype"), crossed(FORMS, [nn.LayerNorm, nn.RMSNorm], [f32, bf16]))
 def test_form(form: str, norm: Any, dtype: torch.dtype) -> None:
     after, shape = FORMS[form]
     fused(Around(norm(shape[-1]), after).to(dtype), torch.randn(shape, dtype=dtype))
@@ -170,8 +168,7 @@ def test_gradients_are_bitwise_reproducible(form: str) -> None:
 SYMBOLIC = ["rope", "gated", "class_token", "next_token", "pad", "batch_second", "concatenated"]
 
 
-@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)], ids=["batch", "tokens", "both"])
-@pytest.mark.parametrize("form", SYMBOLIC)
+@pytest.mark.parametrize(("form", "dims"), crossed(SYMBOLIC, [(0,), (1,), (0, 1)]))
 def test_symbolic_rows(form: str, dims: tuple[int, ...]) -> None:
     after, shape = FORMS[form]
     module = Around(nn.LayerNorm(shape[-1]), after)

@@ -9,7 +9,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64, pair, traced
-from running import OFF, ON, Tensors, check, exact_gradients, gradients, run_fused, with_options
+from running import OFF, ON, Tensors, check, crossed, exact_gradients, gradients, run_fused, with_options
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -50,8 +50,7 @@ def test_shapes(name: str, rows: int, cols: int) -> None:
     fused_and_right(norm(name, cols, f32), torch.randn(rows, cols))
 
 
-@pytest.mark.parametrize("cols", [7, 100, 768])
-@pytest.mark.parametrize("name", graphs.PAIRED_NORMS)
+@pytest.mark.parametrize(("name", "cols"), crossed(graphs.PAIRED_NORMS, [7, 100, 768]))
 def test_one_row(name: str, cols: int) -> None:
     """Fused or left alone, it is right."""
     module, x, dy = norm(name, cols, f32), torch.randn(1, cols), torch.randn(1, cols)
@@ -136,9 +135,10 @@ def test_every_fresh_buffer_is_poisoned(poisoned: list[int]) -> None:
     assert dx.isfinite().all() and dw.isfinite().all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", ["x", "dy"])
-@pytest.mark.parametrize("name", graphs.PAIRED_NORMS)
+@pytest.mark.parametrize(
+    ("name", "where", "value"),
+    crossed(graphs.PAIRED_NORMS, ["x", "dy"], [float("nan"), float("inf"), float("-inf")]),
+)
 def test_a_bad_row_poisons_what_it_does_in_eager(name: str, where: str, value: float) -> None:
     module, x, dy = norm(name, 100, f32), torch.randn(13, 100), torch.randn(13, 100)
     (x if where == "x" else dy)[7, 31] = value

@@ -13,7 +13,7 @@ import pytest
 import torch
 from graphs import HFRMSNorm, f32, pair, randomised, traced
 from results import RESULTS, aliases
-from running import OFF, ON, Tensors
+from running import OFF, ON, Tensors, crossed
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -89,10 +89,9 @@ RATIOS = [
 ]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("rows", "cols"), RATIOS)
-@pytest.mark.parametrize("name", ["layer", "rms"])
-def test_rows_and_columns(name: str, rows: int, cols: int, dynamic: bool) -> None:
+@pytest.mark.parametrize(("name", "ratio", "dynamic"), crossed(["layer", "rms"], RATIOS, [False, True]))
+def test_rows_and_columns(name: str, ratio: tuple[int, int], dynamic: bool) -> None:
+    rows, cols = ratio
     x = torch.randn(rows, cols)
     # Along few columns a norm's dx is a small difference of terms as large as rstd times dy.
     cancelled = 1e2 * rows**0.5 if cols <= 3 else 0.0
@@ -176,9 +175,7 @@ INPUTS: dict[str, tuple[Forward, Callable[[], torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["layer", "hf"])
-@pytest.mark.parametrize("layout", INPUTS)
+@pytest.mark.parametrize(("layout", "name", "dynamic"), crossed(INPUTS, ["layer", "hf"], [False, True]))
 def test_layouts_of_x(layout: str, name: str, dynamic: bool) -> None:
     forward, make = INPUTS[layout]
     records = compare(forward, norm(name, 20), (make(),), dynamic=dynamic)
@@ -272,8 +269,7 @@ def test_every_other_column_is_copied() -> None:
 # Results that are viewed, written, returned twice, or gathered in a larger buffer.
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(("name", "dynamic"), crossed(RESULTS, [False, True]))
 def test_results(name: str, dynamic: bool) -> None:
     function, shapes, regions = RESULTS[name]
     mine = tuple(torch.randn(shape) for shape in shapes)
