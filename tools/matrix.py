@@ -27,7 +27,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # torch, and the triton that its metadata asks for.
-TRITON = {"2.11.0": "3.6.0", "2.12.0": "3.7.0", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
+TRITON = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
 TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "expecttest", "hypothesis", "ruff")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|deselected)\b")
 
