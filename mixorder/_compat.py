@@ -50,6 +50,15 @@ def _forget_config_caches(config: ModuleType) -> None:
             setattr(config, name, ContextVar(f"{config.__name__}.{name}", default=None))
 
 
+def name_triton_tools() -> None:
+    """Name torch's own ptxas and libdevice to Triton, as Inductor does before its first compile in a
+    process: they are part of the keys of Triton's cache. 2.11 names no libdevice; few builds have a ptxas."""
+    from torch._inductor.runtime import compile_tasks
+
+    for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):
+        getattr(compile_tasks, name, lambda: None)()
+
+
 def builtin_mix_order_off() -> dict[str, Any]:
     """The config patch that switches Inductor's own mix-order reduction off."""
     import torch._inductor.config as config

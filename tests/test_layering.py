@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "tune": {"loops.ir", "loops.split", "schedule", "codegen"},
     "tune/search.py": {"schedule"},
     "tune/cache.py": {"schedule.schedule"},
+    "tune/compile.py": {"loops.ir", "codegen", "_compat"},
     "tune/tuner.py": {
         "errors",
         "options",

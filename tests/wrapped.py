@@ -104,12 +104,14 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _serve() -> None:
     """Interpret launches until the other side closes the pipe."""
+    import triton.language.extra as extra
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.runtime import triton_heuristics
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
 
     from mixorder.interpret import prepare
 
     prepare()
+    extra.libdevice = triton_helpers.libdevice  # whence Inductor 2.15 imports it for kernels of others
     triton_heuristics.user_autotune = lambda configs, **_: lambda function: (configs[0], function)
     results, sys.stdout = sys.stdout.buffer, sys.stderr
     while True:

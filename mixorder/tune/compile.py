@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import _compat
 from ..codegen.dependent import waits
 from ..codegen.load import load_function
 from ..codegen.source import KernelSource
@@ -109,6 +110,7 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
     try:
         if len(jobs) < 2 or not _workers_are_there():
             return failed
+        _compat.name_triton_tools()
         pool, settings = AsyncCompile.process_pool(), triton_settings()
         futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):

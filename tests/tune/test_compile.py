@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+import types
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import graphs
 import pytest
@@ -100,6 +103,27 @@ def test_workers_that_cannot_be_used_are_no_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(AsyncCompile, "wait_pool_ready", broken)
     assert compile_module._in_workers(jobs()[1]) == {}
+
+
+def test_torch_s_own_tools_are_named_before_workers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor names them at its first compile in a process; a job of before would have another key."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.runtime import compile_tasks
+
+    def submit(function: Any, job: Any, settings: dict[str, str]) -> Future[None]:
+        sent.append(settings)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    sent: list[dict[str, str]] = []
+    own = {"TRITON_PTXAS_PATH": "torch/bin/ptxas"}
+    monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", lambda: os.environ.update(own))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that it is taken back
+    monkeypatch.setattr(compile_module, "_workers_are_there", lambda: True)
+    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: types.SimpleNamespace(submit=submit))
+    assert compile_module._in_workers(jobs()[1]) == {}
+    assert len(sent) == 2 and all(own.items() <= settings.items() for settings in sent)
 
 
 def test_what_workers_compile_is_found_here(caches: Path) -> None:
