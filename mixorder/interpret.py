@@ -176,7 +176,7 @@ def _leave_out_overflow_checks() -> None:
 @functools.cache
 def _patch_language_once() -> None:
     """The interpreter replaces all builtins of `triton.language` at every call of a jitted function from a
-    kernel (triton 3.6 to 3.8): half the time that small kernels take. What is replaced already is left."""
+    kernel (triton 3.6 to 3.9): half the time that small kernels take. What is replaced already is left."""
     import triton.language as tl
     from triton.runtime import interpreter
 
