@@ -62,9 +62,7 @@ def stop_in_backward(graph):
 triton.runtime.driver.set_active(Driver())
 GraphLowering._compile_to_module = stop_in_backward
 models = {"sliced": Sliced, "product": Product, "plain": lambda: nn.LayerNorm(1000)}
-model = models[sys.argv[2]]()
-found = {}
-for on in (False, True):
+def counted(model, on):
     torch._dynamo.reset()
     with collect() as records:
         count = ByteCount(records)
@@ -76,30 +74,35 @@ for on in (False, True):
             y.sum().backward()
         except Exception as error:
             assert "Stop" in repr(error), error
-    found[on] = [count.forward, count.backward, len(records)]
-print(json.dumps([found[False], found[True]]))
+    return count.forward, count.backward, len(records)
+
+print(json.dumps({name: [counted(model(), on) for on in (False, True)] for name, model in models.items()}))
 """
 
 FULL, VECTOR, STATISTIC = 512 * 1000 * 4, 1000 * 4, 512 * 4
 
 
-def counted(model: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes of forward and backward, stock's and ours."""
+Bytes = dict[str, tuple[tuple[int, int], tuple[int, int]]]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Bytes:
+    """By model: bytes of forward and backward, stock's and ours."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(TOOLS), model],
-        env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        [sys.executable, "-c", SCRIPT, str(TOOLS)],
+        env={**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (*stock, none), (*ours, regions) = json.loads(done.stdout.splitlines()[-1])
-    assert (none, regions) == (0, 1)
-    return tuple(stock), tuple(ours)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [(stock[2], ours[2]) for stock, ours in found.values()] == [(0, 1)] * 3  # regions
+    return {model: (tuple(stock[:2]), tuple(ours[:2])) for model, (stock, ours) in found.items()}
 
 
-def test_bytes_of_a_layer_norm() -> None:
-    stock, ours = counted("plain")
+def test_bytes_of_a_layer_norm(counted: Bytes) -> None:
+    stock, ours = counted["plain"]
     forward = 2 * FULL + 2 * VECTOR + 2 * STATISTIC
     # dx from dy, x, w, mean, rstd; then dw and db from dy, x, mean, rstd.
     assert stock == (forward, 3 * FULL + VECTOR + 2 * STATISTIC + 2 * FULL + 2 * STATISTIC + 2 * VECTOR)
@@ -107,16 +110,16 @@ def test_bytes_of_a_layer_norm() -> None:
     assert ours == (forward, 3 * FULL + VECTOR + 2 * STATISTIC + 2 * VECTOR)
 
 
-def test_bytes_of_two_views_of_one_tensor() -> None:
+def test_bytes_of_two_views_of_one_tensor(counted: Bytes) -> None:
     """dy comes as the halves of a tensor of twice the width, each passed to the kernel."""
-    _, (_, backward) = counted("sliced")
+    _, (_, backward) = counted["sliced"]
     # x, both halves of dy, dx; w and b (sin's argument is recomputed), dw and db; mean, rstd.
     assert backward == 4 * FULL + 4 * VECTOR + 2 * STATISTIC
 
 
-def test_bytes_of_a_dx_that_is_written_over_dy() -> None:
+def test_bytes_of_a_dx_that_is_written_over_dy(counted: Bytes) -> None:
     """Read and written: as many bytes as two tensors. The products count as they do in stock."""
-    (_, stock), (_, ours) = counted("product")
+    (_, stock), (_, ours) = counted["product"]
     again = 2 * FULL + 2 * STATISTIC  # what stock's second kernel reads of the norm's inputs
     assert stock - ours == again
 

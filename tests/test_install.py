@@ -29,7 +29,7 @@ Recorder = list[tuple[torch.fx.Graph, Options, bool]]
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Calls of the pipeline, which is replaced by a recorder; caches are empty at the start."""
+    """Calls of the pipeline, which is replaced by a recorder. No graph comes from a cache."""
     seen: Recorder = []
     pipeline = types.ModuleType("mixorder.pipeline")
     pipeline.run = lambda graph, options: seen.append(  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setitem(sys.modules, "mixorder.pipeline", pipeline)
     monkeypatch.setattr(mixorder, "pipeline", pipeline, raising=False)
     torch._dynamo.reset()
-    with fresh_cache():
+    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
         yield seen
     torch._dynamo.reset()
 
@@ -260,7 +260,11 @@ def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
     group, counter = (
         ("aot_autograd", "autograd_cache_hit") if aot_cache else ("inductor", "fxgraph_cache_hit")
     )
-    with functorch_config.patch(enable_autograd_cache=aot_cache):
+    with (
+        fresh_cache(),
+        config.patch(fx_graph_cache=True),
+        functorch_config.patch(enable_autograd_cache=aot_cache),
+    ):
         compile_again()
         assert len(runs) == 2
         counters.clear()
@@ -416,7 +420,8 @@ def test_the_pass_runs_wherever_the_graph_is_compiled(tmp_path: Path, mode: str,
         env={
             **os.environ,
             "TORCHINDUCTOR_FX_COMPILE_MODE": mode,
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # a hit would run no pass
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         },
         capture_output=True,
         text=True,
