@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_comparison(ours: Any, others: Any, exact: Any, kind: str | None) -> Non
     except Difference as difference:
         found = difference.kind
     assert found == kind
+
+
+def test_as_many_infinities_may_turn_as_twice_the_others() -> None:
+    exact = [torch.full((8,), math.inf, dtype=torch.float64)]
+
+    def turned(*places: int) -> list[torch.Tensor]:
+        values = exact[0].float()
+        values[list(places)] *= -1
+        return [values]
+
+    compare(PLAIN, turned(0, 1), [turned(5), turned()], exact)
+    with pytest.raises(Difference, match="-inf for inf"):
+        compare(PLAIN, turned(0, 1, 2), [turned(5), turned()], exact)
+    number = [exact[0].float()]
+    number[0][3] = 1.0
+    with pytest.raises(Difference, match="1.0 for inf"):
+        compare(PLAIN, number, [turned(5), turned()], exact)
 
 
 def test_comparison_of_forms() -> None:

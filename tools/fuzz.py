@@ -245,11 +245,12 @@ def summary(found: Sequence[dict[str, Any]], seconds: float) -> str:
     regions = sum(one.get("fused", 0) for one in found)
     with_regions = sum(one.get("fused", 0) > 0 for one in found)
     declined = Counter(reason for one in found for reason in one.get("declined", ()))
+    ways = Counter(way for one in found for way in one.get("strategies", ()))
     stock = Counter(one["stock"] for one in found if one.get("stock"))
     return "\n".join(
         [
             f"{len(found)} cases in {seconds:.0f} s: " + ", ".join(f"{n} {s}" for s, n in statuses.items()),
-            f"{regions} regions fused, in {with_regions} cases; declined: {dict(declined)}",
+            f"{regions} regions fused, in {with_regions} cases: {dict(ways)}; declined: {dict(declined)}",
             f"stock by the same measure, beside eager alone: {dict(stock) or 'nothing wrong'}",
         ]
     )

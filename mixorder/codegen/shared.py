@@ -358,7 +358,7 @@ class _SharedKernel:
 
     def parts_of(self, stage: _Stage) -> None:
         """A stage's reductions over whole rows, part after part, added up as `exchange` does."""
-        code, lanes = self.code, lanes_of(self.schedule.parts)
+        code, lanes, rows = self.code, lanes_of(self.schedule.parts), range(self.schedule.tile.xblock)
         reductions = [r for group in stage.groups for r in group]
         names = {r.name: f"parts{self.exchanged.index(r)}" for r in reductions}
         for r in reductions:
@@ -380,7 +380,12 @@ class _SharedKernel:
             while half:
                 text = self.writer.without(r.kind, f"tl.reshape({text}, [XBLOCK, 2, {half}])", 1)
                 half //= 2
-            self.writer.ops.define(text, r.dtype, r.name)
+            code.writeline(f"{names[r.name]} = ({text}).to(tl.int32, bitcast=True)")
+            # Scalars: each thread would have a column whole, and then all of what it is broadcast to.
+            mine = "tl.arange(0, XBLOCK)[:, None] == {}"
+            values = [f"tl.where({mine.format(row)}, {names[r.name]}, 0)" for row in rows]
+            values = [f"tl.sum(tl.sum({v}, 1), 0).to(tl.float32, bitcast=True)" for v in values]
+            self.writer.ops.define(_column(values), r.dtype, r.name)
 
     def at_once(self, roots: Sequence[Statement]) -> None:
         """Statements that need no more than the reductions that are known, without any delay."""

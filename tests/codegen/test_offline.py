@@ -110,6 +110,20 @@ def cross_entropy(rows: int, cols: int) -> Graph:
     return traced(function, ((rows, cols), bf16), ((rows, 1), torch.int64), ((rows, 1), f32))
 
 
+def row_value(rows: int, cols: int) -> Graph:
+    """A column's sum of what every column of a row has alike: a thread must not come to hold them all."""
+
+    def function(x: Any, dy: Any, mean: Any, w: Any) -> Any:
+        total = x + w * 0.5
+        moved = dy * total * mean
+        shift = ((moved * total).sum(1, keepdim=True) / cols).expand(rows, cols)
+        dx = moved * mean + shift
+        return dx.to(bf16), shift.sum(0), dx.sum(0)
+
+    row = ((rows, 1), f32)
+    return traced(function, ((rows, cols), bf16), row, row, ((cols,), f32))
+
+
 SHARED: dict[str, Callable[[], Graph]] = {
     **{
         f"{name}_{rows}x{cols}": functools.partial(make, rows, cols)
@@ -123,6 +137,7 @@ SHARED: dict[str, Callable[[], Graph]] = {
     "residual": functools.partial(residual, 4096, 16384),
     "two_stages": functools.partial(two_stages, 4096, 16384),
     "cross_entropy": functools.partial(cross_entropy, 8192, 32000),
+    "row_value": functools.partial(row_value, 6, 20000),
 }
 
 
@@ -153,6 +168,7 @@ SPILLED = {
     ("sm_100", "layer_fp32_wide"): 48,
     ("sm_120", "layer_fp32_wide"): 80,
     **{(target, "two_stages"): 288 for target in TARGETS},
+    **{(target, "row_value"): 256 for target in TARGETS},
 }
 
 

@@ -70,7 +70,7 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_67278dba(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_ab43dff5(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
     part = tl.program_id(0) % 8
     s = tl.program_id(0) // 8
@@ -150,7 +150,8 @@ def triton_mixorder_test_67278dba(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
                 tmp26 = tmp23 * tmp25
                 tmp27 = tl.sum(tmp26, 1)[:, None]
                 parts0 = tl.where(tl.arange(0, 8)[None, :] == other, tmp27, parts0)
-            tmp28 = tl.sum(tl.reshape(tl.sum(tl.reshape(tl.sum(tl.reshape(parts0, [XBLOCK, 2, 4]), 1), [XBLOCK, 2, 2]), 1), [XBLOCK, 2, 1]), 1)
+            parts0 = (tl.sum(tl.reshape(tl.sum(tl.reshape(tl.sum(tl.reshape(parts0, [XBLOCK, 2, 4]), 1), [XBLOCK, 2, 2]), 1), [XBLOCK, 2, 1]), 1)).to(tl.int32, bitcast=True)
+            tmp28 = tl.where(tl.arange(0, XBLOCK)[:, None] == 0, tl.sum(tl.sum(tl.where(tl.arange(0, XBLOCK)[:, None] == 0, parts0, 0), 1), 0).to(tl.float32, bitcast=True), tl.sum(tl.sum(tl.where(tl.arange(0, XBLOCK)[:, None] == 1, parts0, 0), 1), 0).to(tl.float32, bitcast=True))
             y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
             tmp29 = tl.full([], 6.103515625e-05, tl.float32)
             tmp30 = tl.load(in2_ptr + (y)).to(tl.float32)

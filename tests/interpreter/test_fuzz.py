@@ -82,9 +82,13 @@ def test_programs_in_which_a_bug_was_found() -> None:
     check(VARIANCE, "interpreter")
 
 
-def test_the_program_is_fused_as_it_is() -> None:
-    outcome = run(NORM, "interpreter")
-    assert (outcome.status, outcome.fused) == ("ok", 1), outcome
+@pytest.mark.parametrize(
+    ("strategy", "found"), [("", "held"), ("shared", "shared by 2"), ("twice", "read twice")]
+)
+def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: str) -> None:
+    wide = NORM if not strategy else dataclasses.replace(NORM, shape=(5, 200), strategy=strategy)
+    outcome = run(wide, "interpreter")
+    assert (outcome.status, outcome.strategies) == ("ok", (found,)), outcome
 
 
 @pytest.mark.parametrize(
