@@ -145,8 +145,8 @@ def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
         trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, RUNS_OF_STOCK)
     except Exception as other:
         if kind == getattr(other, "kind", "crash"):
-            return Outcome("torch", kind, text, lost=_lost(_told(other)))
-    return Outcome("failed", kind, text)
+            return Outcome("torch", kind, text, lost=_lost(_told(other)), **found)
+    return Outcome("failed", kind, text, **found)
 
 
 def _told(error: Exception) -> str:
@@ -186,8 +186,11 @@ class _Trial:
         with _made_to(self.program, self.device):
             runs = [[self._poisoned_run(function, e) for e in self.examples()] for _ in range(times)]
         for again in runs[1:]:
-            if not all(all(map(same_bits, *pair)) for pair in zip(runs[0], again, strict=True)):
-                raise Difference("indeterminate", "a second run gives other bits")
+            for first, second in zip(runs[0], again, strict=True):
+                if other := [
+                    i for i, pair in enumerate(zip(first, second, strict=True)) if not same_bits(*pair)
+                ]:
+                    raise Difference("indeterminate", f"a second run gives other bits in results {other}")
         return runs[0]
 
     def _poisoned_run(self, function: Callable[..., Any], example: Example) -> Results:

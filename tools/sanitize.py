@@ -243,13 +243,20 @@ def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
 
 
 def warm(jobs: Sequence[Job], cache: str, limit: float) -> str:
-    """Compile into the cache; returns what went wrong."""
+    """Compile into the cache; returns what went wrong twice: one process of many may crash as it ends."""
     python = [sys.executable, __file__, "--run", *map(str, jobs)]
-    try:
-        done = subprocess.run(python, env=environment(cache), capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    return done.stderr[-2000:] if done.returncode else ""
+    error = ""
+    for _ in range(2):
+        try:
+            done = subprocess.run(
+                python, env=environment(cache), capture_output=True, text=True, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        if not done.returncode:
+            return ""
+        error = done.stderr[-2000:]
+    return error
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:

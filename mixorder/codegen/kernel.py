@@ -66,7 +66,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         writer.shifted_columns("0", columns[0].extent)
         first, tiles = f"{SPLIT_SYMBOL} // {skew.period}", f"tl.cdiv({x.extent}, {skew.period})"
         step //= skew.period
-    writer.statements(nest.preamble)
+    for stmt in nest.preamble:
+        writer.statement(stmt)
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         writer.empty(acc)
@@ -79,7 +80,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
             writer.shifted_rows("tile")
             if x.masked:
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
-        writer.statements(nest.body)
+        for stmt in nest.body:
+            writer.statement(stmt)
     if schedule.overlap:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
     for acc in accumulators:
@@ -112,7 +114,8 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
     writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
-    writer.statements(nest.statements)
+    for stmt in nest.statements:
+        writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
     return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
 

@@ -37,7 +37,6 @@ from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
 from .dependent import PROGRAM, released
 from .exchange import MAX_WORDS, POLLS, Record, carried
-from .joint import turns
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, pointer_of
 
@@ -99,7 +98,8 @@ class _SharedKernel:
             code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
             code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
         self.columns("part")
-        writer.statements(self.nest.preamble)
+        for stmt in self.nest.preamble:
+            writer.statement(stmt)
         if writer.floating:
             self.anchor()
         self.empty_accumulators()
@@ -209,24 +209,24 @@ class _SharedKernel:
         self.body(k)
 
     def body(self, k: int) -> None:
-        for stmt, *others in turns(self.stages[k].body):
+        for stmt in self.stages[k].body:
             if isinstance(stmt, Carry):
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
-                self.statement(stmt, *others)
+                self.statement(stmt)
         if k and self.stages[k].groups:
             self.code.writeline(f"failed{k} = {_ANY_WARP}")
         for group in self.stages[k].groups:
             for reduce in group:
                 self.publish(reduce, k)
 
-    def statement(self, stmt: Statement, *others: Statement, delayed: bool = True) -> None:
+    def statement(self, stmt: Statement, delayed: bool = True) -> None:
         if isinstance(stmt, PartialAccumulate):
             some_idle = self.ragged or (delayed and len(self.stages) > 1)
             with self.writer.ops.active():
                 self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
         else:
-            self.writer.statement(stmt, *others)
+            self.writer.statement(stmt)
 
     def publish(self, reduce: Reduce, k: int) -> None:
         value = self.writer.ops.variables[reduce.name]
@@ -390,11 +390,11 @@ class _SharedKernel:
     def at_once(self, roots: Sequence[Statement]) -> None:
         """Statements that need no more than the reductions that are known, without any delay."""
         known = [s for s in self.nest.statements if not isinstance(s, Reduce | Exchange)]
-        for stmt, *others in turns(closure(known, roots)):
+        for stmt in closure(known, roots):
             if isinstance(stmt, Carry):
                 self.writer.ops.variables[stmt.name] = self.writer.ops.variables[stmt.value.name]
             else:
-                self.statement(stmt, *others, delayed=False)
+                self.statement(stmt, delayed=False)
 
 
 class _SharedWriter(Writer):
@@ -408,11 +408,13 @@ class _SharedWriter(Writer):
         self.raw: set[str] = set()  # the loads among them that are held as loaded
         self.floating: frozenset[str] = frozenset()  # reductions of what no load over columns is in
 
-    def operand(self, stmt: Reduce, axis: int) -> str:
-        value = super().operand(stmt, axis)
+    def reduce(self, stmt: Reduce) -> None:
+        value = self.ops.variables[stmt.value.name]
         if stmt.name in self.floating:
-            return f"tl.where(anchor == 0, {value}, {self.literal(stmt.kind)})"
-        return value
+            anchored = f"tl.where(anchor == 0, {value}, {self.literal(stmt.kind)})"
+            self.ops.variables[stmt.value.name] = anchored
+        super().reduce(stmt)
+        self.ops.variables[stmt.value.name] = value
 
     def loaded(self, stmt: Load, text: str) -> str:
         if stmt.name not in self.raw:

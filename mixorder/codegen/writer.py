@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
 import sympy
@@ -44,7 +44,6 @@ from ..loops.ir import (
     Store,
 )
 from ..loops.split import NUM_SPLITS, SPLIT_SYMBOL
-from .joint import definition, sums, turns
 from .ops import OpPrinter
 from .source import KernelSource, LaunchConfig
 
@@ -125,7 +124,6 @@ class Writer:
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.skew: Skew | None = None
-        self.joint: set[int] = set()  # how many sums are made at once
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
@@ -137,7 +135,7 @@ class Writer:
         self.code.do_indent()
 
     def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
-        text = "".join(map(definition, sorted(self.joint))) + self.code.getvalue()
+        text = self.code.getvalue()
         name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
@@ -179,15 +177,10 @@ class Writer:
         name = sympy.Symbol(dim.name, integer=True, nonnegative=True)
         return _Chunk(dim, ChainMap({}, self.ops.variables), {dim.symbol: name})
 
-    def statements(self, statements: Iterable[Statement]) -> None:
-        for stmts in turns(statements):
-            self.statement(*stmts)
-
-    def statement(self, stmt: Statement, *others: Statement) -> None:
-        """`others`: sums that are made together with this one."""
+    def statement(self, stmt: Statement) -> None:
         with self.ops.active():
             if isinstance(stmt, Reduce):
-                self.reduce(stmt, *others)  # type: ignore[arg-type]
+                self.reduce(stmt)
             elif self.dims[1].symbol in self.varies(stmt):
                 for _ in self.chunks():
                     self.for_one_chunk(stmt)
@@ -268,23 +261,11 @@ class Writer:
         full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
         return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
 
-    def reduce(self, *stmts: Reduce) -> None:
-        axis = next(i for i, d in enumerate(self.dims) if d.symbol in stmts[0].axes)
-        values = [self.operand(stmt, axis) for stmt in stmts]
-        if len(stmts) == 1:
-            totals = [self.without(stmts[0].kind, values[0], axis)]
-        else:
-            self.joint.add(len(stmts))
-            totals = [f"sum{i}" for i in range(len(stmts))]
-            self.code.writeline(f"{', '.join(totals)} = {sums(values, axis)}")
-        for stmt, total in zip(stmts, totals, strict=True):
-            self.ops.define(self.kept_dim(total, axis), stmt.dtype, stmt.name)
-
-    def operand(self, stmt: Reduce, axis: int) -> str:
-        """The tile that is reduced, the chunks of the columns joined."""
-        name = stmt.value.name
-        values = [self.masked_value(name, stmt.kind, (self.dims[axis],)) for _ in self.chunks()]
-        return self.joined(stmt.kind, values, stmt.dtype)
+    def reduce(self, stmt: Reduce) -> None:
+        dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
+        values = [self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],)) for _ in self.chunks()]
+        value = self.joined(stmt.kind, values, stmt.dtype)
+        self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
 
     def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
         """The chunks' tiles as one, lane by lane: so that threads exchange their parts of a row once."""
@@ -354,10 +335,7 @@ class Writer:
 
     def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
         """A tile reduced over one of its dims, which stays, as one of size 1."""
-        return self.kept_dim(self.without(kind, value, axis), axis)
-
-    def kept_dim(self, value: str, axis: int) -> str:
-        return value + ("[:, None]" if axis == 1 else "[None, :]")
+        return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
 
     def without(self, kind: ReductionKind, value: str, axis: int) -> str:
         return f"{_TILE_REDUCE[kind]}({value}, {axis})"

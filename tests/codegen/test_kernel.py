@@ -55,12 +55,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def add_2(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def triton_mixorder_test_10eac42c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -85,9 +80,8 @@ def triton_mixorder_test_10eac42c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp13 = tmp6 * tmp11
         ws0_acc = ws0_acc + tmp13
         ws1_acc = ws1_acc + tmp6
-        sum0, sum1 = tl.reduce((tl.where(ymask, tmp7, 0.0), tl.where(ymask, tmp12, 0.0)), 1, add_2)
-        tmp14 = sum0[:, None]
-        tmp15 = sum1[:, None]
+        tmp14 = tl.sum(tl.where(ymask, tmp7, 0.0), 1)[:, None]
+        tmp15 = tl.sum(tl.where(ymask, tmp12, 0.0), 1)[:, None]
         tmp16 = tmp8 - tmp14
         tmp17 = tmp11 * tmp15
         tmp18 = tmp16 - tmp17
@@ -99,12 +93,7 @@ def triton_mixorder_test_10eac42c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
 
 
 @triton.jit
-def add_2(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def triton_mixorder_test_final_66319f36(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_4637be93(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 1024
     YBLOCK: tl.constexpr = 8
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
@@ -113,9 +102,8 @@ def triton_mixorder_test_final_66319f36(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.load(ws1_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
-    sum0, sum1 = tl.reduce((tl.where(smask, tmp0, 0.0), tl.where(smask, tmp1, 0.0)), 0, add_2)
-    tmp2 = sum0[None, :]
-    tmp3 = sum1[None, :]
+    tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
+    tmp3 = tl.sum(tl.where(smask, tmp1, 0.0), 0)[None, :]
     tl.store(out1_ptr + (y), tmp2)
     tl.store(out2_ptr + (y), tmp3)
 """,  # noqa: E501
@@ -174,12 +162,7 @@ def triton_mixorder_test_d06b970d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
 
 
 @triton.jit
-def add_2(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def triton_mixorder_test_final_8b34430f(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_6881b112(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 256
     YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
@@ -188,9 +171,8 @@ def triton_mixorder_test_final_8b34430f(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
     tmp1 = tl.load(ws1_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
-    sum0, sum1 = tl.reduce((tl.where(smask, tmp0, 0.0), tl.where(smask, tmp1, 0.0)), 0, add_2)
-    tmp2 = sum0[None, :]
-    tmp3 = sum1[None, :]
+    tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
+    tmp3 = tl.sum(tl.where(smask, tmp1, 0.0), 0)[None, :]
     tl.store(out0_ptr + (y), tmp2)
     tl.store(out2_ptr + (y), tmp3)
 """,  # noqa: E501

@@ -163,7 +163,6 @@ SPILLED = {
     ("sm_90", "rms_weight_fp32"): 32,
     ("sm_120", "rms_weight_fp32"): 96,
     ("sm_80", "cross_entropy"): 8,
-    ("sm_120", "layer_1000x131072"): 8,
     ("sm_80", "layer_fp32_wide"): 16,
     ("sm_100", "layer_fp32_wide"): 48,
     ("sm_120", "layer_fp32_wide"): 80,
