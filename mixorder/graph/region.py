@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import torch
 from torch.fx import Node
 
-from .axes import Space
-from .nodes import operands
+from .axes import Size, Space, product
+from .nodes import fake, operands, shape_of
 from .scope import Scope
 
 
@@ -64,6 +65,24 @@ class Region:
                 found.add(node)
         return frozenset(found)
 
+    @functools.cached_property
+    def rounded(self) -> frozenset[Node]:
+        """Outputs in half precision that leave the region together with a number per row that was found from
+        them, such as a softmax's sum: who combines the two later has the rounded values."""
+        columns = self.column_side()
+        rows = [n for n in self.outputs if n not in columns]
+        found = []
+        for output in rows:
+            reached, behind = {output}, set()
+            for node in self.nodes:
+                if any(a in behind or (a in reached and node in self.inner) for a in operands(node)):
+                    behind.add(node)
+                elif any(a in reached for a in operands(node)):
+                    reached.add(node)
+            if _is_half(output) and any(n in behind and _numel(n) != _numel(output) for n in rows):
+                found.append(output)
+        return frozenset(found)
+
     def __str__(self) -> str:
         def names(nodes: tuple[Node, ...]) -> str:
             return ", ".join(n.name for n in nodes)
@@ -78,3 +97,12 @@ class Region:
             *(f"    {n.format_node()}" for n in self.nodes),
         ]
         return "\n".join(lines)
+
+
+def _is_half(node: Node) -> bool:
+    val = fake(node)
+    return val is not None and val.dtype in (torch.bfloat16, torch.float16)
+
+
+def _numel(node: Node) -> Size:
+    return product(shape_of(node) or ())

@@ -272,6 +272,9 @@ class _Tracer:
             else:
                 with V.set_ops_handler(self._recorder):
                     traced = _unwrap(self.box(node).make_loader()(index))
+                    if node in self.region.rounded:
+                        half = ops.to_dtype(OpsValue(traced), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
+                        traced = _unwrap(ops.to_dtype(half, traced.dtype))
             self._values[key] = traced
             self.current = outer
         return self._values[key]

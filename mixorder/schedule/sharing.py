@@ -100,7 +100,7 @@ def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants 
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
     found = [one for size in sizes for one in _laid_out(work, device, size, constants)]
-    # One tile hides little of the wait for its totals: rather smaller ones, two deep, if they are not too many.
+    # One tile hides little of the wait for its totals: rather smaller ones, two deep, of few enough parts.
     deep = 1 if work.stages > 1 else constants.least_depth
     return [s for _, s in sorted(found, key=lambda one: one[0] or one[1].depth < deep)]
 
