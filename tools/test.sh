@@ -3,6 +3,7 @@
 # run; without any, the tests of tests/interpreter run beside the others in two processes of their own: whether
 # Triton interprets kernels is decided when it is imported.
 set -euo pipefail
+NEEDS="pytest expecttest hypothesis ruff mypy"
 . "$(dirname "$0")/setup.sh"
 
 "$PY" -m ruff check .

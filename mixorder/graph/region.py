@@ -8,8 +8,8 @@ import functools
 import torch
 from torch.fx import Node
 
-from .axes import Size, Space, product
-from .nodes import fake, operands, shape_of
+from .axes import Space
+from .nodes import fake, operands
 from .scope import Scope
 
 
@@ -67,19 +67,17 @@ class Region:
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:
-        """Outputs in half precision that leave the region together with a number per row that was found from
-        them, such as a softmax's sum: who combines the two later has the rounded values."""
+        """Outputs in half precision beside which something wider leaves that was made of them, such as a
+        softmax's sum: who combines the two later has the rounded values."""
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
         found = []
-        for output in rows:
-            reached, behind = {output}, set()
+        for output in filter(_is_half, rows):
+            reached = {output}
             for node in self.nodes:
-                if any(a in behind or (a in reached and node in self.inner) for a in operands(node)):
-                    behind.add(node)
-                elif any(a in reached for a in operands(node)):
+                if any(a in reached for a in operands(node)):
                     reached.add(node)
-            if _is_half(output) and any(n in behind and _numel(n) != _numel(output) for n in rows):
+            if any(n in reached and not _is_half(n) for n in rows if n is not output):
                 found.append(output)
         return frozenset(found)
 
@@ -102,7 +100,3 @@ class Region:
 def _is_half(node: Node) -> bool:
     val = fake(node)
     return val is not None and val.dtype in (torch.bfloat16, torch.float16)
-
-
-def _numel(node: Node) -> Size:
-    return product(shape_of(node) or ())

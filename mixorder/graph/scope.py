@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import sympy
 import torch
+from torch._inductor.inductor_prims import prepare_softmax_online
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
@@ -214,4 +215,5 @@ def users_behind_views(node: Node) -> Iterator[Node]:
 
 def takes_operands(node: Node) -> bool:
     """Whether Inductor computes a node in a loop of its own making, operands and all."""
-    return is_pointwise(node) or is_moment(node) or torch.Tag.reduction in getattr(node.target, "tags", ())
+    loops = is_pointwise(node) or is_moment(node) or node.target is prepare_softmax_online
+    return loops or torch.Tag.reduction in getattr(node.target, "tags", ())

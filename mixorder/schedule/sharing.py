@@ -99,10 +99,7 @@ def shared_schedules(work: SharedWork, device: DeviceInfo, constants: Constants 
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that cannot be read twice instead.
     sizes = (elements, elements // 2) if work.cols > MAX_COLS else (elements,)
-    found = [one for size in sizes for one in _laid_out(work, device, size, constants)]
-    # One tile hides little of the wait for its totals: rather smaller ones, two deep, of few enough parts.
-    deep = 1 if work.stages > 1 else constants.least_depth
-    return [s for _, s in sorted(found, key=lambda one: one[0] or one[1].depth < deep)]
+    return [s for size in sizes for s in _laid_out(work, device, size, constants)]
 
 
 def _with_groups(schedule: Schedule, groups: int) -> Schedule:
@@ -111,11 +108,8 @@ def _with_groups(schedule: Schedule, groups: int) -> Schedule:
     return dataclasses.replace(schedule, num_splits=min(schedule.num_splits, whole))
 
 
-def _laid_out(
-    work: SharedWork, device: DeviceInfo, elements: int, constants: Constants
-) -> list[tuple[bool, Schedule]]:
-    """First those of few parts, and of these, whose tiles the registers hold for as long as is needed; with
-    each, whether it has more parts than pay."""
+def _laid_out(work: SharedWork, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
+    """First those of few parts, and of these, whose tiles the registers hold for as long as is needed."""
     found: list[tuple[bool, bool, Schedule]] = []
     for xblock, per_sm, few in _layouts(work, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
@@ -125,7 +119,7 @@ def _laid_out(
             tight = registers_of(work, tile, r0_block, depth) > constants.full_registers
             schedule = _schedule(work, device, tile, r0_block, depth, constants)
             found.append((parts > few, tight or depth < constants.least_depth, schedule))
-    return [(many, schedule) for many, _, schedule in sorted(found, key=lambda one: one[:2])]
+    return [schedule for *_, schedule in sorted(found, key=lambda one: one[:2])]
 
 
 def _layouts(work: SharedWork, constants: Constants) -> Iterator[tuple[int, int, int]]:

@@ -162,6 +162,20 @@ def test_a_cast_that_loops_outside_use_is_recomputed_not_written() -> None:
     assert cast in region.nodes and cast not in region.outputs
 
 
+def test_a_cast_for_an_online_softmax_is_recomputed_not_written() -> None:
+    """A node with two results, in which Inductor's own pass finds a maximum and a sum on a GPU."""
+
+    def function(x: Any, dy: Any) -> Any:
+        moved = (x * dy).to(bf16)
+        largest, total = torch.ops.prims.prepare_softmax_online(moved.to(f32), 1)
+        return *pair(x, dy), moved, largest, total
+
+    graph = traced(function, FULL, FULL)
+    (region,) = convex(graph)
+    assert node(graph, "convert_element_type") in region.outputs  # in half precision
+    assert node(graph, "convert_element_type_1") not in region.outputs
+
+
 def test_a_cast_that_a_matmul_needs_is_written_here() -> None:
     """In memory it must be; the region reads what it is made from."""
 

@@ -323,10 +323,11 @@ def test_a_statistic_is_that_of_the_values_that_leave_with_it(dtype: torch.dtype
     assert float((total / exact - 1).abs().max()) < 1e-5
 
 
-def test_where_no_statistic_leaves_nothing_is_rounded_on_its_way() -> None:
+def test_where_nothing_wider_leaves_nothing_is_rounded_on_its_way() -> None:
     def function(x: torch.Tensor, r: torch.Tensor) -> Any:
         moved = x - x * r
-        return moved, x - moved.float().sum(-1, keepdim=True), moved.float().sum(0)
+        total = moved.float().sum(-1, keepdim=True)
+        return moved, (x - total).to(bf16), moved.float().sum(0)
 
     torch.manual_seed(0)
     x, r = torch.randn(64, 40).to(bf16), torch.randn(64, 1).to(bf16)
