@@ -3,15 +3,20 @@
 import argparse
 import ctypes
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import graphs
 import pytest
 import torch
 import torch.nn.functional as F
+
+from mixorder import pipeline
+from mixorder.options import Options
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -262,6 +267,14 @@ def test_a_run_that_achieves_nothing_ends_with_a_report(
     assert bench.supervise([], args) == 1
     assert len(calls) == 2  # the first one may have measured `eager`
     assert "50.0" in capsys.readouterr().out
+
+
+def test_what_a_provider_fuses_is_noted() -> None:
+    result = Result("ok")
+    with bench.fusions_into(result):
+        options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+        pipeline.run(graphs.layer_norm_backward(64, 32), options)
+    assert re.fullmatch(r" region0: held, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note)
 
 
 def test_report_survives_json(tmp_path: Path) -> None:

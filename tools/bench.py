@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,24 +154,34 @@ def run_provider(
     name: str, case: Case, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result
 ) -> None:
     """Measure one provider; any exception ends in `result`, never in the caller."""
-    from torch._dynamo.utils import counters
-
     started = time.perf_counter()
-    counters.clear()
     try:
         torch._dynamo.reset()
         skipped = usable_options(OPTIONS.get(name, {}))[1]
         result.note = f"options unknown to this torch: {skipped}" if skipped else ""
-        _timing.measure(PROVIDERS[name](case), inputs, reference, lab, result)
+        with fusions_into(result) if name in OURS else contextlib.nullcontext():
+            _timing.measure(PROVIDERS[name](case), inputs, reference, lab, result)
         result.status = "ok"
     except Absent as error:
         result.status, result.error = "absent", str(error)
     except Exception as error:
         result.status, result.error = "err", f"{type(error).__name__}: {error}"[:2000]
         result.note = "".join(traceback.format_exception(error)[-3:])[-2000:]
-    if counters["mixorder"]:
-        result.note += f" counters: {dict(counters['mixorder'])}"
     result.seconds = round(time.perf_counter() - started, 1)
+
+
+@contextlib.contextmanager
+def fusions_into(result: Result) -> Iterator[None]:
+    """Note what mixorder makes meanwhile: each region's strategy and schedule, and what tuning gained."""
+    from mixorder.report import RegionRecord, collect
+
+    with collect() as records:
+        yield
+    fused = [r for r in records if isinstance(r, RegionRecord)]
+    for one in fused:
+        lines = (one.strategy, *str(one.schedule).splitlines(), one.tuning or "not tuned")
+        result.note += f" {one.name}: {', '.join(map(str, lines))};"
+    result.note += "".join(f" declined: {r}" for r in records if r not in fused)
 
 
 def run_row(row: Row, args: argparse.Namespace, lab: Lab, report: Report, path: Path) -> None:
