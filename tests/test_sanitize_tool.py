@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,20 @@ def test_its_absence_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(sanitize, "find_sanitizer", lambda: None)
     assert sanitize.main([]) == 2
     assert "compute-sanitizer is missing" in capsys.readouterr().out
+
+
+def test_what_a_tool_gave_up_on_is_checked_job_by_job() -> None:
+    parts = [[Job("a"), Job("b")], [Job("c"), Job("d")]]
+    seen: list[tuple[list[str], str]] = []
+
+    def check(jobs: Sequence[Job], name: str, port: int) -> Report:
+        seen.append(([job.case for job in jobs], name))
+        return Report(1, 0, ("a",), "timeout") if name in ("0", "0-1") else Report()
+
+    with ThreadPoolExecutor(1) as pool:
+        whole = sanitize.swept(parts, check, pool)
+    assert seen == [(["a", "b"], "0"), (["c", "d"], "1"), (["a"], "0-0"), (["b"], "0-1")]
+    assert whole == Report(2, 0, ("a",), "timeout")
 
 
 def test_the_table_adds_processes_up() -> None:

@@ -187,6 +187,22 @@ def checked(
     return dataclasses.replace(parsed_log(log.read_text(errors="replace")), ended=ended)
 
 
+def swept(
+    parts: Sequence[Sequence[Job]],
+    check: Callable[[Sequence[Job], str, int], Report],
+    pool: concurrent.futures.Executor,
+) -> Report:
+    """One tool over all parts at once. Beside others it may run out of time, or fail of itself: where a part
+    did not end in good order, each of its jobs is then checked alone."""
+    futures = [pool.submit(check, part, str(i), FIRST_PORT + 20 * i) for i, part in enumerate(parts)]
+    found = [future.result() for future in futures]
+    for i, part in enumerate(parts):
+        if found[i].ended and len(parts) > 1:
+            alone = (check([job], f"{i}-{j}", FIRST_PORT) for j, job in enumerate(part))
+            found[i] = sum(alone, dataclasses.replace(found[i], ended=""))
+    return sum(found, Report())
+
+
 def parsed_log(text: str) -> Report:
     """Errors by where they are: a record begins at an unindented line, and names its kernel further down."""
     ours, elsewhere, jobs, job = 0, 0, [], ""
@@ -300,12 +316,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         reports = {}
         for tool in args.tools:
-            logs = [args.out / f"{tool}-{i}.txt" for i in range(len(parts))]
-            futures = [
-                pool.submit(checked, sanitizer, tool, part, cache, log, args.limit, FIRST_PORT + 20 * i)
-                for i, (part, log) in enumerate(zip(parts, logs, strict=True))
-            ]
-            reports[tool] = sum((f.result() for f in futures), Report())
+
+            def check(jobs: Sequence[Job], name: str, port: int, tool: str = tool) -> Report:
+                log = args.out / f"{tool}-{name}.txt"
+                return checked(sanitizer, tool, jobs, cache, log, args.limit, port)
+
+            reports[tool] = swept(parts, check, pool)
             print(f"{tool}: {reports[tool]}", flush=True)
     text = table(reports)
     (args.out / "table.md").write_text(f"{text}\n")
