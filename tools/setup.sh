@@ -1,5 +1,5 @@
-# Sourced by the other scripts. Sets PY to a Python that has torch and mixorder, installing what is
-# missing, with what NEEDS names: a torch that is there already is kept, so that a GPU machine uses its CUDA build.
+# Sourced by the other scripts. Sets PY to a Python that has torch, mixorder and the packages in NEEDS, installing
+# what is missing: a torch that is there already is kept, so that a GPU machine uses its CUDA build.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The oldest and the newest release that mixorder supports are 2.11 and 2.15; this one lies between
@@ -45,7 +45,7 @@ install() {
 has_torch || install "torch==$TORCH_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
-for package in setuptools wheel sympy numpy ${NEEDS:-}; do
+for package in setuptools wheel sympy numpy $NEEDS; do
   has "$package" || install "$package"
 done
 install --no-deps --no-build-isolation -e .
