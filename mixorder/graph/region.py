@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import torch
 from torch.fx import Node
 
 from .axes import Space
@@ -72,12 +71,12 @@ class Region:
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
         found = []
-        for output in filter(_is_half, rows):
+        for output in (n for n in rows if _float_bytes(n) == 2):
             reached = {output}
             for node in self.nodes:
                 if any(a in reached for a in operands(node)):
                     reached.add(node)
-            if any(n in reached and not _is_half(n) for n in rows if n is not output):
+            if any(n in reached and _float_bytes(n) > 2 for n in rows):
                 found.append(output)
         return frozenset(found)
 
@@ -97,6 +96,7 @@ class Region:
         return "\n".join(lines)
 
 
-def _is_half(node: Node) -> bool:
+def _float_bytes(node: Node) -> int:
+    """Of an element; 0 where it is no floating-point number."""
     val = fake(node)
-    return val is not None and val.dtype in (torch.bfloat16, torch.float16)
+    return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0
