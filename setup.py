@@ -9,7 +9,17 @@ ROOT = Path(__file__).parent
 (VERSION,) = re.findall(
     r'^__version__ = "(.+)"$', (ROOT / "mixorder" / "__init__.py").read_text(), re.MULTILINE
 )
-DEVELOPMENT = ["pytest", "expecttest", "hypothesis", "numpy", "ruff", "mypy", "setuptools", "wheel"]
+DEVELOPMENT = [
+    "pytest",
+    "pytest-xdist",
+    "expecttest",
+    "hypothesis",
+    "numpy",
+    "ruff",
+    "mypy",
+    "setuptools",
+    "wheel",
+]
 
 setup(
     name="mixorder",

@@ -21,9 +21,10 @@ from mixorder.options import Options
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 
+import _providers  # noqa: E402
 import _timing  # noqa: E402
 import bench  # noqa: E402
-from _timing import Case, Report, Result, Row  # noqa: E402
+from _results import Case, Report, Result, Row  # noqa: E402
 
 
 def timed_row(norm: str = "rms", shape: str = "4096x4096", **times: float) -> Row:
@@ -208,7 +209,7 @@ def test_failing_providers_do_not_stop_the_others(
         raise RuntimeError("no kernel\nfor you")
 
     def absent(case: Case) -> _timing.Forward:
-        raise bench.Absent("not installed")
+        raise _providers.Absent("not installed")
 
     def infinite(case: Case) -> _timing.Forward:
         return lambda x, w, b: x * w * torch.inf + (0 if b is None else b)
@@ -216,7 +217,7 @@ def test_failing_providers_do_not_stop_the_others(
     monkeypatch.setattr(
         bench,
         "PROVIDERS",
-        {"broken": broken, "absent": absent, "infinite": infinite, "eager": bench._norm},
+        {"broken": broken, "absent": absent, "infinite": infinite, "eager": _providers._norm},
     )
     status, report = run_smoke(tmp_path, "broken,absent,infinite,eager")
     assert status == bench.EXIT_FAILED
@@ -275,6 +276,27 @@ def test_what_a_provider_fuses_is_noted() -> None:
         options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
         pipeline.run(graphs.layer_norm_backward(64, 32), options)
     assert re.fullmatch(r" region0: held, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note)
+
+
+def test_times_taken_in_turns_replace_those_taken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All graphs get turns in the order of the row; what was not kept has the time that it took alone."""
+    row = timed_row(stock=20.0, quack=15.0, mixorder=12.5)
+    row.limit_medians = [7.0, 7.5, 11.0]  # two of a process that ended, and the first of this one
+    asked: dict[str, float] = {}
+
+    def turns(graphs: Any, stream: Any, flush: Any, reps: int) -> dict[str, _timing.Times]:
+        asked.update({name: us for name, (_, us) in graphs.items()})
+        return {name: _timing.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
+
+    monkeypatch.setattr(_timing, "time_in_turns", turns)
+    graph, limit = object(), argparse.Namespace(captured=object())
+    lab = _timing.Lab("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
+    bench.take_turns(row, limit, 11.0, {"stock": graph, "mixorder": graph}, lab)  # type: ignore[arg-type, dict-item]
+    assert asked == {"limit": 11.0, "stock": 20.0, "mixorder": 12.5}
+    assert row.limit_medians == [7.0, 7.5, 8.25, 16.5]
+    ours, quack = row.results["mixorder"], row.results["quack"]
+    assert (ours.us, ours.us_min, ours.us_max, ours.reps, ours.alone_us) == (12.5, 6.25, 25.0, 4, 12.5)
+    assert quack.us == 15.0 and quack.alone_us is None
 
 
 def test_report_survives_json(tmp_path: Path) -> None:

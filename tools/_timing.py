@@ -1,24 +1,22 @@
-"""What the benchmark keeps and measures of one backward: time, launches, error.
+"""What the benchmark measures of one backward: time, launches, error.
 
-In: a forward, its inputs and a reference. Out: records of plain numbers, from which the report is
-written and which JSON gives back. Knows nothing of providers, tables or the command line.
+In: a forward, its inputs and a reference. Out: numbers in a `Result`, and the graph that was timed, which
+`time_in_turns` times again beside others. Knows nothing of providers, tables or the command line.
 """
 
 import contextlib
 import ctypes
-import dataclasses
-import json
 import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from _results import Case, Result
 from torch import Tensor
 
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
@@ -33,140 +31,10 @@ SETTLE_S = 0.1  # replays before the first sample, so that clocks are up again a
 PROBE_REPS = 5  # samples that decide how many more are affordable
 LONG_US = 5000.0  # above this, fewer samples
 MIN_REPS = 8
+ROUNDS = 8  # turns that each graph of a row gets
 
 # CUgraphNodeType of the CUDA driver API.
 _NODE_KINDS = {0: "kernels", 1: "memcpys", 2: "memsets"}
-
-
-# Records.
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the benchmark. The dtypes are names such as "bf16".
-
-    `residual`: x goes on beside the norm, so that its gradient has a second part, which is added to dx.
-    """
-
-    norm: str
-    dtype: str
-    weight_dtype: str
-    rows: int
-    cols: int
-    residual: bool = False
-
-    @property
-    def shape(self) -> str:
-        return f"{self.rows}x{self.cols}"
-
-
-@dataclass
-class Result:
-    """What one provider did on one case. Times in microseconds, `seconds` is its whole turn."""
-
-    status: str = "running"  # running, ok, err, absent
-    error: str = ""
-    note: str = ""
-    us: float | None = None
-    us_min: float | None = None
-    us_max: float | None = None
-    reps: int = 0
-    launches: dict[str, int] = field(default_factory=dict)
-    launches_from: str = ""
-    errors: dict[str, float] = field(default_factory=dict)
-    repeatable: bool | None = None  # two runs gave the same bits
-    seconds: float = 0.0
-
-    @property
-    def reason(self) -> str:
-        """The error on one line."""
-        return " ".join(self.error.split())[:200]
-
-
-@dataclass
-class Row:
-    """A case, its results, and medians of its limit: microseconds, two per process it took."""
-
-    case: Case
-    limit_medians: list[float] = field(default_factory=list)
-    results: dict[str, Result] = field(default_factory=dict)
-
-    @property
-    def limit_us(self) -> float | None:
-        return statistics.fmean(self.limit_medians) if self.limit_medians else None
-
-    @property
-    def spread(self) -> float:
-        """Percent between the lowest and the highest median of the limit."""
-        low, high = min(self.limit_medians), max(self.limit_medians)
-        return (high - low) / statistics.fmean(self.limit_medians) * 100
-
-    def share(self, provider: str) -> float | None:
-        """Percent of the limit that a provider reaches; None without a time or with a failure."""
-        result = self.results.get(provider)
-        if result is None or result.status != "ok" or not result.us or self.limit_us is None:
-            return None
-        return self.limit_us / result.us * 100
-
-
-@dataclass
-class Report:
-    """Everything measured so far; `started` in `meta` is seconds since the epoch."""
-
-    meta: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-    def row(self, case: Case) -> Row:
-        for row in self.rows:
-            if row.case == case:
-                return row
-        self.rows.append(Row(case))
-        return self.rows[-1]
-
-    def finished(self) -> int:
-        return sum(r.status != "running" for row in self.rows for r in row.results.values())
-
-    def older_than(self, seconds: float | None) -> bool:
-        return seconds is not None and time.time() - self.meta["started"] > seconds
-
-    def close_running(self, reason: str) -> None:
-        """Turn what was running when its process ended into an error."""
-        for result in (r for row in self.rows for r in row.results.values()):
-            if result.status == "running":
-                result.status, result.error = "err", reason
-
-    def tables(self) -> dict[str, list[Row]]:
-        """Rows of one norm and one pair of dtypes under a title; only rows that have results."""
-        tables: dict[str, list[Row]] = {}
-        for row in self.rows:
-            form = " and residual" if row.case.residual else ""
-            title = f"{row.case.norm}{form} {row.case.dtype} (weights {row.case.weight_dtype})"
-            if row.results or row.limit_medians:
-                tables.setdefault(title, []).append(row)
-        return tables
-
-    def save(self, path: Path) -> None:
-        """Write atomically, with what readers want and `load` derives anew: limits and shares."""
-        data = dataclasses.asdict(self)
-        for row, plain in zip(self.rows, data["rows"], strict=True):
-            plain["derived"] = {
-                "limit_us": row.limit_us,
-                "share_percent": {name: row.share(name) for name in row.results},
-            }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(data, indent=1))
-        partial.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> "Report":
-        data = json.loads(path.read_text())
-        rows = []
-        for plain in data["rows"]:
-            del plain["derived"]
-            results = {name: Result(**r) for name, r in plain.pop("results").items()}
-            rows.append(Row(Case(**plain.pop("case")), results=results, **plain))
-        return cls(data["meta"], rows)
 
 
 # Time and launches, CUDA only.
@@ -174,20 +42,32 @@ class Report:
 
 @dataclass(frozen=True)
 class Captured:
-    """A backward in a CUDA graph; `outputs` are the gradients that each replay overwrites."""
+    """A backward in a CUDA graph; `outputs` are the gradients that each replay overwrites. `step` keeps
+    what a replay reads: inputs, what the forward saved, and the kernels."""
 
     graph: torch.cuda.CUDAGraph
     outputs: Sequence[Tensor]
+    step: Step
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds per replay, over `reps` samples."""
+    """Microseconds per replay: the samples, in the order in which they were taken."""
 
-    median_us: float
-    min_us: float
-    max_us: float
-    reps: int
+    samples: tuple[float, ...]
+
+    def into(self, result: Result) -> None:
+        result.us, result.reps = self.median_us, len(self.samples)
+        result.us_min, result.us_max = min(self.samples), max(self.samples)
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples)
+
+    def halves(self) -> list[float]:
+        """The medians of the first half and of the second."""
+        middle = len(self.samples) // 2
+        return [statistics.median(part) for part in (self.samples[:middle], self.samples[middle:])]
 
 
 def flush_buffer() -> Tensor:
@@ -213,7 +93,7 @@ def capture(step: Step, stream: torch.cuda.Stream) -> Captured:
             raise
         graph.capture_end()
         graph.instantiate()
-    return Captured(graph, outputs)
+    return Captured(graph, outputs, step)
 
 
 def time_graph(captured: Captured, stream: torch.cuda.Stream, flush: Tensor, reps: int = 40) -> Times:
@@ -223,10 +103,29 @@ def time_graph(captured: Captured, stream: torch.cuda.Stream, flush: Tensor, rep
     with torch.cuda.stream(stream):
         _settle(captured.graph, flush)
         samples = _replay_times(captured.graph, flush, min(PROBE_REPS, reps))
-        affordable = int(reps * LONG_US / max(statistics.median(samples), LONG_US))
-        wanted = min(reps, max(MIN_REPS, affordable))
+        wanted = _affordable(statistics.median(samples), reps)
         samples += _replay_times(captured.graph, flush, wanted - len(samples))
-    return Times(statistics.median(samples), min(samples), max(samples), len(samples))
+    return Times(tuple(samples))
+
+
+def _affordable(us: float, reps: int) -> int:
+    return min(reps, max(MIN_REPS, int(reps * LONG_US / max(us, LONG_US))))
+
+
+def time_in_turns(
+    graphs: dict[str, tuple[Captured, float]], stream: torch.cuda.Stream, flush: Tensor, reps: int = 40
+) -> dict[str, Times]:
+    """Time several graphs as `time_graph` does, a few replays of each per round, so that what the clocks
+    and the memory do meanwhile weighs on all alike. With each graph, microseconds that it took before.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    with torch.cuda.stream(stream):
+        _settle(next(iter(graphs.values()))[0].graph, flush)
+        for _ in range(ROUNDS):
+            for name, (captured, us) in graphs.items():
+                share = -(-_affordable(us, reps) // ROUNDS)
+                samples[name] += _replay_times(captured.graph, flush, share)
+    return {name: Times(tuple(taken)) for name, taken in samples.items()}
 
 
 def _settle(graph: torch.cuda.CUDAGraph, flush: Tensor) -> None:
@@ -421,16 +320,20 @@ class Limit:
                 add()  # compiled before it is captured
         self.captured = capture(add, lab.stream) if lab.stream and dx is not None else None
 
-    def time_into(self, row: Row) -> None:
-        """Add one median to the row's."""
+    def median_us(self) -> float | None:
+        """Timed alone; None where no times are wanted."""
         lab = self.lab
         if self.captured and lab.stream and lab.flush is not None:
-            row.limit_medians.append(time_graph(self.captured, lab.stream, lab.flush, lab.reps).median_us)
+            return time_graph(self.captured, lab.stream, lab.flush, lab.reps).median_us
+        return None
 
 
-def measure(forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result) -> None:
+def measure(
+    forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result
+) -> Captured | None:
     """Fill `result` with errors, times and launches, in this order; what was filled before an
-    exception stays. Raises ArithmeticError on a gradient that is not finite.
+    exception stays. Returns the graph, if it was timed. Raises ArithmeticError on a gradient that is
+    not finite.
     """
     lab.wait()  # the inputs come from another stream
     with lab.on_stream():
@@ -451,22 +354,22 @@ def measure(forward: Forward, inputs: Inputs, reference: Sequence[Tensor], lab: 
         raise ArithmeticError(f"not finite: {', '.join(not_finite)}")
     for name, got, want in zip(names, gradients, reference, strict=False):
         result.errors[name] = relative_error(got, want)
-    again = _measure_on_device(step, lab, lab.stream, result) if lab.stream else step()
+    captured = _measure_on_device(step, lab, lab.stream, result) if lab.stream else None
+    again = captured.outputs if captured else step()
     result.repeatable = all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+    return captured if lab.flush is not None else None
 
 
-def _measure_on_device(step: Step, lab: Lab, stream: torch.cuda.Stream, result: Result) -> Sequence[Tensor]:
-    """Launches and, if asked for, times of the captured step; returns what its replays computed."""
+def _measure_on_device(step: Step, lab: Lab, stream: torch.cuda.Stream, result: Result) -> Captured:
+    """Launches and, if asked for, times of the captured step."""
     captured = capture(step, stream)
     if lab.flush is not None:
-        times = time_graph(captured, stream, lab.flush, lab.reps)
-        result.us, result.us_min, result.us_max = times.median_us, times.min_us, times.max_us
-        result.reps = times.reps
+        time_graph(captured, stream, lab.flush, lab.reps).into(result)
     else:
         captured.graph.replay()
     lab.wait()
     result.launches, result.launches_from = _count_launches(captured, step, lab, stream)
-    return captured.outputs
+    return captured
 
 
 def _count_launches(

@@ -345,10 +345,16 @@ def _time_steps(step: Step, run: Run, steps: int) -> None:
             event.record()
         marks.append(events)
     torch.cuda.synchronize()
-    run.peak = torch.cuda.max_memory_allocated()
+    run.peak = _peak()
     run.step_ms = [events[0].elapsed_time(events[-1]) for events in marks]
     for i, name in enumerate(PHASES):
         run.phase_ms[name] = statistics.median(events[i].elapsed_time(events[i + 1]) for events in marks)
+
+
+def _peak() -> int:
+    """The most bytes that tensors asked for at one time. The allocator gives each up to 1 MiB more, by what
+    is free just then, so that the same tensors may take more in one process than in another."""
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"]
 
 
 def _host_times(step: Step, run: Run) -> None:
@@ -362,7 +368,7 @@ def _host_times(step: Step, run: Run) -> None:
         before = time.perf_counter()
         step.backward()
         after = time.perf_counter()
-        peaks.append(torch.cuda.max_memory_allocated())
+        peaks.append(_peak())
         step.update()
         whole.append(time.perf_counter() - start)
         backward.append(after - before)

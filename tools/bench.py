@@ -3,8 +3,8 @@
 In: shapes, norms, dtypes, providers. Out: tables on stdout, progress on stderr, and in --out
 `bench.json` (rewritten after each provider), `report.txt` and one chart per norm and dtype.
 
-The limit is `torch.add(x, dy, out=dx)` on the same tensors, timed before and after the providers
-of a row; a provider's share is limit / time. Both are CUDA-graph replays with a cold L2.
+The limit is `torch.add(x, dy, out=dx)` on the same tensors; a provider's share is limit / time. Both are
+CUDA-graph replays with a cold L2, taken in turns once all providers of a row are captured.
 A provider that fails gets `err`, and its text in the JSON. With CUDA the work runs in a child
 process: when a provider crashes it, hangs, or loses the device, a new one goes on with the next.
 Exit status: 0; 3 if a provider failed and no times were asked for; the child's if it cannot go on.
@@ -29,122 +29,14 @@ from typing import Any
 import _timing
 import torch
 import torch._functorch.config as functorch_config
-import torch.nn.functional as F
-from _timing import DTYPES, EPS, EXIT_TIMEOUT, Case, Forward, Inputs, Lab, Report, Result, Row
+from _providers import OPTIONS, OURS, PROVIDERS, Absent, usable_options
+from _results import Case, Report, Result, Row
+from _timing import DTYPES, EPS, EXIT_TIMEOUT, Captured, Inputs, Lab, Limit
 from torch import Tensor
 
 SHAPES = "4096x4096,8192x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
-OURS = ("mixorder", "mixorder_tuned")
 EXIT_FAILED, EXIT_DEVICE_LOST = 3, 76
-
-
-class Absent(Exception):
-    """The provider's package cannot be imported here."""
-
-
-# Providers: a case in, its forward out.
-
-
-def _norm(case: Case) -> Forward:
-    shape, eps = (case.cols,), EPS[case.norm]
-
-    def plain(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return F.rms_norm(x, shape, w, eps) if case.norm == "rms" else F.layer_norm(x, shape, w, b, eps)
-
-    # A clone, for what a graph returns as it came in is added up outside of it.
-    return (lambda x, w, b: (plain(x, w, b), x.clone())) if case.residual else plain
-
-
-def usable_options(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`options` that this torch knows, and the names of those that it does not."""
-    import torch._inductor.config as config
-
-    known = config.get_config_copy()
-    return {k: v for k, v in options.items() if k in known}, [k for k in options if k not in known]
-
-
-def compiled(options: dict[str, Any]) -> Callable[[Case], Forward]:
-    """Provider: `torch.compile` with those of `options` that exist."""
-
-    def build(case: Case) -> Forward:
-        return torch.compile(_norm(case), dynamic=False, options=usable_options(options)[0])
-
-    return build
-
-
-def mixorder(case: Case, **extra: Any) -> Forward:
-    root = str(Path(__file__).resolve().parent.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    importlib.import_module("mixorder")
-    options = {"mixorder": True, "mixorder_strict": True, **extra}
-    return torch.compile(_norm(case), dynamic=False, options=options)
-
-
-def liger(case: Case) -> Forward:
-    """Out of place: a replayed in-place backward would read the dx of the replay before as dy."""
-    if case.residual:
-        raise Absent("takes no residual")
-    try:
-        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-    except ImportError as error:
-        raise Absent(repr(error)) from error
-    eps = EPS[case.norm]
-    if case.norm == "rms":
-        return lambda x, w, b: LigerRMSNormFunction.apply(x, w, eps, 0.0, "llama", False)
-    return lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, eps)
-
-
-def quack(case: Case) -> Forward:
-    if case.residual:
-        raise Absent("takes no residual")
-    try:
-        from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm
-    except ImportError as error:
-        raise Absent(repr(error)) from error
-    eps = EPS[case.norm]
-    if case.norm == "rms":
-        return lambda x, w, b: rmsnorm(x, w, eps=eps)
-
-    class QuackLayerNorm(torch.autograd.Function):
-        """QuACK has both kernels, but no function; its forward takes float32 weights only."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-            stats = {"return_rstd": True, "return_mean": True}
-            y, rstd, mean = layernorm_fwd(x, w.float(), b.float(), eps=eps, **stats)
-            ctx.save_for_backward(x, w, rstd, mean)
-            return y
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-            x, w, rstd, mean = ctx.saved_tensors
-            return layernorm_bwd(x, w, dy, rstd, mean, has_bias=True)
-
-    return lambda x, w, b: QuackLayerNorm.apply(x, w, b)
-
-
-TUNED = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_autotune_split_size": True,
-    "triton.mix_order_reduction_allow_multi_stages": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
-    "coordinate_descent_tuning": True,
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "stock": {},
-    "stock_off": {"triton.mix_order_reduction": False},
-    "stock_tuned": TUNED,
-}
-PROVIDERS: dict[str, Callable[[Case], Forward]] = {
-    "eager": _norm,
-    **{name: compiled(options) for name, options in OPTIONS.items()},
-    "mixorder": mixorder,
-    "mixorder_tuned": lambda case: mixorder(case, mixorder_autotune=True),
-    "liger": liger,
-    "quack": quack,
-}
+ROOM = 1 / 3  # of the device's memory: with less of it free, a graph is not kept for its turns
 
 
 # Measuring one row.
@@ -152,15 +44,16 @@ PROVIDERS: dict[str, Callable[[Case], Forward]] = {
 
 def run_provider(
     name: str, case: Case, inputs: Inputs, reference: Sequence[Tensor], lab: Lab, result: Result
-) -> None:
-    """Measure one provider; any exception ends in `result`, never in the caller."""
-    started = time.perf_counter()
+) -> Captured | None:
+    """Measure one provider, and give the graph that was timed; any exception ends in `result`, never in
+    the caller."""
+    started, captured = time.perf_counter(), None
     try:
         torch._dynamo.reset()
         skipped = usable_options(OPTIONS.get(name, {}))[1]
         result.note = f"options unknown to this torch: {skipped}" if skipped else ""
         with fusions_into(result) if name in OURS else contextlib.nullcontext():
-            _timing.measure(PROVIDERS[name](case), inputs, reference, lab, result)
+            captured = _timing.measure(PROVIDERS[name](case), inputs, reference, lab, result)
         result.status = "ok"
     except Absent as error:
         result.status, result.error = "absent", str(error)
@@ -168,6 +61,7 @@ def run_provider(
         result.status, result.error = "err", f"{type(error).__name__}: {error}"[:2000]
         result.note = "".join(traceback.format_exception(error)[-3:])[-2000:]
     result.seconds = round(time.perf_counter() - started, 1)
+    return captured
 
 
 @contextlib.contextmanager
@@ -188,9 +82,10 @@ def run_row(row: Row, args: argparse.Namespace, lab: Lab, report: Report, path: 
     """Measure the providers of a row that have no result yet; saves around each one."""
     inputs = _timing.make_inputs(row.case, lab.device)
     reference = _timing.reference_gradients(inputs)
-    limit = _timing.Limit(inputs, lab) if "limit" in args.providers else None
-    if limit:
-        limit.time_into(row)
+    limit = Limit(inputs, lab) if "limit" in args.providers else None
+    alone = limit.median_us() if limit else None
+    row.limit_medians += [alone] if alone else []
+    kept: dict[str, Captured] = {}
     for name in args.providers:
         if name == "limit" or name in row.results or report.older_than(args.deadline):
             continue
@@ -198,18 +93,41 @@ def run_row(row: Row, args: argparse.Namespace, lab: Lab, report: Report, path: 
         report.save(path)
         what = f"{row.case.shape} {row.case.norm} {row.case.dtype} {name}"
         with _timing.time_box(args.time_box, what) if args.worker else contextlib.nullcontext():
-            run_provider(name, row.case, inputs, reference, lab, result)
+            captured = run_provider(name, row.case, inputs, reference, lab, result)
             report.save(path)
             if args.worker and not lab.works():
                 print(f"{what}: {result.reason}; device lost", file=sys.stderr, flush=True)
                 os._exit(EXIT_DEVICE_LOST)
+            if captured and result.status == "ok" and _room():
+                kept[name] = captured
+            del captured
             gc.collect()
         outcome = f"{result.us:.1f} us" if result.us else result.reason or "ok"
         done = f"[{report.finished()}/{args.total}]"
         print(f"{done} {what} {result.seconds:.1f}s {outcome}", file=sys.stderr, flush=True)
-    if limit:
-        limit.time_into(row)
+    if limit and alone:
+        take_turns(row, limit, alone, kept, lab)
     report.save(path)
+
+
+def _room() -> bool:
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return free > ROOM * total
+
+
+def take_turns(row: Row, limit: Limit, alone: float, kept: dict[str, Captured], lab: Lab) -> None:
+    """Time the limit and the graphs that were kept in turns; these times replace those taken `alone`."""
+    if not (limit.captured and lab.stream and lab.flush is not None):
+        return
+    graphs = {"limit": (limit.captured, alone)}
+    graphs |= {name: (captured, row.results[name].us or alone) for name, captured in kept.items()}
+    times = _timing.time_in_turns(graphs, lab.stream, lab.flush, lab.reps)
+    row.limit_medians[-1:] = times.pop("limit").halves()
+    for name, taken in times.items():
+        row.results[name].alone_us = row.results[name].us
+        taken.into(row.results[name])
 
 
 # Reports: records in, text out.
@@ -304,6 +222,8 @@ def report_text(report: Report, args: argparse.Namespace) -> str:
         names = [name for name in args.providers if name != "limit"]
         parts.append(f"{title}: % of the limit\n{share_table(rows, names)}")
     results = [item for row in report.rows for item in row.results.items()]
+    alone = sum(bool(result.us) and not result.alone_us for _, result in results)
+    parts += [f"timed alone, not in turns with the others: {alone} of {len(results)}"] if alone else []
     errors = {f"{name}: {result.reason}" for name, result in results if result.error}
     parts += ["errors\n" + "\n".join(sorted(errors))] if errors else []
     if args.timed:

@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _providers import OPTIONS, usable_options
 from _training import FULL, SMALL, Absent, Compiler, Run, Spec, measure, measure_interpreted
-from bench import OPTIONS, describe, format_table, names_of, usable_options
+from bench import describe, format_table, names_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROVIDERS: dict[str, dict[str, Any]] = {

@@ -46,6 +46,6 @@ has_torch || install "torch==$TORCH_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
 for package in setuptools wheel sympy numpy $NEEDS; do
-  has "$package" || install "$package"
+  has "${package#pytest-}" || install "$package"  # plugins are imported by their own name
 done
 install --no-deps --no-build-isolation -e .
