@@ -28,7 +28,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 # torch, and the triton that its metadata asks for.
 TRITON = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
-TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "expecttest", "hypothesis", "ruff")
+TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "pytest-xdist", "expecttest", "hypothesis")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|deselected)\b")
 
 
@@ -62,9 +62,10 @@ class Row:
         return bool(self.suites) and all(s.status == 0 for s in self.suites.values())
 
 
+PYTEST = ["-m", "pytest", "-n", str(os.cpu_count() or 1), "--dist", "worksteal"]  # as tools/test.sh
 SUITES: dict[str, tuple[list[str], dict[str, str]]] = {
-    "suite": (["-m", "pytest"], {}),
-    "interpreted": (["-m", "pytest", "tests/interpreter"], {"TRITON_INTERPRET": "1"}),
+    "suite": (PYTEST, {"OMP_NUM_THREADS": "1"}),
+    "interpreted": ([*PYTEST, "tests/interpreter"], {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}),
 }
 
 
