@@ -16,6 +16,7 @@ import torch
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
 
+import _differential  # noqa: E402
 import fuzz  # noqa: E402
 from _differential import Difference, Example, Outcome, compare, function_of, laid_out  # noqa: E402
 from _pool import Broken, Pool  # noqa: E402
@@ -230,6 +231,27 @@ def test_crashes_are_told_apart_by_what_was_raised() -> None:
         for m in (first, first.replace("region0", "region7"), other)
     ]
     assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
+
+
+@pytest.mark.parametrize("whole", ["the same", "other bits", "crash"])
+def test_a_split_scan_is_not_held_against_mixorder(monkeypatch: pytest.MonkeyPatch, whole: str) -> None:
+    """Stock cannot be asked: it does not compile. What is indeterminate without any split is ours."""
+
+    def compiled(trial: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
+        if not options["mixorder"]:
+            raise TypeError("stock")
+        if "split_reductions" not in options or whole == "other bits":
+            raise _differential.Difference("indeterminate", "a second run gives other bits in results [0]")
+        if whole == "crash":
+            raise TypeError("ours")
+        assert times == _differential.RUNS
+        return []
+
+    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
+    trial = _differential._Trial(make(Seeded(1), small=True, seed=1), "cuda")
+    error = _differential.Difference("indeterminate", "a second run gives other bits in results [0]")
+    outcome = _differential._crash(trial, error, {"fused": 1})
+    assert (outcome.status, outcome.kind) == ("torch" if whole == "the same" else "failed", "indeterminate")
 
 
 def test_more_planted_infinities_than_elements() -> None:
