@@ -7,8 +7,8 @@ sizes, and norms at sizes that take every strategy. They are compiled first, int
 processes read; those then run each backward once, without PyTorch's caching of memory
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
 mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
-elsewhere is counted apart. Matrix products are written twice, since it does not see what cuBLAS writes by
-TMA. Prints a table: errors per tool, and where. Logs are in --out.
+elsewhere is counted apart. What a matrix product is written to is cleared first, since initcheck does not see
+what cuBLAS writes by TMA. Prints a table: errors per tool, and where. Logs are in --out.
 
 compute-sanitizer comes with the CUDA toolkit, or with `pip install nvidia-cuda-sanitizer-api`; it is looked
 for on the PATH, in CUDA_HOME, CUDA_PATH and /usr/local/cuda, and in that package. Exit status: 0 if all is
@@ -110,20 +110,19 @@ def default_jobs() -> list[Job]:
     return family + norms + others + symbolic
 
 
-def write_products_again() -> None:
-    """Have every matrix product of compiled code copied to where it is, by kernels whose writes are seen."""
+def clear_products() -> None:
+    """Have what a matrix product of compiled code is written to set to zero before, by a write that is seen."""
     from torch._inductor.select_algorithm import extern_kernels
 
-    def again(product: Callable[..., Any]) -> Callable[..., Any]:
-        def written(*args: Any, **kwargs: Any) -> Any:
-            result = product(*args, **kwargs)
-            return result.copy_(result.clone())
+    def cleared(product: Callable[..., Any]) -> Callable[..., Any]:
+        def into_zeros(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            return product(*args, **kwargs) if out is None else product(*args, out=out.zero_(), **kwargs)
 
-        return written
+        return into_zeros
 
     for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm"):
         if hasattr(extern_kernels, name):
-            setattr(extern_kernels, name, again(getattr(extern_kernels, name)))
+            setattr(extern_kernels, name, cleared(getattr(extern_kernels, name)))
 
 
 def run_jobs(jobs: Sequence[Job]) -> None:
@@ -131,7 +130,7 @@ def run_jobs(jobs: Sequence[Job]) -> None:
     import torch
     from cases import CASES, Example
 
-    write_products_again()
+    clear_products()
 
     def compiled(job: Job):  # type: ignore[no-untyped-def]
         options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}

@@ -167,12 +167,12 @@ SPILLED = {
     ("sm_100", "layer_fp32_wide"): 48,
     ("sm_120", "layer_fp32_wide"): 80,
     **{(target, "two_stages"): 288 for target in TARGETS},
-    **{(target, "row_value"): 256 for target in TARGETS},
+    **{(target, "row_value"): 256 for target in TARGETS},  # a second attempt's, on no usual way
 }
 
 
-# The figures are those of triton 3.7; with the ptxas of 3.8 and 3.9 up to 56 bytes more were seen.
-SLACK = 0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 64
+# The figures are those of triton 3.7; with the ptxas of 3.8 and 3.9 up to 88 bytes more were seen.
+SLACK = 0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 96
 
 
 @functools.cache
