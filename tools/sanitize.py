@@ -111,7 +111,7 @@ def default_jobs() -> list[Job]:
 
 
 def clear_products() -> None:
-    """Have what a matrix product of compiled code is written to set to zero before, by a write that is seen."""
+    """Have what a matrix product of compiled code is written to cleared first, by a write that is seen."""
     from torch._inductor.select_algorithm import extern_kernels
 
     def cleared(product: Callable[..., Any]) -> Callable[..., Any]:
