@@ -40,6 +40,7 @@ def prepare() -> None:
     _map_libdevice()
     _map_inline_asm()
     _round_as_a_gpu()
+    _keep_truth()
     _leave_out_overflow_checks()
     _patch_language_once()
     _reduce_by_halves()
@@ -164,6 +165,24 @@ def _round_as_a_gpu() -> None:
 
     InterpreterBuilder.cast_impl = wrap(InterpreterBuilder.cast_impl)
     InterpreterBuilder.create_fp_to_fp = wrap(InterpreterBuilder.create_fp_to_fp)
+
+
+@functools.cache
+def _keep_truth() -> None:
+    """What a comparison of scalars gives stays a truth value where it is spread over a tile: the interpreter
+    makes a number of it, which triton 3.9 does not take for a mask."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_splat
+
+    def create_splat(self: InterpreterBuilder, ret_ty: Any, arg: Any) -> Any:
+        result = original(self, ret_ty, arg)
+        if arg.data.dtype == numpy.bool_:
+            result.data = result.data.astype(numpy.bool_)
+        return result
+
+    InterpreterBuilder.create_splat = create_splat
 
 
 def _leave_out_overflow_checks() -> None:
