@@ -51,12 +51,14 @@ def _forget_config_caches(config: ModuleType) -> None:
 
 
 def name_triton_tools() -> None:
-    """Name torch's own ptxas and libdevice to Triton, as Inductor does before its first compile in a
-    process: they are part of the keys of Triton's cache. 2.11 names no libdevice; few builds have a ptxas."""
+    """Name torch's own ptxas and libdevice to Triton, as Inductor does before its first compile in a process:
+    they are part of the keys of Triton's cache. 2.11 names no libdevice; few builds have a ptxas. Inductor
+    does it once, and somebody may have put the environment back since."""
     from torch._inductor.runtime import compile_tasks
 
     for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):
-        getattr(compile_tasks, name, lambda: None)()
+        if set_path := getattr(compile_tasks, name, None):
+            getattr(set_path, "__wrapped__", set_path)()
 
 
 def builtin_mix_order_off() -> dict[str, Any]:

@@ -23,12 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class MixOrderPass(CustomGraphPass):
-    """The post-grad pass: hands the graph to the pipeline."""
+    """The post-grad pass: hands the graph to the pipeline. `fused`: the records of what it fused so far."""
+
+    def __init__(self) -> None:
+        self.fused: list[Any] = []
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         import mixorder.pipeline as pipeline
 
-        pipeline.run(graph, Options.current())
+        self.fused += pipeline.run(graph, Options.current())
 
     def uuid(self) -> tuple[str, tuple[Any, ...]]:
         return source_hash(), Options.current().as_tuple()
@@ -59,17 +62,28 @@ def _wrap(module: ModuleType, path: str, wrap: Callable[..., Callable[..., Any]]
 
 
 def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile one graph with our pass after the user's, and Inductor's own mix-order off."""
+    """Compile one graph with our pass after the user's, and Inductor's own mix-order off; once more without
+    it, where Inductor cannot compile what we made of the graph."""
 
-    def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
-        if not Options.current().enabled:
-            return original(*args, **kwargs)
+    def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        options = Options.current()
+        if not options.enabled:
+            return original(self, gm, *args, **kwargs)
+        import mixorder.retry as retry
+
         launches.define(importlib.import_module("torch._inductor.codegen.wrapper"))
         analysis.share(importlib.import_module("torch._higher_order_ops.triton_kernel_wrap"))
-        passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, MixOrderPass())
+        ours, untouched = MixOrderPass(), retry.Untouched(gm)
+        passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, ours)
         patches = {"post_grad_custom_post_pass": passes, **_compat.builtin_mix_order_off()}
-        with config.patch(patches):
-            return original(*args, **kwargs)
+        try:
+            with config.patch(patches):
+                return original(self, gm, *args, **kwargs)
+        except Exception as error:
+            if options.strict or not ours.fused:
+                raise
+            retry.give_back(untouched, ours.fused, error)
+        return original(self, gm, *args, **kwargs)
 
     return codegen_and_compile
 

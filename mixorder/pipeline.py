@@ -55,10 +55,11 @@ log = logging.getLogger("mixorder")
 T = TypeVar("T")
 
 
-def run(graph: Graph, options: Options) -> None:
-    """Fuse every region of a functional post-grad graph, in place. Raises only in strict mode."""
+def run(graph: Graph, options: Options) -> list[RegionRecord]:
+    """Fuse every region of a functional post-grad graph, in place; gives their records. Raises only in strict
+    mode."""
     if not _has_usable_device(graph, options):
-        return
+        return []
     started = time.perf_counter()
     dump = Dump(options.dump_dir)
     known: dict[Hashable, Any] = {}
@@ -92,6 +93,7 @@ def run(graph: Graph, options: Options) -> None:
             if found is None:
                 break  # the search itself failed: there is nothing to go on with
     finished(ends, time.perf_counter() - started)
+    return [end for end in ends if isinstance(end, RegionRecord)]
 
 
 def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tuple[Region, RegionRecord]:

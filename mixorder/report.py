@@ -52,6 +52,15 @@ def fused(record: RegionRecord) -> None:
         records.append(record)
 
 
+def given_back(regions: Sequence[RegionRecord]) -> None:
+    """The graph with these regions is compiled without them after all."""
+    counters["mixorder"]["fused_regions"] -= len(regions)
+    counters["mixorder"]["given_back_regions"] += len(regions)
+    log.info("given back: %s", ", ".join(region.name for region in regions))
+    for records in list(_collectors):
+        records[:] = [record for record in records if not any(record is region for region in regions)]
+
+
 def declined(decline: Decline) -> None:
     counters["mixorder"][f"declined:{decline.reason.value}"] += 1
     log.info("not fused: %s. %s", decline, decline.reason.explanation)

@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.ir as ir
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -236,22 +238,45 @@ def test_crashes_are_told_apart_by_what_was_raised() -> None:
 @pytest.mark.parametrize("whole", ["the same", "other bits", "crash"])
 def test_a_split_scan_is_not_held_against_mixorder(monkeypatch: pytest.MonkeyPatch, whole: str) -> None:
     """Stock cannot be asked: it does not compile. What is indeterminate without any split is ours."""
+    split = ir.Scan.num_splits
 
     def compiled(trial: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
         if not options["mixorder"]:
             raise TypeError("stock")
-        if "split_reductions" not in options or whole == "other bits":
-            raise _differential.Difference("indeterminate", "a second run gives other bits in results [0]")
+        if ir.Scan.num_splits == split or whole == "other bits":
+            raise Difference("indeterminate", "a second run gives other bits in results [0]")
         if whole == "crash":
             raise TypeError("ours")
-        assert times == _differential.RUNS
+        assert times == _differential.RUNS and ir.Scan.num_splits(scan_numel=8)[1] == 1
         return []
 
     monkeypatch.setattr(_differential._Trial, "compiled", compiled)
-    trial = _differential._Trial(make(Seeded(1), small=True, seed=1), "cuda")
-    error = _differential.Difference("indeterminate", "a second run gives other bits in results [0]")
+    trial = _differential._Trial(PLAIN, "cuda")
+    error = Difference("indeterminate", "a second run gives other bits in results [0]")
     outcome = _differential._crash(trial, error, {"fused": 1})
     assert (outcome.status, outcome.kind) == ("torch" if whole == "the same" else "failed", "indeterminate")
+    assert ir.Scan.num_splits == split
+
+
+@pytest.mark.parametrize("way", ["given back", "not said", "wrong", "crash"])
+def test_what_is_given_back_is_compiled_and_right(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Where stock compiles and strict mixorder does not, the default has to: with a warning, and rightly."""
+    trial = _differential._Trial(PLAIN, "cpu")
+    right = [example.run(trial.function) for example in trial.examples()]
+
+    def compiled(self: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
+        if options["mixorder"] and way == "crash":
+            raise TypeError("ours")
+        if options["mixorder"] and way != "not said":
+            warnings.warn(
+                "mixorder fused a region of a graph; it is compiled without. TypeError", stacklevel=1
+            )
+        return [[r + 1 for r in results] for results in right] if way == "wrong" else right
+
+    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
+    outcome = _differential._crash(trial, TypeError("strict"), {"fused": 1})
+    expected = ("torch", "given-back") if way == "given back" else ("failed", "crash")
+    assert (outcome.status, outcome.kind) == expected
 
 
 def test_more_planted_infinities_than_elements() -> None:

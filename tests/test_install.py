@@ -32,9 +32,12 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """Calls of the pipeline, which is replaced by a recorder. No graph comes from a cache."""
     seen: Recorder = []
     pipeline = types.ModuleType("mixorder.pipeline")
-    pipeline.run = lambda graph, options: seen.append(  # type: ignore[attr-defined]
-        (graph, options, config.triton.mix_order_reduction)
-    )
+
+    def run(graph: torch.fx.Graph, options: Options) -> list[Any]:
+        seen.append((graph, options, config.triton.mix_order_reduction))
+        return []
+
+    pipeline.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mixorder.pipeline", pipeline)
     monkeypatch.setattr(mixorder, "pipeline", pipeline, raising=False)
     torch._dynamo.reset()
@@ -155,7 +158,7 @@ class Tagging(CustomGraphPass):
 
 def order_recorder(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
-    monkeypatch.setattr(sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder"))
+    monkeypatch.setattr(sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder") or [])
     return calls
 
 

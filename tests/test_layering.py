@@ -74,7 +74,8 @@ ALLOWED: dict[str, set[str]] = {
         "_compat",
     },
     "interpret.py": {"options", "pipeline", "codegen.exchange", "_compat"},
-    "install.py": {"options", "pipeline", "analysis", "launches", "_compat"},
+    "retry.py": {"record", "report"},
+    "install.py": {"options", "pipeline", "analysis", "launches", "retry", "_compat"},
     "launches.py": {"_compat", "analysis", "codegen.dependent"},
     "analysis.py": set(),
 }
