@@ -15,7 +15,7 @@ fi
 # Each worker has a CPU, and a thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 workers=$(nproc)
-many=(-n "$((workers < 16 ? workers : 16))" --dist worksteal)
+many=(-n "$((workers < 24 ? workers : 24))" --dist worksteal)
 status=0
 "$PY" -m pytest "${many[@]}" || status=$?
 TRITON_INTERPRET=1 "$PY" -m pytest "${many[@]}" tests/interpreter || status=$?
