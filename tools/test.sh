@@ -14,7 +14,7 @@ if [ $# -gt 0 ]; then
 fi
 # Each worker has a CPU, and a thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-workers=$(nproc)
+workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
 many=(-n "$((workers < 24 ? workers : 24))" --dist worksteal)
 status=0
 "$PY" -m pytest "${many[@]}" || status=$?
