@@ -41,6 +41,7 @@ def prepare() -> None:
     _map_inline_asm()
     _round_as_a_gpu()
     _keep_truth()
+    _count_by_one_element()
     _leave_out_overflow_checks()
     _patch_language_once()
     _reduce_by_halves()
@@ -183,6 +184,20 @@ def _keep_truth() -> None:
         return result
 
     InterpreterBuilder.create_splat = create_splat
+
+
+@functools.cache
+def _count_by_one_element() -> None:
+    """A loop's bounds are arrays of one element, which triton 3.6 takes for numbers, and NumPy 2.4 does not."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
 
 
 def _leave_out_overflow_checks() -> None:
