@@ -188,7 +188,7 @@ def _keep_truth() -> None:
 
 @functools.cache
 def _count_by_one_element() -> None:
-    """A loop's bounds are arrays of one element, which triton 3.6 takes for numbers, and NumPy 2.4 does not."""
+    """A loop's bounds are arrays of one element, numbers to triton 3.6, but not to NumPy 2.4."""
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor
