@@ -3,9 +3,10 @@
 Eager, `torch.compile` shipped, without its own fusion and tuned, mixorder and mixorder tuned, Liger, QuACK.
 """
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,22 @@ def mixorder(case: Case, **extra: Any) -> Forward:
     return torch.compile(_norm(case), dynamic=False, options=options)
 
 
-def liger(case: Case) -> Forward:
-    """Out of place: a replayed in-place backward would read the dx of the replay before as dy."""
+@contextlib.contextmanager
+def _plain_norms_of_a_package(case: Case) -> Iterator[None]:
+    """Around the imports of one that may be missing, and that knows no residual. Raises Absent."""
     if case.residual:
         raise Absent("takes no residual")
     try:
-        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+        yield
     except ImportError as error:
         raise Absent(repr(error)) from error
+
+
+def liger(case: Case) -> Forward:
+    """Out of place: a replayed in-place backward would read the dx of the replay before as dy."""
+    with _plain_norms_of_a_package(case):
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     eps = EPS[case.norm]
     if case.norm == "rms":
         return lambda x, w, b: LigerRMSNormFunction.apply(x, w, eps, 0.0, "llama", False)
@@ -74,12 +82,8 @@ def liger(case: Case) -> Forward:
 
 
 def quack(case: Case) -> Forward:
-    if case.residual:
-        raise Absent("takes no residual")
-    try:
+    with _plain_norms_of_a_package(case):
         from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm
-    except ImportError as error:
-        raise Absent(repr(error)) from error
     eps = EPS[case.norm]
     if case.norm == "rms":
         return lambda x, w, b: rmsnorm(x, w, eps=eps)
