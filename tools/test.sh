@@ -12,8 +12,8 @@ NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy"
 if [ $# -gt 0 ]; then
   exec "$PY" -m pytest "$@"
 fi
-# Each worker has a CPU, and a thread.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Each worker has a CPU, a thread, and compiles by itself.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
 workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
 many=(-n "$((workers < 24 ? workers : 24))" --dist worksteal)
 status=0
