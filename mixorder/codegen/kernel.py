@@ -96,8 +96,10 @@ def _columns(last: Axis, schedule: Schedule, skewed: bool) -> tuple[TileDim, ...
     extent, chunk = str(last.size), schedule.chunk
     if schedule.chunks == 1:
         return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or skewed),)
-    ends = range(chunk, schedule.r0_block + 1, chunk)
-    return tuple(TileDim(last.symbol, extent, "R0_BLOCK", end > last.size, i) for i, end in enumerate(ends))
+    return tuple(
+        TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, sympy.Integer(start))
+        for i, start in enumerate(range(0, schedule.r0_block, chunk))
+    )
 
 
 def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:

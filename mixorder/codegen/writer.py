@@ -19,10 +19,11 @@ from typing import NamedTuple
 import sympy
 import torch
 from torch._inductor.codegen.common import CSEVariable
-from torch._inductor.codegen.triton import triton_compute_type
+from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
 from ..loops.alignment import Skew
+from ..loops.halves import GROUP, STORED, beside
 from ..loops.ir import (
     AMAX,
     AMIN,
@@ -68,7 +69,7 @@ class TileDim:
     """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
 
     `masked` where some lane of a tile may lie beyond the extent. `chunk`: the number of one of several tiles
-    that hold the columns.
+    that hold the columns. `start`: what its first lane has; `lanes`: how many have something, if not all.
     """
 
     symbol: sympy.Symbol
@@ -76,6 +77,8 @@ class TileDim:
     block: str
     masked: bool
     chunk: int | None = None
+    start: sympy.Expr = sympy.S.Zero
+    lanes: int | None = None
 
     @property
     def suffix(self) -> str:
@@ -124,6 +127,7 @@ class Writer:
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.skew: Skew | None = None
+        self._half = False  # whether the lanes of one half of a workspace's row have a name
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
@@ -306,7 +310,30 @@ class Writer:
     def store_tile(self, stmt: PartialAccumulate, value: str) -> None:
         for dim in self.reduced_dims(stmt):
             value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
-        self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
+        self.store_result(stmt, value)
+
+    def store_result(self, stmt: PartialAccumulate, value: str) -> None:
+        """Store what the rows of a tile have come to."""
+        y = self.dims[1]
+        columns = self.program.buffer(stmt.buffer).shape[-1]
+        rest = beside(stmt.index, y.symbol, columns)
+        if rest is None or self.skew is not None or y.start % GROUP != 0 or (y.lanes or 0) % GROUP:
+            self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
+            return
+        line, first = self.code.writeline, y.start / GROUP * STORED
+        group, mask = f"tl.arange(0, {y.block} // {GROUP})[:, None]", ""
+        if not self._half:
+            line(f"half = {group} * {STORED} + tl.arange(0, {STORED})[None, :]")
+            self._half = True
+        if y.masked:
+            ours = [f"{group} * {GROUP} < {texpr(sympy.sympify(y.extent) - y.start)}"]
+            ours += [f"{group} * {GROUP} < {y.lanes}"] * (y.lanes is not None)
+            mask = f", {' & '.join(f'({text})' for text in ours)}"
+        shape = f"[{y.block} // {GROUP}, {GROUP // STORED}, {STORED}]"
+        line(f"first, second = tl.split(tl.permute(tl.reshape({value}, {shape}), (0, 2, 1)))")
+        for part, offset in (("first", 0), ("second", columns // 2)):
+            at = self.ops.offset(rest + first + offset)
+            line(f"tl.store({pointer_of(stmt.buffer)} + (half + {at}), {part}{mask})")
 
     def empty(self, stmt: PartialAccumulate) -> None:
         """Begin a partial's accumulators with the identity of its reduction."""

@@ -16,6 +16,7 @@ import dataclasses
 import sympy
 import torch
 
+from .halves import in_halves, suits
 from .ir import (
     SUM,
     Axis,
@@ -36,6 +37,9 @@ from .ir import (
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
 SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
 
+# Of an outer reduction: the buffer of its partials, and the index into it.
+_Workspaces = dict[str, tuple[str, sympy.Expr]]
+
 
 def split_outer(program: LoopProgram) -> LoopProgram:
     """Split each reduction over the row axis; nests without one stay as they are."""
@@ -50,8 +54,13 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             nests.append(nest)
             continue
         col_loops = _result_loops(nest)
-        workspaces = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
-        buffers.extend(workspaces.values())
+        buffers_of = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
+        buffers.extend(buffers_of.values())
+        axes = {axis.symbol for axis in nest.loops if axis.kind in (AxisClass.ROW, AxisClass.COLUMN)}
+        workspaces = {
+            name: (ws.name, _index(ws, col_loops, len(axes) == 2 and suits(program, nest, ws, axes)))
+            for name, ws in buffers_of.items()
+        }
         nests.append(_partial_nest(program, nest, outers, workspaces, split))
         nests.append(_final_nest(nest, outers, workspaces, split, col_loops))
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
@@ -70,23 +79,23 @@ def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
     return Buffer(f"ws{i}", BufferRole.WORKSPACE, reduce.dtype, shape, tuple(stride))
 
 
-def _index(buffer: Buffer, loops: tuple[Axis, ...]) -> sympy.Expr:
-    symbols = (SPLIT_SYMBOL, *(axis.symbol for axis in loops))
-    return sum((s * stride for s, stride in zip(symbols, buffer.stride, strict=True)), sympy.S.Zero)
+def _index(buffer: Buffer, loops: tuple[Axis, ...], halves: bool) -> sympy.Expr:
+    places = [SPLIT_SYMBOL, *(axis.symbol for axis in loops)]
+    if halves:
+        places[-1] = in_halves(loops[-1].symbol, int(loops[-1].size))
+    return sum((at * stride for at, stride in zip(places, buffer.stride, strict=True)), sympy.S.Zero)
 
 
 def _partial_nest(
-    program: LoopProgram, nest: Nest, outers: list[Reduce], workspaces: dict[str, Buffer], split: Axis
+    program: LoopProgram, nest: Nest, outers: list[Reduce], workspaces: _Workspaces, split: Axis
 ) -> Nest:
     loops: list[Axis] = []
     for axis in nest.loops:
         loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
-    col_loops = _result_loops(nest)
     roots = []
     for r in outers:
-        ws = workspaces[r.name]
         compensated = r.kind is SUM and _is_stored_in_fp32(program, nest, r)
-        roots.append(PartialAccumulate(ws.name, _index(ws, col_loops), r.kind, r.value, compensated))
+        roots.append(PartialAccumulate(*workspaces[r.name], r.kind, r.value, compensated))
     return Nest(tuple(loops), closure(nest.body, roots))
 
 
@@ -101,14 +110,13 @@ def _is_stored_in_fp32(program: LoopProgram, nest: Nest, reduce: Reduce) -> bool
 def _final_nest(
     nest: Nest,
     outers: list[Reduce],
-    workspaces: dict[str, Buffer],
+    workspaces: _Workspaces,
     split: Axis,
     col_loops: tuple[Axis, ...],
 ) -> Nest:
     body: list[Statement] = []
     for r in outers:
-        ws = workspaces[r.name]
-        partial = Load(f"{r.name}.partial", ws.name, _index(ws, col_loops), r.dtype)
+        partial = Load(f"{r.name}.partial", *workspaces[r.name], r.dtype)
         body.extend((partial, Reduce(r.name, r.kind, Ref(partial.name), (split.symbol,), r.dtype)))
     replaced = {r.name for r in outers}
     body.extend(s for s in nest.body if not (isinstance(s, Reduce) and s.name in replaced))

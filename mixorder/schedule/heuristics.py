@@ -143,6 +143,10 @@ def choose(
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
     num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
+    if not split_size:
+        # H200, LayerNorm 2048x8192 bf16: 132 programs take 16 turns, as 128 do, and 78.2% of the limit, 128 81.0%.
+        even = -(-tiles // -(-tiles // num_splits))
+        num_splits = even if _next_power_of_2(even) < num_splits else num_splits
     period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
     if period > 1 and not split_size:
         # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 take turns on all of them:

@@ -318,12 +318,20 @@ def test_beside_matrix_products():
 
 
 def test_cuda_graphs_are_replayed():
+    """The first run is none of a graph, but of the same kernels. (Those of another compile may differ: of two
+    for this norm's forward, Inductor takes the one that was faster.)"""
     module, x, dy = inputs("layer", 1024, 16384, BF16)
-    plain = grads(compiled(module), module, x, dy)
     function = compiled(module, **{"triton.cudagraphs": True})
-    for _ in range(50):
-        torch.compiler.cudagraph_mark_step_begin()
-        assert same(plain, [g.clone() for g in grads(function, module, x, dy)])
+    first, *replayed = ([g.clone() for g in stepped(function, module, x, dy)] for _ in range(50))
+    assert all(same(first, other) for other in replayed)
+    plain, truths = grads(compiled(module), module, x, dy), exact(module, x, dy)
+    for mine, theirs in zip(errors(first, truths), errors(plain, truths), strict=True):
+        assert mine <= theirs * 1.001
+
+
+def stepped(function, module, x, dy):
+    torch.compiler.cudagraph_mark_step_begin()
+    return grads(function, module, x, dy)
 
 
 def test_a_graph_captured_by_hand_is_replayed():

@@ -1,0 +1,101 @@
+"""Workspaces in halves: each column has one place, and each store a line of its own without gaps."""
+
+import dataclasses
+
+import graphs
+import pytest
+import sympy
+from graphs import bf16, f16, f32, f64
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixorder.codegen.kernel import generate
+from mixorder.loops.halves import GROUP, STORED, beside, in_halves
+from mixorder.loops.ir import BufferRole, Load, PartialAccumulate
+from mixorder.loops.lower import lower
+from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.split import split_outer
+
+Y = sympy.Symbol("y", integer=True, nonnegative=True)
+
+
+def merged(graph):
+    return merge(reorder(split_outer(lower(graphs.only(graph)))))
+
+
+def partials(program):
+    return [s for nest in program.nests for s in nest.body if isinstance(s, PartialAccumulate)]
+
+
+def places(columns):
+    index = in_halves(Y, columns)
+    return [int(index.subs(Y, i)) for i in range(columns)]
+
+
+@given(st.integers(1, 40))
+def test_every_column_has_a_place_of_its_own(groups):
+    assert sorted(places(GROUP * groups)) == list(range(GROUP * groups))
+
+
+@given(st.integers(1, 40))
+def test_what_threads_of_eight_columns_store_is_without_gaps(groups):
+    columns = GROUP * groups
+    at = places(columns)
+    for half in range(GROUP // STORED):
+        stored = [at[GROUP * g + STORED * half + i] for g in range(groups) for i in range(STORED)]
+        assert stored == list(range(half * columns // 2, (half + 1) * columns // 2))
+
+
+def test_what_is_beside_a_place():
+    s, k = sympy.symbols("s k", integer=True)
+    assert beside(in_halves(Y, 64) + 64 * s + 7 * k, Y, sympy.Integer(64)) == 64 * s + 7 * k
+    assert beside(Y + 64 * s, Y, sympy.Integer(64)) is None
+    assert beside(64 * s, Y, sympy.Integer(64)) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cols", "halves"),
+    [
+        (bf16, 768, True),
+        (f16, 64, True),
+        (bf16, 8, True),
+        (f32, 768, False),
+        (bf16, 100, False),
+        (f64, 64, False),
+    ],
+)
+def test_which_workspaces_are_in_halves(dtype, cols, halves):
+    """Where tiles are loaded 8 elements at a time, in fp32 4."""
+    program = merged(graphs.rms_norm_backward(64, cols, dtype))
+    (partial,) = partials(program)
+    assert (beside(partial.index, program.tile_axes[1].symbol, sympy.Integer(cols)) is not None) == halves
+
+
+def test_the_finalisation_reads_where_the_main_kernel_stores():
+    program = merged(graphs.layer_norm_backward(64, 128))
+    stored = {s.buffer: s.index for s in partials(program)}
+    loads = [s for s in program.nests[1].body if isinstance(s, Load)]
+    read = {s.buffer: s.index for s in loads if program.buffer(s.buffer).role is BufferRole.WORKSPACE}
+    assert read == stored and len(read) == 2
+
+
+def test_mixed_inputs_go_by_the_narrowest():
+    def function(dy, x, w):
+        dx, dw = graphs.pair(x, dy.to(f32) * w)
+        return dx, dw
+
+    program = merged(graphs.traced(function, ((64, 128), bf16), ((64, 128), f32), ((128,), f32)))
+    (partial,) = partials(program)
+    assert beside(partial.index, program.tile_axes[1].symbol, sympy.Integer(128)) is not None
+
+
+def test_columns_that_are_no_whole_groups_are_stored_as_they_are():
+    """Where parts of a row begin within a group, the places are the same."""
+    region = graphs.only(graphs.rms_norm_backward(4096, 20000))
+    program, schedule, _ = graphs.kernels(region)
+    assert schedule.parts > 1 and schedule.part_cols % GROUP == 0
+    odd = dataclasses.replace(schedule, part_cols=schedule.part_cols + 4)
+    main = {cols: generate(program, s, "x")[0].text for cols, s in (("whole", schedule), ("odd", odd))}
+    assert "tl.split" in main["whole"] and "tl.split" not in main["odd"]
+    (line,) = [line for line in main["odd"].splitlines() if "tl.store(ws0_ptr" in line]
+    assert "% 4" in line
