@@ -1,10 +1,11 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
 For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
-real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes,
-and time CUDA-graph replays with a flushed L2. Writes every row to a JSON file (`_schedules.py`), which
-`tools/fit.py` reads, and prints the best few beside the limit: `torch.add(x, dy, out=dx)` on the same shape,
-or on tensors of as many bytes as the region moves. With `--append`, a file keeps its other targets.
+real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes
+while those of the target before are timed: CUDA-graph replays with a flushed L2. Writes every row to a JSON
+file (`_schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
+`torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves. With
+`--append`, a file keeps its other targets.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -12,6 +13,7 @@ Times are medians in microseconds; a candidate's time includes its finalisation.
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -51,12 +53,14 @@ from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, layouts, workload
+from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
-SHARE_FROM = 4096  # columns; narrower rows were never faster shared
+AHEAD = 3  # targets that are compiled while one is timed
+SHARE_FROM = 8192  # columns; narrower rows were never faster shared
+IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -215,8 +219,13 @@ def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
     for lanes, chunks in layouts(work):
         layout = dataclasses.replace(base, r0_block=lanes, chunks=chunks)
         for tile, per_sm in tiles(work, lanes, chunks):
-            splits = min(-(-per_sm * device.num_sm // work.kept), -(-work.rows // tile.xblock))
-            yield dataclasses.replace(layout, tile=tile, num_splits=whole(splits, base))
+            count = -(-work.rows // tile.xblock)
+            splits = min(-(-per_sm * device.num_sm // work.kept), count)
+            splits = whole(splits, base) if base.period > 1 else even(count, splits)
+            final_block, final_warps = final(splits, lanes, device, FITTED)
+            yield dataclasses.replace(
+                layout, tile=tile, num_splits=splits, final_block=final_block, final_warps=final_warps
+            )
 
 
 def chunked(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
@@ -236,13 +245,17 @@ def tiles(work: Workload, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]
         fits_a_thread = 8 <= per_thread <= 40 and per_thread >= 4 * chunks
         if xblock > work.rows or not 640 <= elements <= 16384 or not fits_a_thread:
             continue
-        for stages, per_sm in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 8)):
-            staged = elements * work.staged_bytes * (stages - 1)
-            if staged <= 220_000 and staged * per_sm <= 225_000 and 4 <= per_sm * warps <= 32:
+        for stages, per_sm in itertools.product((2, 3, 4, 5, 6), (1, 2, 4)):
+            staged = per_sm * elements * work.staged_bytes * (stages - 1)
+            in_flight = per_sm * xblock * work.cols * work.load_bytes * (stages - 1)
+            if staged <= 225_000 and in_flight in IN_FLIGHT and 4 <= per_sm * warps <= 16:
                 yield Tile(xblock, warps, stages), per_sm
 
 
-def _warm(job: tuple[KernelSource, tuple[torch.dtype, ...]]) -> dict[str, Any]:
+Job = tuple[KernelSource, tuple[torch.dtype, ...]]  # a kernel, and the dtypes of its buffers
+
+
+def _warm(job: Job) -> dict[str, Any]:
     """Compile one kernel into Triton's disk cache; runs in a worker process."""
     source, dtypes = job
     config = source.config
@@ -332,21 +345,31 @@ def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -
     return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
 
 
-def tune(target: Target, reps: int, pool: Any, flush: torch.Tensor) -> Measured:
+@dataclasses.dataclass(frozen=True)
+class Compiling:
+    """A target whose candidates are being compiled: each with its kernels, and what will be known of them."""
+
+    target: Target
+    candidates: tuple[tuple[Candidate, tuple[KernelSource, ...], tuple[Any, ...]], ...]
+
+
+def compiling(target: Target, submit: Callable[[Job], Any]) -> Compiling:
+    found = []
+    for c in candidates(target.program, device_info(torch.device("cuda"))):
+        sources = generate(c.program, c.schedule, "tune")
+        dtypes = (tuple(c.program.buffer(b).dtype for b in source.buffers) for source in sources)
+        found.append((c, sources, tuple(map(submit, zip(sources, dtypes, strict=True)))))
+    return Compiling(target, tuple(found))
+
+
+def tune(work: Compiling, reps: int, flush: torch.Tensor) -> Measured:
+    """Time a target's candidates as they get compiled."""
     torch.cuda.empty_cache()
-    found = candidates(target.program, device_info(torch.device("cuda")))
-    pairs = [(c, generate(c.program, c.schedule, "tune")) for c in found]
-    jobs = [
-        (source, tuple(c.program.buffer(b).dtype for b in source.buffers))
-        for c, sources in pairs
-        for source in sources
-    ]
-    unique = list(dict.fromkeys(jobs))
-    compiled = dict(zip(unique, pool.map(_warm, unique, chunksize=1), strict=True))
+    target = work.target
     limit = time_limit(target.limit_numel, target.dtype, flush, reps)
     rows = []
-    for c, sources in pairs:
-        reports = [compiled[(s, tuple(c.program.buffer(b).dtype for b in s.buffers))] for s in sources]
+    for c, sources, futures in work.candidates:
+        reports = [future.result() for future in futures]
         error = next((r["error"] for r in reports if "error" in r), None)
         us = None
         if error is None:
@@ -419,12 +442,21 @@ def main() -> None:
         data = read(args.out).merged(data)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        for target in targets(args):
-            print(f"[{target.name}]", file=sys.stderr, flush=True)
-            found = tune(target, args.reps, pool, flush)
+        submit = functools.cache(functools.partial(pool.submit, _warm))
+        for work in ahead(AHEAD, (compiling(target, submit) for target in targets(args))):
+            print(f"[{work.target.name}]", file=sys.stderr, flush=True)
+            found = tune(work, args.reps, flush)
             report(found, args.best)
             data = data.merged(Data(meta(), (found,)))
             write(args.out, data)
+
+
+def ahead(count: int, items: Iterator[Compiling]) -> Iterator[Compiling]:
+    """The same, so many begun before each is handed on: the processors compile while the GPU is timing."""
+    begun = collections.deque(itertools.islice(items, count))
+    while begun:
+        begun.extend(itertools.islice(items, 1))
+        yield begun.popleft()
 
 
 def meta() -> dict[str, Any]:

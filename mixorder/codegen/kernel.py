@@ -115,7 +115,7 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
     writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
-    writer.index(y, "block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    writer.place_columns("block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)

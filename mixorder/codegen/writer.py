@@ -23,7 +23,7 @@ from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
 from ..loops.alignment import Skew
-from ..loops.halves import GROUP, STORED, beside
+from ..loops.halves import GROUP, STORED, beside, column_at
 from ..loops.ir import (
     AMAX,
     AMIN,
@@ -53,6 +53,8 @@ _INT32_LIMIT = 2**31
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SKEWED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
+
+PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in a workspace in halves
 
 # The Triton function that reduces one tile dim; each propagates NaN as eager does.
 _TILE_REDUCE = {
@@ -127,6 +129,7 @@ class Writer:
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.skew: Skew | None = None
+        self.placed = False  # whether columns are numbered as workspaces in halves have them
         self._half = False  # whether the lanes of one half of a workspace's row have a name
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
@@ -166,6 +169,25 @@ class Writer:
         self.code.writeline(f"{dim.name} = {text}")
         if dim.masked:
             self.code.writeline(f"{dim.mask} = {dim.name} < {dim.extent}")
+
+    def place_columns(self, text: str) -> None:
+        """The columns of a finalisation, in the order in which its workspaces have them, so that it reads
+        them without gaps: `place` numbers them then."""
+        y, columns = self.dims[1], int(self.dims[1].extent)
+        loads = [s for s in self.nest.body if isinstance(s, Load) and self.beside(s) is not None]
+        if not loads:
+            self.index(y, text)
+            return
+        self.code.writeline(f"{PLACE} = {text}")
+        if y.masked:
+            self.code.writeline(f"{y.mask} = {PLACE} < {columns}")
+        self.code.writeline(f"{y.name} = {texpr(column_at(PLACE, columns))}")
+        self.placed = True
+
+    def beside(self, stmt: Load | PartialAccumulate) -> sympy.Expr | None:
+        """What the index into a workspace in halves has besides the column's place."""
+        columns = self.program.buffer(stmt.buffer).shape[-1]
+        return beside(stmt.index, self.dims[1].symbol, columns)
 
     def chunks(self) -> Iterator[None]:
         """Write what follows for one chunk of the columns after the other."""
@@ -220,7 +242,9 @@ class Writer:
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction(stmt)
-        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else self.ops.offset(stmt.index)})"
+        rest = self.beside(stmt) if self.placed else None
+        index = stmt.index if rest is None else PLACE + rest
+        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else self.ops.offset(index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
@@ -314,9 +338,8 @@ class Writer:
 
     def store_result(self, stmt: PartialAccumulate, value: str) -> None:
         """Store what the rows of a tile have come to."""
-        y = self.dims[1]
+        y, rest = self.dims[1], self.beside(stmt)
         columns = self.program.buffer(stmt.buffer).shape[-1]
-        rest = beside(stmt.index, y.symbol, columns)
         if rest is None or self.skew is not None or y.start % GROUP != 0 or (y.lanes or 0) % GROUP:
             self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
             return

@@ -26,6 +26,13 @@ def in_halves(column: sympy.Symbol, columns: int) -> sympy.Expr:
     return FloorDiv(column, GROUP) * STORED + lane + second * (columns // 2)
 
 
+def column_at(place: sympy.Symbol, columns: int) -> sympy.Expr:
+    """The column that is at a place of a row in halves."""
+    half = columns // 2
+    at = ModularIndexing(place, 1, half)
+    return FloorDiv(at, STORED) * GROUP + FloorDiv(place, half) * STORED + ModularIndexing(at, 1, STORED)
+
+
 def suits(program: LoopProgram, nest: Nest, workspace: Buffer, axes: set[sympy.Symbol]) -> bool:
     """Whether to have a workspace in halves: if a thread holds 8 columns of the tiles over `axes`."""
     columns = workspace.shape[-1]

@@ -16,7 +16,7 @@ from .device import DeviceInfo
 from .heuristics import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, layouts
 from .schedule import Schedule, Tile
 
-MAX_STAGES = 5
+MAX_STAGES = 6
 MAX_THREADS = 1024  # of one program
 PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
