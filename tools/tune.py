@@ -51,7 +51,7 @@ from mixorder.loops.share import check_shareable, share
 from mixorder.loops.split import NUM_SPLITS, split_outer
 from mixorder.options import source_hash
 from mixorder.schedule import cost
-from mixorder.schedule.constants import FITTED
+from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
@@ -211,9 +211,11 @@ def whole(splits: int, base: Schedule) -> int:
 
 
 def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of rows that one program holds: the finalisation, then a grid over what a program can hold, for each
-    way to lay a row over lanes."""
+    """Of rows that one program holds: what the numbers found by hand choose, the finalisation, then a grid
+    over what a program can hold, for each way to lay a row over lanes."""
     yield base
+    with contextlib.suppress(Decline):
+        yield choose(work, device, constants=Constants())
     for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
         yield dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
     for lanes, chunks in layouts(work):

@@ -186,8 +186,10 @@ class Writer:
 
     def beside(self, stmt: Load | PartialAccumulate) -> sympy.Expr | None:
         """What the index into a workspace in halves has besides the column's place."""
-        columns = self.program.buffer(stmt.buffer).shape[-1]
-        return beside(stmt.index, self.dims[1].symbol, columns)
+        buffer = self.program.buffer(stmt.buffer)
+        if buffer.role is not BufferRole.WORKSPACE:
+            return None
+        return beside(stmt.index, self.dims[1].symbol, buffer.shape[-1])
 
     def chunks(self) -> Iterator[None]:
         """Write what follows for one chunk of the columns after the other."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from . import cost
 from .device import DeviceInfo
-from .heuristics import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, layouts
+from .heuristics import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, even, layouts
 from .schedule import Schedule, Tile
 
 MAX_STAGES = 6
@@ -159,7 +159,8 @@ class Space:
     def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:
             at_once = max(1, per_sm * self.device.num_sm // self.work.kept)
-            yield dataclasses.replace(schedule, num_splits=min(self._count(schedule.tile), at_once))
+            count = self._count(schedule.tile)
+            yield dataclasses.replace(schedule, num_splits=even(count, min(count, at_once)))
 
 
 def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:

@@ -187,14 +187,14 @@ def _tile(
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
-    small = few_tiles or (
-        work.held_words > LIGHT_WORDS and work.item_bytes == 2 and work.cols * work.load_bytes >= WIDE_ROW
-    )
+    wide = chunks == 1 and work.cols * work.load_bytes >= WIDE_ROW
+    small = few_tiles or (wide and work.held_words > LIGHT_WORDS and work.item_bytes == 2)
     share = constants.few_tiles_share if small else 1.0
     resident = max(1, int(share * resident))
-    # Two were never better than one: RMSNorm 32768x4096 bf16 93.5 and 94.5%, 32768x2048 fp32 94.2 and 95.9%.
-    per_sm = constants.programs_per_sm
-    per_sm = 1 if small or resident < per_sm * r0_block else per_sm
+    per_sm = 1 if small else min(constants.programs_per_sm, _floor_power_of_2(resident // r0_block))
+    # Two such programs are no better than one: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
+    # 94.2 -> 95.9%. In chunks they are (32768x2560: 91.9% with one, 94.7% with two).
+    per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and work.held_words <= LIGHT_WORDS and not few_tiles:
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%

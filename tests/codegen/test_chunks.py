@@ -52,7 +52,7 @@ class TestWhole(TestCase):
             main.text,
             """\
 @triton.jit
-def triton_mixorder_test_811bbaa0(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_5808b459(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 32
     s = tl.program_id(0)
     y_0 = tl.arange(0, R0_BLOCK)[None, :]
@@ -69,7 +69,7 @@ def triton_mixorder_test_811bbaa0(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
     ws0_error_1 = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws0_acc_2 = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws0_error_2 = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(4096, XBLOCK), 132, num_stages=NUM_STAGES):
+    for tile in tl.range(s, tl.cdiv(4096, XBLOCK), 128, num_stages=NUM_STAGES):
         x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         tmp4 = tl.load(in3_ptr + (x))
         tmp5 = tl.load(in0_ptr + (y_0 + 88*x), eviction_policy='evict_first')

@@ -55,7 +55,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_6da826b8(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -65,7 +65,7 @@ def triton_mixorder_test_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
     tmp2 = tl.load(tl.broadcast_to(in2_ptr + (y), [XBLOCK, R0_BLOCK]), ymask, other=0).to(tl.float32)
     ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws1_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 528, num_stages=NUM_STAGES):
+    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 512, num_stages=NUM_STAGES):
         x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         tmp3 = tl.load(in4_ptr + (x))
         tmp4 = tmp3 * tmp0
@@ -88,22 +88,27 @@ def triton_mixorder_test_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp19 = tmp4 * tmp18
         tl.store(out0_ptr + (y + 768*x), tmp19, ymask)
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
-    tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
-    tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
+    half = tl.arange(0, R0_BLOCK // 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws0_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
+    tl.store(ws0_ptr + (half + 768*s), first, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    tl.store(ws0_ptr + (half + 384 + 768*s), second, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws1_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
+    tl.store(ws1_ptr + (half + 768*s), first, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    tl.store(ws1_ptr + (half + 384 + 768*s), second, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
 
 
 @triton.jit
-def triton_mixorder_test_final_4637be93(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
-    SBLOCK: tl.constexpr = 1024
-    YBLOCK: tl.constexpr = 8
+def triton_mixorder_test_final_cb7a6576(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+    SBLOCK: tl.constexpr = 512
+    YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
-    smask = s < 528
-    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
-    tmp1 = tl.load(ws1_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
-    tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
-    tmp3 = tl.sum(tl.where(smask, tmp1, 0.0), 0)[None, :]
+    place = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    y = 4*(place // 384) + 8*(((place % 384)) // 4) + ((((place % 384)) % 4))
+    tmp0 = tl.load(ws0_ptr + (place + 768*s), eviction_policy='evict_first')
+    tmp1 = tl.load(ws1_ptr + (place + 768*s), eviction_policy='evict_first')
+    tmp2 = tl.sum(tmp0, 0)[None, :]
+    tmp3 = tl.sum(tmp1, 0)[None, :]
     tl.store(out1_ptr + (y), tmp2)
     tl.store(out2_ptr + (y), tmp3)
 """,  # noqa: E501
@@ -116,7 +121,7 @@ def triton_mixorder_test_final_4637be93(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
             self.show(graph),
             """\
 @triton.jit
-def triton_mixorder_test_d06b970d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_ce021a32(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 256
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -128,7 +133,7 @@ def triton_mixorder_test_d06b970d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
     ws0_error = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws1_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws1_error = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(512, XBLOCK), 132, num_stages=NUM_STAGES):
+    for tile in tl.range(s, tl.cdiv(512, XBLOCK), 128, num_stages=NUM_STAGES):
         x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         tmp4 = tl.load(in1_ptr + (x))
         tmp5 = tmp4 * tmp4
@@ -162,17 +167,16 @@ def triton_mixorder_test_d06b970d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
 
 
 @triton.jit
-def triton_mixorder_test_final_6881b112(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
-    SBLOCK: tl.constexpr = 256
+def triton_mixorder_test_final_13e1a0cc(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+    SBLOCK: tl.constexpr = 128
     YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
-    smask = s < 132
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
-    tmp1 = tl.load(ws1_ptr + (y + 256*s), smask, other=0, eviction_policy='evict_first')
-    tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
-    tmp3 = tl.sum(tl.where(smask, tmp1, 0.0), 0)[None, :]
+    tmp0 = tl.load(ws0_ptr + (y + 256*s), eviction_policy='evict_first')
+    tmp1 = tl.load(ws1_ptr + (y + 256*s), eviction_policy='evict_first')
+    tmp2 = tl.sum(tmp0, 0)[None, :]
+    tmp3 = tl.sum(tmp1, 0)[None, :]
     tl.store(out0_ptr + (y), tmp2)
     tl.store(out2_ptr + (y), tmp3)
 """,  # noqa: E501

@@ -6,7 +6,7 @@ import graphs
 import pytest
 import sympy
 from graphs import bf16, f16, f32, f64
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixorder.codegen.kernel import generate
@@ -33,11 +33,13 @@ def places(columns):
 
 
 @given(st.integers(1, 40))
+@settings(deadline=None)
 def test_every_column_has_a_place_of_its_own(groups):
     assert sorted(places(GROUP * groups)) == list(range(GROUP * groups))
 
 
 @given(st.integers(1, 40))
+@settings(deadline=None)
 def test_what_threads_of_eight_columns_store_is_without_gaps(groups):
     columns = GROUP * groups
     at = places(columns)

@@ -14,7 +14,7 @@ from mixorder.loops.reload import reload
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, layouts, workload
+from mixorder.schedule.heuristics import MAX_COLS, Workload, choose, even, layouts, workload
 
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
 AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
@@ -143,8 +143,28 @@ def test_a_pinned_choice() -> None:
     }
     for (rows, cols), schedule in found.items():
         assert schedule.r0_block == {768: 1024}.get(cols, cols)
-        assert schedule.num_splits % H200.num_sm == 0, (rows, cols)
-        assert schedule.tile.num_stages >= 2
+        assert schedule.num_splits == {768: 512, 4096: 128}.get(cols, schedule.num_splits), (rows, cols)
+        assert schedule.num_splits % H200.num_sm == 0 or cols in (768, 4096)
+        assert schedule.tile.num_stages >= 3
+
+
+def test_fewer_programs_that_take_no_more_turns() -> None:
+    """Where the finalisation then has half as many partials, padded to a power of two."""
+    assert even(2048, 132) == 128 and even(16384, 528) == 512
+    assert even(2080, 130) == 130  # 16 turns of 128 are too few
+    assert even(128, 128) == 128 and even(100, 132) == 100 and even(1, 1) == 1
+    for tiles, programs in itertools.product((1, 7, 2048, 4097, 100_000), (1, 3, 132, 264, 528)):
+        found = even(tiles, min(tiles, programs))
+        assert 1 <= found <= programs and -(-tiles // found) == -(-tiles // min(tiles, programs))
+
+
+def test_wide_light_rows_have_one_program_and_heavy_ones_small_tiles() -> None:
+    """docs/tuning.md, section 24."""
+    light = choose(dataclasses.replace(RMS, rows=32768, cols=4096), H200)
+    heavy = choose(dataclasses.replace(RMS, rows=32768, cols=4096, held_words=6), H200)
+    assert (light.tile.xblock, light.tile.num_stages, light.num_splits) == (2, 3, H200.num_sm)
+    assert (heavy.tile.xblock, heavy.tile.num_stages, heavy.num_splits) == (1, 5, H200.num_sm)
+    assert choose(dataclasses.replace(RMS, rows=32768, cols=2560), H200).num_splits == 2 * H200.num_sm
 
 
 @pytest.mark.parametrize("cols", [MAX_COLS + 1, 65536])
