@@ -23,7 +23,7 @@ from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
 from ..loops.alignment import Skew
-from ..loops.halves import GROUP, STORED, beside, column_at
+from ..loops.halves import GROUP, STORED, beside, column_at, spelled
 from ..loops.ir import (
     AMAX,
     AMIN,
@@ -129,7 +129,6 @@ class Writer:
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.skew: Skew | None = None
-        self.placed = False  # whether columns are numbered as workspaces in halves have them
         self._half = False  # whether the lanes of one half of a workspace's row have a name
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
@@ -174,22 +173,13 @@ class Writer:
         """The columns of a finalisation, in the order in which its workspaces have them, so that it reads
         them without gaps: `place` numbers them then."""
         y, columns = self.dims[1], int(self.dims[1].extent)
-        loads = [s for s in self.nest.body if isinstance(s, Load) and self.beside(s) is not None]
-        if not loads:
+        if not any(isinstance(s, Load) and beside(s.index) is not None for s in self.nest.body):
             self.index(y, text)
             return
         self.code.writeline(f"{PLACE} = {text}")
         if y.masked:
             self.code.writeline(f"{y.mask} = {PLACE} < {columns}")
         self.code.writeline(f"{y.name} = {texpr(column_at(PLACE, columns))}")
-        self.placed = True
-
-    def beside(self, stmt: Load | PartialAccumulate) -> sympy.Expr | None:
-        """What the index into a workspace in halves has besides the column's place."""
-        buffer = self.program.buffer(stmt.buffer)
-        if buffer.role is not BufferRole.WORKSPACE:
-            return None
-        return beside(stmt.index, self.dims[1].symbol, buffer.shape[-1])
 
     def chunks(self) -> Iterator[None]:
         """Write what follows for one chunk of the columns after the other."""
@@ -244,7 +234,7 @@ class Writer:
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction(stmt)
-        rest = self.beside(stmt) if self.placed else None
+        rest = beside(stmt.index)
         index = stmt.index if rest is None else PLACE + rest
         pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else self.ops.offset(index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
@@ -340,10 +330,10 @@ class Writer:
 
     def store_result(self, stmt: PartialAccumulate, value: str) -> None:
         """Store what the rows of a tile have come to."""
-        y, rest = self.dims[1], self.beside(stmt)
+        y, rest = self.dims[1], beside(stmt.index)
         columns = self.program.buffer(stmt.buffer).shape[-1]
         if rest is None or self.skew is not None or y.start % GROUP != 0 or (y.lanes or 0) % GROUP:
-            self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
+            self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
             return
         line, first = self.code.writeline, y.start / GROUP * STORED
         group, mask = f"tl.arange(0, {y.block} // {GROUP})[:, None]", ""

@@ -19,11 +19,28 @@ STORED = 4  # columns: one access of 32 bits each
 WORD = 4  # bytes of a partial
 
 
-def in_halves(column: sympy.Symbol, columns: int) -> sympy.Expr:
-    """Where a row of `columns` in halves has `column`."""
-    second = ModularIndexing(column, STORED, GROUP // STORED)
-    lane = ModularIndexing(column, 1, STORED)
-    return FloorDiv(column, GROUP) * STORED + lane + second * (columns // 2)
+class InHalves(sympy.Function):
+    """`InHalves(column, columns)`: where a row of so many columns in halves has one of them."""
+
+    nargs = 2
+    is_integer = True
+    is_nonnegative = True
+
+
+def spelled(index: sympy.Expr) -> sympy.Expr:
+    """An index with that written out, as code has it."""
+
+    def at(column: sympy.Expr, columns: sympy.Integer) -> sympy.Expr:
+        second = ModularIndexing(column, STORED, GROUP // STORED)
+        return FloorDiv(column, GROUP) * STORED + ModularIndexing(column, 1, STORED) + second * (columns // 2)
+
+    return index.replace(InHalves, at)
+
+
+def beside(index: sympy.Expr) -> sympy.Expr | None:
+    """What an index into a workspace has besides a column's place in halves; None if it has none."""
+    places = index.atoms(InHalves)
+    return index.xreplace(dict.fromkeys(places, sympy.S.Zero)) if places else None
 
 
 def column_at(place: sympy.Symbol, columns: int) -> sympy.Expr:
@@ -41,11 +58,3 @@ def suits(program: LoopProgram, nest: Nest, workspace: Buffer, axes: set[sympy.S
     tiles = [s for s in nest.body if isinstance(s, Load) and axes <= s.index.free_symbols]
     narrowest = min((program.buffer(s.buffer).dtype.itemsize for s in tiles), default=WORD)
     return narrowest * GROUP == WORD * STORED
-
-
-def beside(index: sympy.Expr, column: sympy.Symbol, columns: sympy.Expr) -> sympy.Expr | None:
-    """What an index into a workspace has besides a column's place in halves; None if it has none."""
-    if not columns.is_number or column not in index.free_symbols:
-        return None
-    rest = sympy.expand(index - in_halves(column, int(columns)))
-    return None if column in rest.free_symbols else rest

@@ -16,7 +16,7 @@ import dataclasses
 import sympy
 import torch
 
-from .halves import in_halves, suits
+from .halves import InHalves, suits
 from .ir import (
     SUM,
     Axis,
@@ -82,7 +82,7 @@ def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
 def _index(buffer: Buffer, loops: tuple[Axis, ...], halves: bool) -> sympy.Expr:
     places = [SPLIT_SYMBOL, *(axis.symbol for axis in loops)]
     if halves:
-        places[-1] = in_halves(loops[-1].symbol, int(loops[-1].size))
+        places[-1] = InHalves(loops[-1].symbol, loops[-1].size)
     return sum((at * stride for at, stride in zip(places, buffer.stride, strict=True)), sympy.S.Zero)
 
 

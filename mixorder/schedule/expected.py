@@ -14,8 +14,8 @@ from .device import H200, DeviceInfo
 from .schedule import Schedule
 
 # H200, torch 2.11, triton 3.6, 2026-11-22: least squares over the 42 norms of tools/data/h200.json whose
-# rows start at boundaries. The limit's time against its bytes (2026-11-20: mean error 1%, largest 4%), and the
-# best schedule's time against the limit's (mean error 3%, largest 7%).
+# rows start at boundaries. The limit's time against its bytes (2026-11-20: mean error 1%, largest 4%), and
+# the best schedule's time against the limit's (mean error 3%, largest 7%).
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 OVERHEAD_US, STRETCH, STRETCH_PER_ACCUMULATOR = 1.82, 1.058, 0.036
 # docs/tuning.md: rows that start off a boundary at 4097 columns (section 15), and rows that are read twice at

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixorder.codegen.kernel import generate
-from mixorder.loops.halves import GROUP, STORED, beside, in_halves
+from mixorder.loops.halves import GROUP, STORED, InHalves, beside, column_at, spelled
 from mixorder.loops.ir import BufferRole, Load, PartialAccumulate
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder
@@ -28,7 +28,7 @@ def partials(program):
 
 
 def places(columns):
-    index = in_halves(Y, columns)
+    index = spelled(InHalves(Y, columns))
     return [int(index.subs(Y, i)) for i in range(columns)]
 
 
@@ -48,11 +48,18 @@ def test_what_threads_of_eight_columns_store_is_without_gaps(groups):
         assert stored == list(range(half * columns // 2, (half + 1) * columns // 2))
 
 
+@given(st.integers(1, 40))
+@settings(deadline=None)
+def test_the_column_at_a_place(groups):
+    columns = GROUP * groups
+    at, column = places(columns), column_at(Y, columns)
+    assert [at[int(column.subs(Y, i))] for i in range(columns)] == list(range(columns))
+
+
 def test_what_is_beside_a_place():
     s, k = sympy.symbols("s k", integer=True)
-    assert beside(in_halves(Y, 64) + 64 * s + 7 * k, Y, sympy.Integer(64)) == 64 * s + 7 * k
-    assert beside(Y + 64 * s, Y, sympy.Integer(64)) is None
-    assert beside(64 * s, Y, sympy.Integer(64)) is None
+    assert beside(InHalves(Y, 64) + 64 * s + 7 * k) == 64 * s + 7 * k
+    assert beside(Y + 64 * s) is None and spelled(Y + 64 * s) == Y + 64 * s
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_which_workspaces_are_in_halves(dtype, cols, halves):
     """Where tiles are loaded 8 elements at a time, in fp32 4."""
     program = merged(graphs.rms_norm_backward(64, cols, dtype))
     (partial,) = partials(program)
-    assert (beside(partial.index, program.tile_axes[1].symbol, sympy.Integer(cols)) is not None) == halves
+    assert (beside(partial.index) is not None) == halves
 
 
 def test_the_finalisation_reads_where_the_main_kernel_stores():
@@ -88,7 +95,7 @@ def test_mixed_inputs_go_by_the_narrowest():
 
     program = merged(graphs.traced(function, ((64, 128), bf16), ((64, 128), f32), ((128,), f32)))
     (partial,) = partials(program)
-    assert beside(partial.index, program.tile_axes[1].symbol, sympy.Integer(128)) is not None
+    assert beside(partial.index) is not None
 
 
 def test_columns_that_are_no_whole_groups_are_stored_as_they_are():

@@ -111,8 +111,8 @@ for s in split(num_splits):
     for y in column(256):
       %mul.in1: f32 = mul(%sub.in1, %rstd_1.in1)
       %mul_6: f32 = mul(%dy_1.in1, %mul.in1)
-      partial_accumulate ws0[256*s + 4*((y//8)) + (ModularIndexing(y, 1, 4)) + 128*(ModularIndexing(y, 4, 2))] add= %mul_6
-      partial_accumulate ws1[256*s + 4*((y//8)) + (ModularIndexing(y, 1, 4)) + 128*(ModularIndexing(y, 4, 2))] add= %dy_1.in1
+      partial_accumulate ws0[256*s + InHalves(y, 256)] add= %mul_6
+      partial_accumulate ws1[256*s + InHalves(y, 256)] add= %dy_1.in1
       %div.1: f32 = mul(%rstd_1.in1, %div)
       %mul_1.in1: f32 = mul(%dy_1.in1, %w_1)
       %mul_2.1: f32 = mul(%mul_1.in1, %mul_2)
@@ -148,7 +148,7 @@ for s in split(num_splits):
     for y in column(256):
       %mul_1.in1: f32 = mul(%x_1.in1, %rstd_1.in1)
       %mul_5: f32 = mul(%dy_1.in1, %mul_1.in1)
-      partial_accumulate ws0[256*s + 4*((y//8)) + (ModularIndexing(y, 1, 4)) + 128*(ModularIndexing(y, 4, 2))] add= %mul_5
+      partial_accumulate ws0[256*s + InHalves(y, 256)] add= %mul_5
       %mul.in1: f32 = mul(%dy_1.in1, %w_1)
       %div.1: f32 = mul(%mul_1.in1, %div)
       %mul_3: f32 = mul(%div.1, %sum_1)
@@ -190,7 +190,7 @@ for s in split(num_splits):
     for y in column(256):
       %mul_1.in2: f32 = mul(%x_1.in2, %mul.1.in2)
       %mul_6: f32 = mul(%dy_1.in2, %mul_1.in2)
-      partial_accumulate compensated ws0[256*s + 4*((y//8)) + (ModularIndexing(y, 1, 4)) + 128*(ModularIndexing(y, 4, 2))] add= %mul_6
+      partial_accumulate compensated ws0[256*s + InHalves(y, 256)] add= %mul_6
       %mul_2: f32 = mul(%dy_1.in2, %w_1)
       %mul_5: f32 = mul(%mul_1.in2, %sum_1)
       %sub: f32 = sub(%mul_2, %mul_5)
@@ -214,7 +214,7 @@ for s in split(num_splits):
       %x_1.in1: f32 = carry[1] %x_1
       %dy_1.in1: f32 = carry[1] %dy_1
       %mul.in1: f32 = mul(%x_1.in1, %dy_1.in1)
-      partial_accumulate compensated ws0[256*s + 4*((y//8)) + (ModularIndexing(y, 1, 4)) + 128*(ModularIndexing(y, 4, 2))] add= %mul.in1
+      partial_accumulate compensated ws0[256*s + InHalves(y, 256)] add= %mul.in1
       %mul_1: f32 = mul(%x_1.in1, %sum_1)
       %sub: f32 = sub(%dy_1.in1, %mul_1)
       %around_1: f32 = load in2[256*x + y]
