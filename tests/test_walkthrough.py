@@ -154,10 +154,10 @@ for y in column(768):
       %rstd_1: f32 = load in3[x]
       %mul_1: f32 = mul(%x_1, %rstd_1)
       %mul_5: f32 = mul(%dy_1, %mul_1)
-      partial_accumulate ws0[768*s + y] add= %mul_5
+      partial_accumulate ws0[768*s + InHalves(y, 768)] add= %mul_5
 for y in column(768):
   for s in split(num_splits):
-    %sum_2.partial: f32 = load ws0[768*s + y]
+    %sum_2.partial: f32 = load ws0[768*s + InHalves(y, 768)]
   %sum_2: f32 = sum[s](%sum_2.partial)
   store out1[y] = %sum_2""",
         )
@@ -199,10 +199,10 @@ for s in split(num_splits):
       %x_1: f32 = load in1[768*x + y]
       %mul_1: f32 = mul(%x_1, %rstd_1)
       %mul_5: f32 = mul(%dy_1, %mul_1)
-      partial_accumulate ws0[768*s + y] add= %mul_5
+      partial_accumulate ws0[768*s + InHalves(y, 768)] add= %mul_5
 for y in column(768):
   for s in split(num_splits):
-    %sum_2.partial: f32 = load ws0[768*s + y]
+    %sum_2.partial: f32 = load ws0[768*s + InHalves(y, 768)]
   %sum_2: f32 = sum[s](%sum_2.partial)
   store out1[y] = %sum_2""",
         )
@@ -231,7 +231,7 @@ for s in split(num_splits):
       %div.1: f32 = mul(%mul_1, %div)
       %mul_2: f32 = mul(%mul_1, %mul)
       %mul_5: f32 = mul(%dy_1, %mul_1)
-      partial_accumulate ws0[768*s + y] add= %mul_5
+      partial_accumulate ws0[768*s + InHalves(y, 768)] add= %mul_5
     %sum_1: f32 = sum[y](%mul_2)
     for y in column(768):
       %mul_3: f32 = mul(%div.1, %sum_1)
@@ -240,7 +240,7 @@ for s in split(num_splits):
       store out0[768*x + y] = %mul_4
 for y in column(768):
   for s in split(num_splits):
-    %sum_2.partial: f32 = load ws0[768*s + y]
+    %sum_2.partial: f32 = load ws0[768*s + InHalves(y, 768)]
   %sum_2: f32 = sum[s](%sum_2.partial)
   store out1[y] = %sum_2""",
         )
@@ -251,8 +251,8 @@ for y in column(768):
             """\
 tile = Tile(xblock=2, num_warps=2, num_stages=4)
 r0_block = 1024
-num_splits = 528
-final_block = 8
+num_splits = 512
+final_block = 16
 final_warps = 8
 parts = 1
 part_cols = 0
@@ -268,7 +268,7 @@ chunks = 1""",
             main.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_bc204956(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_rms_norm_backward_5043794a(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -276,7 +276,7 @@ def triton_mixorder_rms_norm_backward_bc204956(in0_ptr, in1_ptr, in2_ptr, in3_pt
     tmp0 = tl.full([], 0.0013020833333333333, tl.float32)
     tmp1 = tl.load(tl.broadcast_to(in2_ptr + (y), [XBLOCK, R0_BLOCK]), ymask, other=0).to(tl.float32)
     ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 528, num_stages=NUM_STAGES):
+    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 512, num_stages=NUM_STAGES):
         x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         tmp2 = tl.load(in3_ptr + (x))
         tmp3 = tl.load(in0_ptr + (y + 768*x), ymask, other=0, eviction_policy='evict_first').to(tl.float32)
@@ -293,7 +293,10 @@ def triton_mixorder_rms_norm_backward_bc204956(in0_ptr, in1_ptr, in2_ptr, in3_pt
         tmp13 = tmp12 * tmp2
         tl.store(out0_ptr + (y + 768*x), tmp13, ymask)
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
-    tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
+    half = tl.arange(0, R0_BLOCK // 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws0_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
+    tl.store(ws0_ptr + (half + 768*s), first, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    tl.store(ws0_ptr + (half + 384 + 768*s), second, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
 """,  # noqa: E501
         )
 
@@ -303,15 +306,15 @@ def triton_mixorder_rms_norm_backward_bc204956(in0_ptr, in1_ptr, in2_ptr, in3_pt
             final.text,
             """\
 @triton.jit
-def triton_mixorder_rms_norm_backward_final_8bb0f231(out1_ptr, ws0_ptr):
-    SBLOCK: tl.constexpr = 1024
-    YBLOCK: tl.constexpr = 8
+def triton_mixorder_rms_norm_backward_final_c1e78193(out1_ptr, ws0_ptr):
+    SBLOCK: tl.constexpr = 512
+    YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
-    smask = s < 528
-    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
-    tmp1 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
+    place = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    y = 4*(place // 384) + 8*(((place % 384)) // 4) + ((((place % 384)) % 4))
+    tmp0 = tl.load(ws0_ptr + (place + 768*s), eviction_policy='evict_first')
+    tmp1 = tl.sum(tmp0, 0)[None, :]
     tl.store(out1_ptr + (y), tmp1)
 """,  # noqa: E501
         )

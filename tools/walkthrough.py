@@ -57,7 +57,9 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Split",
         "text",
         "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to a "
-        "partial sum of its own, and a third nest adds up the partials (`loops/split.py`).",
+        "partial sum of its own, and a third nest adds up the partials (`loops/split.py`). `InHalves` is the "
+        "order of columns in which threads that load 8 of them at once can store their partials without gaps "
+        "(`loops/halves.py`).",
     ),
     "reordered.txt": (
         "Reorder",
