@@ -97,7 +97,7 @@ def _columns(last: Axis, schedule: Schedule, skewed: bool) -> tuple[TileDim, ...
     if schedule.chunks == 1:
         return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or skewed),)
     return tuple(
-        TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, sympy.Integer(start))
+        TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, start)
         for i, start in enumerate(range(0, schedule.r0_block, chunk))
     )
 

@@ -43,7 +43,6 @@ from .writer import TileDim, Writer, pointer_of
 # Warps may have seen different words; the maximum is the same in all of them.
 _ANY_WARP = "tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
-_PART = sympy.Symbol("part", integer=True, nonnegative=True)
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
 
 
@@ -73,9 +72,7 @@ class _SharedKernel:
         self.ragged = row.size % (schedule.tile.xblock * schedule.period) != 0
         x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
         full = schedule.parts * schedule.r0_block == last.size and self.skew is None
-        start = _PART * schedule.part_cols
-        lanes = None if schedule.part_cols == schedule.r0_block else schedule.part_cols
-        y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full, start=start, lanes=lanes)
+        y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
         self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
         self.code = self.writer.code
@@ -112,7 +109,8 @@ class _SharedKernel:
         if schedule.overlap:
             code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
         for acc in self.accumulators:
-            writer.store_result(acc, " - ".join(writer.accumulators(acc)))
+            value = " - ".join(writer.accumulators(acc))
+            writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
         tile = schedule.tile
         constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
         config = LaunchConfig(constants, tile.num_warps, tile.num_stages)

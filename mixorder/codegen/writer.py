@@ -71,7 +71,7 @@ class TileDim:
     """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
 
     `masked` where some lane of a tile may lie beyond the extent. `chunk`: the number of one of several tiles
-    that hold the columns. `start`: what its first lane has; `lanes`: how many have something, if not all.
+    that hold the columns, and `start` what its first lane has.
     """
 
     symbol: sympy.Symbol
@@ -79,8 +79,7 @@ class TileDim:
     block: str
     masked: bool
     chunk: int | None = None
-    start: sympy.Expr = sympy.S.Zero
-    lanes: int | None = None
+    start: int = 0
 
     @property
     def suffix(self) -> str:
@@ -326,28 +325,24 @@ class Writer:
     def store_tile(self, stmt: PartialAccumulate, value: str) -> None:
         for dim in self.reduced_dims(stmt):
             value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
-        self.store_result(stmt, value)
-
-    def store_result(self, stmt: PartialAccumulate, value: str) -> None:
-        """Store what the rows of a tile have come to."""
-        y, rest = self.dims[1], beside(stmt.index)
-        columns = self.program.buffer(stmt.buffer).shape[-1]
-        if rest is None or self.skew is not None or y.start % GROUP != 0 or (y.lanes or 0) % GROUP:
+        rest = beside(stmt.index)
+        if rest is None or self.skew is not None:
             self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
-            return
-        line, first = self.code.writeline, y.start / GROUP * STORED
-        group, mask = f"tl.arange(0, {y.block} // {GROUP})[:, None]", ""
+        else:
+            self.store_halves(stmt, rest, value)
+
+    def store_halves(self, stmt: PartialAccumulate, rest: sympy.Expr, value: str) -> None:
+        """Store a row's partials in two halves, each without gaps: `loops.halves`."""
+        y, line, columns = self.dims[1], self.code.writeline, self.program.buffer(stmt.buffer).shape[-1]
+        group = f"tl.arange(0, {y.block} // {GROUP})[:, None]"
         if not self._half:
             line(f"half = {group} * {STORED} + tl.arange(0, {STORED})[None, :]")
             self._half = True
-        if y.masked:
-            ours = [f"{group} * {GROUP} < {texpr(sympy.sympify(y.extent) - y.start)}"]
-            ours += [f"{group} * {GROUP} < {y.lanes}"] * (y.lanes is not None)
-            mask = f", {' & '.join(f'({text})' for text in ours)}"
+        mask = f", {group} * {GROUP} < {int(y.extent) - y.start}" if y.masked else ""
         shape = f"[{y.block} // {GROUP}, {GROUP // STORED}, {STORED}]"
         line(f"first, second = tl.split(tl.permute(tl.reshape({value}, {shape}), (0, 2, 1)))")
         for part, offset in (("first", 0), ("second", columns // 2)):
-            at = self.ops.offset(rest + first + offset)
+            at = self.ops.offset(rest + y.start // GROUP * STORED + offset)
             line(f"tl.store({pointer_of(stmt.buffer)} + (half + {at}), {part}{mask})")
 
     def empty(self, stmt: PartialAccumulate) -> None:

@@ -9,10 +9,12 @@ in the first half of the workspace's row and the others in its second half, both
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from .ir import Buffer, Load, LoopProgram, Nest
+from .ir import Buffer, Load, LoopProgram, Nest, PartialAccumulate, Statement
 
 GROUP = 8  # columns: one access of 16 bits each
 STORED = 4  # columns: one access of 32 bits each
@@ -35,6 +37,19 @@ def spelled(index: sympy.Expr) -> sympy.Expr:
         return FloorDiv(column, GROUP) * STORED + ModularIndexing(column, 1, STORED) + second * (columns // 2)
 
     return index.replace(InHalves, at)
+
+
+def in_order(program: LoopProgram) -> LoopProgram:
+    """The same with its workspaces' columns in their own order, for kernels that have no register to spare
+    (H200, LayerNorm 8192x32768 bf16, rows shared: 88.3% of the limit, in halves 81.0%)."""
+
+    def plain(stmt: Statement) -> Statement:
+        if not isinstance(stmt, Load | PartialAccumulate):
+            return stmt
+        return dataclasses.replace(stmt, index=stmt.index.replace(InHalves, lambda column, _: column))
+
+    nests = (dataclasses.replace(n, body=tuple(map(plain, n.body))) for n in program.nests)
+    return dataclasses.replace(program, nests=tuple(nests))
 
 
 def beside(index: sympy.Expr) -> sympy.Expr | None:

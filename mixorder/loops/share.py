@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from ..errors import Decline, DeclineReason
+from .halves import in_order
 from .ir import (
     AMAX,
     AMIN,
@@ -71,7 +72,7 @@ def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> Loo
     for each row of each tile and each reduction, as many words as `parts`, rounded up to a power of two.
     The rows of a tile are `period` apart.
     """
-    main, *others = program.nests
+    main, *others = in_order(program).nests
     main = _Stages(main).rebuilt()
     buffers = program.buffers
     if count := sum(len(s.values) for s in main.body if isinstance(s, Exchange)):

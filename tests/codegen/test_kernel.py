@@ -55,7 +55,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_6da826b8(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_e784282c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -90,11 +90,11 @@ def triton_mixorder_test_6da826b8(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     half = tl.arange(0, R0_BLOCK // 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
     first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws0_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws0_ptr + (half + 768*s), first, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
-    tl.store(ws0_ptr + (half + 384 + 768*s), second, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    tl.store(ws0_ptr + (half + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
+    tl.store(ws0_ptr + (half + 384 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
     first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws1_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws1_ptr + (half + 768*s), first, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
-    tl.store(ws1_ptr + (half + 384 + 768*s), second, (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768))
+    tl.store(ws1_ptr + (half + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
+    tl.store(ws1_ptr + (half + 384 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
 
 
 @triton.jit

@@ -160,7 +160,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 SPILLED = {
     ("sm_90 alone", "layer_4096x16384"): 256,
     ("sm_90 alone", "rms_4096x16384"): 64,
-    ("sm_90", "rms_weight_fp32"): 40,
+    ("sm_90", "rms_weight_fp32"): 32,
     ("sm_120", "rms_weight_fp32"): 96,
     ("sm_80", "cross_entropy"): 8,
     ("sm_80", "layer_fp32_wide"): 16,

@@ -56,4 +56,5 @@ def test_same_gradients_in_less_memory(
     bound = 1e-5 if dtype == f32 else 2e-2
     for mine, theirs in zip(ours, apart, strict=True):
         assert float((mine.double() - theirs.double()).norm()) <= bound * float(theirs.double().norm())
-    assert peak <= (1.005 if odd else 1) * higher  # where it pads, it also places buffers in other ways
+    # Whether it pads is found by timing, from compile to compile, and buffers are placed in other ways then.
+    assert peak <= (1.02 if odd else 1) * higher

@@ -1,6 +1,5 @@
 """Workspaces in halves: each column has one place, and each store a line of its own without gaps."""
 
-import dataclasses
 
 import graphs
 import pytest
@@ -9,14 +8,19 @@ from graphs import bf16, f16, f32, f64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixorder.codegen.kernel import generate
+from mixorder.codegen.writer import TileDim, Writer
+from mixorder.loops.alignment import Skew
 from mixorder.loops.halves import GROUP, STORED, InHalves, beside, column_at, spelled
 from mixorder.loops.ir import BufferRole, Load, PartialAccumulate
 from mixorder.loops.lower import lower
+from mixorder.loops.reload import reload
 from mixorder.loops.reorder import merge, reorder
+from mixorder.loops.share import share
 from mixorder.loops.split import split_outer
 
 Y = sympy.Symbol("y", integer=True, nonnegative=True)
+X = TileDim(sympy.Symbol("x", integer=True, nonnegative=True), "4096", "XBLOCK", False)
+Y_DIM = TileDim(Y, "768", "R0_BLOCK", True)
 
 
 def merged(graph):
@@ -98,13 +102,22 @@ def test_mixed_inputs_go_by_the_narrowest():
     assert beside(partial.index) is not None
 
 
-def test_columns_that_are_no_whole_groups_are_stored_as_they_are():
-    """Where parts of a row begin within a group, the places are the same."""
-    region = graphs.only(graphs.rms_norm_backward(4096, 20000))
-    program, schedule, _ = graphs.kernels(region)
-    assert schedule.parts > 1 and schedule.part_cols % GROUP == 0
-    odd = dataclasses.replace(schedule, part_cols=schedule.part_cols + 4)
-    main = {cols: generate(program, s, "x")[0].text for cols, s in (("whole", schedule), ("odd", odd))}
-    assert "tl.split" in main["whole"] and "tl.split" not in main["odd"]
-    (line,) = [line for line in main["odd"].splitlines() if "tl.store(ws0_ptr" in line]
-    assert "% 4" in line
+def test_rows_that_are_shared_or_read_twice_have_columns_in_their_order():
+    program = merged(graphs.rms_norm_backward(4096, 16384))
+    for wide in (share(program, 8, 2), reload(program)):
+        assert all(beside(s.index) is None for s in partials(wide))
+        loads = [s for s in wide.nests[1].body if isinstance(s, Load)]
+        assert loads and all(beside(s.index) is None for s in loads)
+    assert all(beside(s.index) is not None for s in partials(program))
+
+
+def test_rows_that_are_shifted_are_stored_as_they_lie():
+    """At the places that the finalisation reads, but with gaps: threads hold other columns there."""
+    program = merged(graphs.rms_norm_backward(4096, 768))
+    (_, schedule, sources) = graphs.kernels(graphs.only(graphs.rms_norm_backward(4096, 768)))
+    assert "tl.split" in sources[0].text and "place" in sources[1].text and schedule.parts == 1
+    writer = Writer(program, program.nests[0], (X, Y_DIM), 4)
+    writer.skew = Skew(768, 8)
+    (partial,) = partials(program)
+    writer.store_tile(partial, "value")
+    assert "tl.split" not in writer.code.getvalue() and "(y % 4)" in writer.code.getvalue()
