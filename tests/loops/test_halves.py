@@ -1,6 +1,5 @@
 """Workspaces in halves: each column has one place, and each store a line of its own without gaps."""
 
-
 import graphs
 import pytest
 import sympy
