@@ -6,7 +6,9 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import graphs
 import pytest
@@ -80,6 +82,19 @@ def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
     found = {(c.strategy, c.schedule.chunks) for c in tune.candidates(wide, H200)}
     assert found == {("shared", 1), ("held", 3)}
+
+
+def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
+    begun: list[int] = []
+
+    def items() -> Iterator[Any]:
+        for i in range(6):
+            begun.append(i)
+            yield i
+
+    for i in tune.ahead(2, items()):
+        assert begun == list(range(min(6, i + 3)))
+    assert i == 5 and list(tune.ahead(2, iter(()))) == []
 
 
 def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     writer.programs(str(SPLIT_SYMBOL))
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
     if skew is None:
-        for i, y in enumerate(columns):
-            start = f"{i * schedule.chunk} + " * (i > 0)
+        for y in columns:
+            start = f"{y.start} + " * (y.start > 0)
             writer.index(y, f"{start}tl.arange(0, R0_BLOCK)[None, :]")
     else:
         writer.shift(skew)

@@ -143,9 +143,7 @@ def choose(
     tiles = -(-work.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
-    num_splits = -(-work.rows // split_size) if split_size else min(tiles, at_once)
-    if not split_size:
-        num_splits = even(tiles, num_splits)
+    num_splits = -(-work.rows // split_size) if split_size else even(tiles, min(tiles, at_once))
     period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
     if period > 1 and not split_size:
         # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 take turns on all of them:
