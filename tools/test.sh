@@ -15,7 +15,7 @@ fi
 # Each worker has a CPU, a thread, and compiles by itself.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
 workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
-many=(-n "$((workers < 24 ? workers : 24))" --dist worksteal)
+many=(-n "$((workers < 40 ? workers : 40))" --dist worksteal)
 status=0
 "$PY" -m pytest "${many[@]}" || status=$?
 TRITON_INTERPRET=1 "$PY" -m pytest "${many[@]}" tests/interpreter || status=$?
