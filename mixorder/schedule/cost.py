@@ -40,7 +40,7 @@ from ..loops.split import NUM_SPLITS
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 MIN_ROWS = 256  # from here on, fusing pays even where it moves more bytes
-NOT_SPILLED = 280  # estimates of up to so many registers came without spills
+NOT_SPILLED = 279  # estimates of up to so many registers came without spills
 MAX_REGISTERS = 255  # per thread; the estimate is of what ptxas takes where it may take all
 
 
@@ -192,10 +192,10 @@ def instructions(program: LoopProgram) -> int:
     return sum(_INSTRUCTIONS.get(s.op.removeprefix("libdevice_"), 1) for s in per_element)
 
 
-def registers_per_thread(words: int, elements: int, chunks: int = 1) -> int:
-    """Registers of a thread that holds `words` of each of `elements` elements, and computes with one of
-    `chunks` equal parts of them at a time."""
-    return words * elements + -(-elements // chunks) + REGISTER_OVERHEAD
+def registers_per_thread(words: int, elements: int, chunks: int = 1, computed: int = 1) -> int:
+    """Registers of a thread that holds `words` of each of `elements` elements, and `computed` more of each of
+    those in one of `chunks` equal parts, while it computes with it."""
+    return words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
 
 
 def gate(numel: int, rows: int, moved: Traffic, min_numel: int) -> None:

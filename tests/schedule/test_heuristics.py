@@ -98,6 +98,13 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
         assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
 
 
+def test_what_a_chunk_computes_with_takes_registers() -> None:
+    """A residual gradient beside LayerNorm: fewer elements to a thread, though more lanes are idle."""
+    work = dataclasses.replace(RMS, cols=5120, held_words=6)
+    assert choose(work, H200).chunks == 5
+    assert choose(dataclasses.replace(work, load_bytes=6), H200).chunks == 3
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 @pytest.mark.parametrize("cols", [96, 768, 1152, 5120, 6144])
 @pytest.mark.parametrize("rows", ROWS)
