@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -76,6 +78,21 @@ def test_the_program_is_found_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.M
     program.parent.mkdir(parents=True)
     program.write_text("")
     assert sanitize.find_sanitizer() == program
+
+
+def test_products_are_computed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = importlib.import_module("torch._inductor.select_algorithm").extern_kernels
+    importlib.import_module("torch._inductor.kernel.mm")
+    for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm"):
+        monkeypatch.setattr(kernels, name, getattr(kernels, name))  # so that it is undone
+    a, b, bias = (torch.randn(*shape).bfloat16() for shape in ((5, 7), (7, 3), (3,)))
+    sanitize.products_on_the_host()
+    exact = a.float() @ b.float()
+    out = torch.empty(5, 3, dtype=torch.bfloat16)
+    assert kernels.mm(a, b, out=out) is out
+    assert torch.equal(out, exact.bfloat16()) and torch.equal(kernels.mm(a, b), out)
+    kernels.bias_addmm(bias, a, b, alpha=1, beta=1, out=out)
+    assert torch.equal(out, (exact + bias.float()).bfloat16())
 
 
 def test_its_absence_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ sizes, and norms at sizes that take every strategy. They are compiled first, int
 processes read; those then run each backward once, without PyTorch's caching of memory
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
 mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
-elsewhere is counted apart. What a matrix product is written to is cleared first, since initcheck does not see
-what cuBLAS writes by TMA. Prints a table: errors per tool, and where. Logs are in --out.
+elsewhere is counted apart. Matrix products are computed on the CPU: initcheck does not see what cuBLAS writes
+by TMA, and racecheck cannot run some of its kernels ("failed to handle a hardware exception", even with no
+kernel checked). Prints a table: errors per tool, and where. Logs are in --out.
 
 compute-sanitizer comes with the CUDA toolkit, or with `pip install nvidia-cuda-sanitizer-api`; it is looked
 for on the PATH, in CUDA_HOME, CUDA_PATH and /usr/local/cuda, and in that package. Exit status: 0 if all is
@@ -110,19 +111,22 @@ def default_jobs() -> list[Job]:
     return family + norms + others + symbolic
 
 
-def clear_products() -> None:
-    """Have what a matrix product of compiled code is written to cleared first, by a write that is seen."""
+def products_on_the_host() -> None:
+    """Have compiled code compute its matrix products on the CPU, in fp32."""
+    import torch
     from torch._inductor.select_algorithm import extern_kernels
 
-    def cleared(product: Callable[..., Any]) -> Callable[..., Any]:
-        def into_zeros(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-            return product(*args, **kwargs) if out is None else product(*args, out=out.zero_(), **kwargs)
+    def moved(product: Callable[..., Any]) -> Callable[..., Any]:
+        def on_the_host(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            here = next(a for a in args if isinstance(a, torch.Tensor))
+            found = product(*(a.cpu().float() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+            return found.to(here.device, here.dtype) if out is None else out.copy_(found)
 
-        return into_zeros
+        return on_the_host
 
     for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm"):
         if hasattr(extern_kernels, name):
-            setattr(extern_kernels, name, cleared(getattr(extern_kernels, name)))
+            setattr(extern_kernels, name, moved(getattr(extern_kernels, name)))
 
 
 def run_jobs(jobs: Sequence[Job]) -> None:
@@ -130,7 +134,7 @@ def run_jobs(jobs: Sequence[Job]) -> None:
     import torch
     from cases import CASES, Example
 
-    clear_products()
+    products_on_the_host()
 
     def compiled(job: Job):  # type: ignore[no-untyped-def]
         options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
