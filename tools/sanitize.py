@@ -156,6 +156,7 @@ def run_jobs(jobs: Sequence[Job]) -> None:
 
 def command(sanitizer: Path, tool: str, jobs: Sequence[Job], port: int) -> list[str]:
     options = ["--tool", tool, "--target-processes", "application-only", "--port", str(port)]
+    options += ["--launch-timeout", "0"]  # it gives up after 10 seconds, and torch may take longer to import
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
     options += ["--kernel-name", f"kns={KERNELS}"] if tool != "initcheck" else []
     python = [sys.executable, __file__, "--run", *map(str, jobs)]
