@@ -41,7 +41,7 @@ def gradients(
 def compare(
     norm: str, dim: int, dtype: torch.dtype, least: int, monkeypatch: pytest.MonkeyPatch, **options: bool
 ) -> tuple[int, int]:
-    """Gradients with `least` inputs overwritten or more are those with none; gives the bytes that each takes."""
+    """Gradients with `least` inputs overwritten or more are those with none; the bytes that each takes."""
     torch.manual_seed(0)
     module = nn.Sequential(*(Block(dim, NORMS[norm]) for _ in range(2)))
     module = randomised(module, dtype).cuda()
