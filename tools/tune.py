@@ -61,6 +61,8 @@ SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,104857
 AHEAD = 3  # targets that are compiled while one is timed
 SHARE_FROM = 8192  # columns; narrower rows were never faster shared
 IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
+HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)
+HEAVY = 24  # instructions per element, from which on it takes more warps than memory does
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -113,10 +115,30 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
     return found
 
 
+class BiasGELU(torch.nn.Module):
+    """What follows a Linear's product."""
+
+    def __init__(self, cols: int, approximate: str = "none", **kwargs: Any) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.bias = torch.nn.Parameter(torch.zeros(cols, **kwargs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x + self.bias, approximate=self.approximate)
+
+
+KINDS: dict[str, Callable[..., torch.nn.Module]] = {
+    "layer": torch.nn.LayerNorm,
+    "rms": torch.nn.RMSNorm,
+    "gelu": BiasGELU,
+    "gelu-tanh": functools.partial(BiasGELU, approximate="tanh"),
+}
+
+
 def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
     """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
     kind, _, residual = norm.partition("+")
-    make = torch.nn.LayerNorm if kind == "layer" else torch.nn.RMSNorm
+    make = KINDS[kind]
     # A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded decides the time.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -244,13 +266,18 @@ def tiles(work: Workload, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]
         elements = xblock * lanes
         per_thread = elements // (warps * 32)
         # Accesses of fewer than 4 elements of a chunk are too narrow.
-        fits_a_thread = 8 <= per_thread <= 40 and per_thread >= 4 * chunks
-        if xblock > work.rows or not 640 <= elements <= 16384 or not fits_a_thread:
+        least = 8 if work.instructions < HEAVY else 4
+        fits_a_thread = least <= per_thread <= 40 and per_thread >= 4 * chunks
+        if xblock > work.rows or not 80 * least <= elements <= 16384 or not fits_a_thread:
             continue
-        for stages, per_sm in itertools.product((2, 3, 4, 5, 6), (1, 2, 4)):
+        for stages, per_sm in itertools.product((2, 3, 4, 5, 6), (1, 2, 4, 8, 16)):
             staged = per_sm * elements * work.staged_bytes * (stages - 1)
             in_flight = per_sm * xblock * work.cols * work.load_bytes * (stages - 1)
-            if staged <= 225_000 and in_flight in IN_FLIGHT and 4 <= per_sm * warps <= 16:
+            if staged > 225_000 or per_sm * warps < 4:
+                continue
+            if work.instructions < HEAVY and per_sm * warps <= 16 and in_flight in IN_FLIGHT:
+                yield Tile(xblock, warps, stages), per_sm
+            if work.instructions >= HEAVY and per_sm * warps <= 48 and in_flight in HEAVY_IN_FLIGHT:
                 yield Tile(xblock, warps, stages), per_sm
 
 
@@ -429,7 +456,7 @@ def main() -> None:
         "--shapes",
         default=SHAPES,
     )
-    parser.add_argument("--norms", default="rms,layer", help="rms, layer, rms+residual, layer+residual")
+    parser.add_argument("--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh; rms+residual")
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)
