@@ -53,7 +53,7 @@ from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
+from mixorder.schedule.heuristics import HEAVY, STRATEGIES, Workload, choose, even, final, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
@@ -61,8 +61,7 @@ SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,104857
 AHEAD = 3  # targets that are compiled while one is timed
 SHARE_FROM = 8192  # columns; narrower rows were never faster shared
 IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
-HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)
-HEAVY = 24  # instructions per element, from which on it takes more warps than memory does
+HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # where computing takes as long as memory
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

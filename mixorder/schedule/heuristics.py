@@ -35,6 +35,8 @@ ACCESS_BYTES = 16
 LIGHT_WORDS = 4  # held per element; of such narrow rows half as many per tile, and a stage more
 WIDE_ROW = 8192  # bytes that stream in for a row
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
+HEAVY = 24  # instructions per element: computing takes as long as memory does, and warps hide its latencies
+HEAVY_ELEMENTS = 8  # of a thread, then
 SPILL_FACTOR_REREADING = 1.25  # LayerNorm in bf16 at 16384 columns: 72 bytes, and faster than any other way
 SPILL_FACTOR = 1.1  # LayerNorm in fp32 at 8192 columns takes 1.125: held 71% of the limit, shared 93%
 
@@ -218,6 +220,8 @@ def _tile(
 def _elements_per_thread(work: Workload, elements: int, constants: Constants) -> int:
     """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
     count = constants.elements_per_thread
+    if work.instructions >= HEAVY:
+        count = min(count, HEAVY_ELEMENTS)
     while count > 4 and not _fits_a_thread(work, count):
         count //= 2
     return min(count, elements)
