@@ -53,7 +53,7 @@ from mixorder.options import source_hash
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import HEAVY, STRATEGIES, Workload, choose, even, final, layouts, workload
+from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 
@@ -61,7 +61,8 @@ SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,104857
 AHEAD = 3  # targets that are compiled while one is timed
 SHARE_FROM = 8192  # columns; narrower rows were never faster shared
 IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
-HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # where computing takes as long as memory
+HEAVY = 24  # instructions per element, from which on computing takes its time beside memory
+HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # then
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -134,15 +135,19 @@ KINDS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
+def traced_on() -> str:
+    """Where graphs are traced. A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded
+    decides the time: Triton fetches no scalar of two bytes ahead."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
     """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
     kind, _, residual = norm.partition("+")
     make = KINDS[kind]
-    # A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded decides the time.
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module = make(cols, dtype=dtype, device=device)
-        x = torch.randn(rows, cols, dtype=dtype, device=device, requires_grad=True)
+        module = make(cols, dtype=dtype, device=traced_on())
+        x = torch.randn(rows, cols, dtype=dtype, device=traced_on(), requires_grad=True)
 
         def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (module(x), x.clone()) if residual else (module(x),)
@@ -160,7 +165,8 @@ def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
     """All regions of a case at its training size."""
     case = CASES[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        found = capture(lambda compile: Example(case, case.shapes.training, dtype).step(compile)())
+        example = Example(case, case.shapes.training, dtype, traced_on())
+        found = capture(lambda compile: example.step(compile)())
     return [
         Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
         for i, (program, moved) in enumerate(found)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import sympy
 
@@ -184,12 +184,37 @@ _INSTRUCTIONS = {
 }
 
 
+# Ops of which each element takes one branch or the other, as usual values do: no element's instructions are
+# mixed with another's then, and only other warps hide their latencies.
+_DIVERGENT = ("tanh",)
+
+
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, loads and stores aside."""
+    return sum(_INSTRUCTIONS.get(op, 1) for op in _per_element(program))
+
+
+def divergent(program: LoopProgram) -> bool:
+    """Whether threads of a warp take different branches for the elements of a tile."""
+    return any(op in _DIVERGENT for op in _per_element(program))
+
+
+def levels(program: LoopProgram) -> int:
+    """How many of the main loop's reductions follow from one another."""
+    level: dict[str, int] = {}
+    for stmt in program.nests[0].body:
+        if isinstance(stmt, Load | Compute | Reduce):
+            above = max((level.get(name, 0) for name in operands(stmt)), default=0)
+            level[stmt.name] = above + isinstance(stmt, Reduce)
+    return max(level.values(), default=0)
+
+
+def _per_element(program: LoopProgram) -> Iterator[str]:
     main = program.nests[0]
     deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
-    per_element = (s for s in main.body if isinstance(s, Compute) and tile <= deps[s.name])
-    return sum(_INSTRUCTIONS.get(s.op.removeprefix("libdevice_"), 1) for s in per_element)
+    for stmt in main.body:
+        if isinstance(stmt, Compute) and tile <= deps[stmt.name]:
+            yield stmt.op.removeprefix("libdevice_")
 
 
 def registers_per_thread(words: int, elements: int, chunks: int = 1, computed: int = 1) -> int:

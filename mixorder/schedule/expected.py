@@ -7,9 +7,10 @@ Plain numbers in, plain numbers out; nothing is timed here.
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from ..loops.ir import BufferRole, Load, LoopProgram
-from .cost import MIN_ROWS, Traffic
+from ..loops.ir import AxisClass, BufferRole, Load, LoopProgram
+from .cost import MIN_ROWS, Traffic, instructions
 from .device import H200, DeviceInfo
 from .schedule import Schedule
 
@@ -21,6 +22,8 @@ OVERHEAD_US, STRETCH, STRETCH_PER_ACCUMULATOR = 1.82, 1.058, 0.036
 # docs/tuning.md: rows that start off a boundary at 4097 columns (section 15), and rows that are read twice at
 # 16384 (section 11), with one accumulator and with two.
 OFF_BOUNDARY, READ_TWICE, READ_TWICE_MORE = 1.33, 1.04, 1.42
+# docs/tuning.md, section 26: of GELU, by erf and by tanh (`cost.instructions`), to within 5%.
+INSTRUCTIONS_PER_SM_US = 1.89e5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +69,23 @@ def expected(
         stretch *= OFF_BOUNDARY
     if _reads_again(loops):
         stretch *= READ_TWICE if accumulators == 1 else READ_TWICE_MORE
+    fused = max(stretch * limit + OVERHEAD_US, _computing_us(loops, device))
     copied_us = copies * LIMIT_US + LIMIT_US_PER_MB * slower * 2 * moved.copied / 1e6
     words = bool(loops.role(BufferRole.WORDS))
     return Expected(
         limit,
-        stretch * limit + OVERHEAD_US + copied_us,
+        fused + copied_us,
         launches=2 + words + copies,
         launches_apart=_launches_apart(lowered, loops),
         measured=device.name == H200.name,
     )
+
+
+def _computing_us(loops: LoopProgram, device: DeviceInfo) -> float:
+    """What the main kernel's instructions take, where nothing else does."""
+    axes = (axis for axis in loops.nests[0].loops if axis.kind is not AxisClass.SPLIT)
+    elements = math.prod(loops.hint(axis.size) for axis in axes)
+    return elements * instructions(loops) / (INSTRUCTIONS_PER_SM_US * device.num_sm)
 
 
 def _launches_apart(lowered: LoopProgram, loops: LoopProgram) -> int:

@@ -35,8 +35,7 @@ ACCESS_BYTES = 16
 LIGHT_WORDS = 4  # held per element; of such narrow rows half as many per tile, and a stage more
 WIDE_ROW = 8192  # bytes that stream in for a row
 MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
-HEAVY = 24  # instructions per element: computing takes as long as memory does, and warps hide its latencies
-HEAVY_ELEMENTS = 8  # of a thread, then
+DIVERGENT_ELEMENTS = 8  # of a thread. GELU by tanh, 32768x3072 bf16: 32 45% of the limit, 16 66%, 8 76%
 SPILL_FACTOR_REREADING = 1.25  # LayerNorm in bf16 at 16384 columns: 72 bytes, and faster than any other way
 SPILL_FACTOR = 1.1  # LayerNorm in fp32 at 8192 columns takes 1.125: held 71% of the limit, shared 93%
 
@@ -53,7 +52,8 @@ class Workload:
     that compute with it (`cost.instructions`). `rereads`: tile loads of what an earlier stage has read.
     `period`: how many rows on a row lies relative to a boundary of wide accesses as one does, 1 if all do;
     `slack`: lanes that a program then needs beyond its columns (`loops.alignment`). `item_bytes`: of an
-    element of the narrowest full tensor.
+    element of the narrowest full tensor. `divergent`: threads take different branches (`cost.divergent`).
+    `levels`: reductions that follow from one another (`cost.levels`).
     """
 
     rows: int
@@ -67,6 +67,8 @@ class Workload:
     period: int = 1
     slack: int = 0
     item_bytes: int = 2
+    divergent: bool = False
+    levels: int = 1
 
     @property
     def numel(self) -> int:
@@ -93,6 +95,8 @@ def workload(program: LoopProgram) -> Workload:
         period=1 if skew is None else skew.period,
         slack=0 if skew is None else skew.elements - 1,
         item_bytes=min((program.buffer(name).dtype.itemsize for name in streamed), default=4),
+        divergent=cost.divergent(program),
+        levels=cost.levels(program),
     )
 
 
@@ -188,7 +192,9 @@ def _tile(
     few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
-    wide = chunks == 1 and work.cols * work.load_bytes >= WIDE_ROW
+    # But where reductions follow from one another, programs hide one another's barriers: BitLinear's backward
+    # with its forward computed again, 16384x2048: one program 76%, two 83%, four 88%.
+    wide = chunks == 1 and work.cols * work.load_bytes >= WIDE_ROW and work.levels <= 1
     small = few_tiles or (wide and work.held_words > LIGHT_WORDS and work.item_bytes == 2)
     share = constants.few_tiles_share if small else 1.0
     resident = max(1, int(share * resident))
@@ -197,7 +203,7 @@ def _tile(
     # 94.2 -> 95.9%. In chunks they are (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
-    if xblock >= 4 and work.held_words <= LIGHT_WORDS and not few_tiles:
+    if xblock >= 4 and work.held_words <= LIGHT_WORDS and not (few_tiles or work.divergent):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
@@ -220,8 +226,8 @@ def _tile(
 def _elements_per_thread(work: Workload, elements: int, constants: Constants) -> int:
     """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
     count = constants.elements_per_thread
-    if work.instructions >= HEAVY:
-        count = min(count, HEAVY_ELEMENTS)
+    if work.divergent:
+        count = min(count, DIVERGENT_ELEMENTS)
     while count > 4 and not _fits_a_thread(work, count):
         count //= 2
     return min(count, elements)

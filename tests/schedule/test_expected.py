@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import sys
 from pathlib import Path
 
 import graphs
 import pytest
+import torch
 from graphs import bf16, f32
+from torch import nn
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -48,6 +51,36 @@ def test_share_of_the_limit_is_near_what_was_measured(norm: str) -> None:
         off.append(abs(found.share - target.limit_us / best))
     assert len(off) == 21
     assert max(off) < 0.09 and statistics.mean(off) < 0.04
+
+
+GELU = {"gelu": nn.GELU, "gelu-tanh": functools.partial(nn.GELU, approximate="tanh")}
+
+
+@pytest.mark.parametrize("kind", GELU)
+def test_instructions_take_their_time_as_was_measured(kind: str) -> None:
+    from mixorder import pipeline
+    from mixorder.options import Options
+
+    activation, checked = GELU[kind](), 0
+    for target in read(ROOT / "tools" / "data" / "h200.json").targets:
+        name, shape = target.name.split()
+        rows, cols = map(int, shape.split("x"))
+        if name != kind or rows * cols < 2**26:
+            continue
+
+        def backward(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            dx = torch.ops.aten.gelu_backward(dy, x, approximate=activation.approximate)
+            return dx, dx.sum(0)
+
+        with collect() as records:
+            graph = graphs.traced(backward, ((rows, cols), bf16), ((rows, cols), bf16))
+            pipeline.run(graph, Options(enabled=True, strict=True, interpret=True))
+        (record,) = records
+        assert isinstance(record, RegionRecord)
+        best = min(row.us for row in target.rows if row.us)
+        assert record.expected.fused_us == pytest.approx(best, rel=0.06)
+        checked += 1
+    assert checked == 3
 
 
 def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:

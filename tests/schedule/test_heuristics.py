@@ -7,6 +7,7 @@ import itertools
 
 import graphs
 import pytest
+import torch
 from graphs import bf16, f32
 
 from mixorder.errors import Decline, DeclineReason, TooWide
@@ -96,6 +97,41 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
         assert cost.registers_per_thread(words, int(per_thread), schedule.chunks) <= most
         # A thread's part of a chunk is a whole access.
         assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
+
+
+def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
+    work = Workload(32768, 1024, 4, 2, 4, instructions=46, kept=3)
+    plain, branching = (choose(dataclasses.replace(work, divergent=d), H200) for d in (False, True))
+    assert plain.tile.num_warps * 4 == branching.tile.num_warps == 8
+    assert plain.num_splits == branching.num_splits
+    narrow = dataclasses.replace(work, cols=128, kept=1, divergent=True)
+    assert choose(narrow, H200).tile.xblock * 128 == 8 * 32 * choose(narrow, H200).tile.num_warps
+
+
+def test_what_branches_and_what_follows_from_one_another_is_seen() -> None:
+    def gelu(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+        return dx, dx.sum(0)
+
+    def centred(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x_hat = x - x.mean(1, keepdim=True)
+        dx = dy * x_hat * (x_hat * x_hat).mean(1, keepdim=True)
+        return dx, (dy * x_hat).sum(0)
+
+    def of(graph: torch.fx.Graph) -> tuple[bool, int]:
+        work = workload(graphs.merged(graphs.only(graph)))
+        return work.divergent, work.levels
+
+    full = ((4096, 512), f32)
+    assert of(graphs.traced(gelu, full, full)) == (True, 0)
+    assert of(graphs.traced(centred, full, full)) == (False, 2)
+    assert of(graphs.layer_norm_backward(4096, 512)) == (False, 1)
+
+
+def test_reductions_that_follow_from_one_another_have_several_programs() -> None:
+    work = dataclasses.replace(RMS, rows=16384, cols=2048, held_words=6)
+    one, several = (choose(dataclasses.replace(work, levels=n), H200) for n in (1, 2))
+    assert one.num_splits == H200.num_sm and several.num_splits > 2 * H200.num_sm
 
 
 def test_what_a_chunk_computes_with_takes_registers() -> None:
