@@ -19,6 +19,7 @@ from ..loops.alignment import skew_of
 from ..loops.ir import Axis, AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
+from .ahead import Ahead
 from .dependent import PROGRAM, awaited, released
 from .ops import printing_triton
 from .shared import shared_kernel
@@ -71,6 +72,9 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         writer.empty(acc)
+    ahead = Ahead(writer, x) if skew is None else None
+    if ahead:
+        ahead.fetch(first)
     code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
         if skew is None:
@@ -80,8 +84,12 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
             writer.shifted_rows("tile")
             if x.masked:
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
+        if ahead:
+            ahead.take()
+            ahead.fetch(f"tile + {step}")
         for stmt in nest.body:
-            writer.statement(stmt)
+            if ahead is None or stmt not in ahead.loads:
+                writer.statement(stmt)
     if schedule.overlap:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
     for acc in accumulators:
