@@ -9,25 +9,19 @@ sums is the same, unless Triton lays the tiles of the two loops over threads in 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-import sympy
 import torch
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 
 from ..loops.alignment import skew_of
 from ..loops.ir import (
-    SUM,
     Carry,
-    Compute,
     Exchange,
     Load,
     LoopProgram,
-    Nest,
     PartialAccumulate,
     Reduce,
-    Ref,
     Statement,
     Store,
     closure,
@@ -36,8 +30,9 @@ from ..loops.share import WORDS, lanes_of
 from ..loops.split import SPLIT_SYMBOL
 from ..schedule.schedule import Schedule
 from .dependent import PROGRAM, released
-from .exchange import MAX_WORDS, POLLS, Record, carried
+from .exchange import POLLS, Record, carried
 from .source import KernelSource, LaunchConfig
+from .stages import Stage, floating, stages_of, without_effect
 from .writer import TileDim, Writer, pointer_of
 
 # Warps may have seen different words; the maximum is the same in all of them.
@@ -46,21 +41,9 @@ _ANY_WARP = "tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)"
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
 
 
-# Ops that give zero if their operands, of that number, are zero.
-_KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
-
-
 def shared_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
     """The kernel of the first nest of a program that `loops.share` has cut into stages."""
     return _SharedKernel(program, schedule).written(label)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stage:
-    """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
-
-    body: tuple[Statement, ...]
-    groups: tuple[tuple[Reduce, ...], ...]
 
 
 class _SharedKernel:
@@ -76,12 +59,12 @@ class _SharedKernel:
         self.x, self.y = x, y
         self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
         self.code = self.writer.code
-        self.stages = _stages(self.nest.body, schedule.parts)
+        self.stages = stages_of(self.nest.body, schedule.parts)
         self.exchanged = [r for stage in self.stages for group in stage.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
-        self.idle = _without_effect(self.nest, self.x.symbol)
-        self.writer.floating = _floating(self.nest, self.y.symbol)
+        self.idle = without_effect(self.nest, self.x.symbol)
+        self.writer.floating = floating(self.nest, self.y.symbol)
 
     def written(self, label: str) -> KernelSource:
         schedule, writer, code = self.schedule, self.writer, self.code
@@ -356,7 +339,7 @@ class _SharedKernel:
                 results = [s for s in self.nest.body if isinstance(s, Store | PartialAccumulate)]
                 self.at_once(results)
 
-    def parts_of(self, stage: _Stage) -> None:
+    def parts_of(self, stage: Stage) -> None:
         """A stage's reductions over whole rows, part after part, added up as `exchange` does."""
         code, lanes, rows = self.code, lanes_of(self.schedule.parts), range(self.schedule.tile.xblock)
         reductions = [r for group in stage.groups for r in group]
@@ -429,65 +412,6 @@ class _SharedWriter(Writer):
         value = self.masked_value(stmt.value.name, stmt.kind, dims)
         value = self.reduced(stmt.kind, value, axis=0)
         self.add(stmt, value)
-
-
-def _stages(body: tuple[Statement, ...], parts: int) -> tuple[_Stage, ...]:
-    stages: list[_Stage] = []
-    here: list[Statement] = []
-    for stmt in body:
-        if isinstance(stmt, Exchange):
-            names = [ref.name for ref in stmt.values]
-            reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
-            stages.append(_Stage(tuple(here), _groups(reductions, parts)))
-            here = []
-        else:
-            here.append(stmt)
-    return (*stages, _Stage(tuple(here), ()))
-
-
-def _groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
-    """Reductions of one kind, as many as one read brings in."""
-    most = MAX_WORDS // lanes_of(parts)
-    groups: list[list[Reduce]] = []
-    for kind in dict.fromkeys(r.kind for r in reductions):
-        same = [r for r in reductions if r.kind is kind]
-        groups += [same[i : i + most] for i in range(0, len(same), most)]
-    return tuple(map(tuple, groups))
-
-
-def _floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
-    """The reductions over columns of what depends on no load over columns: a label's place, say."""
-    deps = nest.dependence()
-    known = [s for s in nest.statements if not isinstance(s, Reduce | Exchange)]
-    return frozenset(
-        r.name
-        for r in nest.statements
-        if isinstance(r, Reduce)
-        and not any(isinstance(s, Load) and col in deps[s.name] for s in closure(known, [r]))
-    )
-
-
-def _without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
-    """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
-
-    What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
-    infinite ones included.
-    """
-    deps = nest.dependence()
-    loads = {s.name for s in nest.body if isinstance(s, Load)}
-    zero: set[str] = set()
-    found: set[Statement] = set()
-    for stmt in nest.body:
-        loaded = stmt.value.name in loads if isinstance(stmt, Carry) else isinstance(stmt, Load)
-        if loaded and row in deps[stmt.name]:  # type: ignore[union-attr]
-            zero.add(stmt.name)  # type: ignore[union-attr]
-        elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
-            args = [a.name for a in stmt.args if isinstance(a, Ref)]
-            if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
-                zero.add(stmt.name)
-        elif isinstance(stmt, PartialAccumulate) and stmt.kind is SUM and stmt.value.name in zero:
-            found.add(stmt)
-    return found
 
 
 def _seen(stage: int, group: int, row: int) -> str:

@@ -15,8 +15,8 @@ from expecttest import TestCase
 from graphs import bf16, f32, only, traced
 
 from mixorder.codegen.kernel import generate
-from mixorder.codegen.shared import _groups, _without_effect
 from mixorder.codegen.source import KernelSource
+from mixorder.codegen.stages import groups_of, without_effect
 from mixorder.loops.ir import (
     SUM,
     Carry,
@@ -264,11 +264,11 @@ def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> 
 
     body = share(program_of(function, ((64, 256), f32), ((64, 256), f32)), 8, 1).nests[0].body
     reductions = [s for s in body if isinstance(s, Reduce)]
-    assert [(g[0].kind.name, len(g)) for g in _groups(reductions, 8)] == [
+    assert [(g[0].kind.name, len(g)) for g in groups_of(reductions, 8)] == [
         ("sum", 4), ("sum", 4), ("sum", 1), ("amax", 1)
     ]  # fmt: skip
-    assert [len(g) for g in _groups(reductions, 17)] == [1] * 10
-    grouped = [r for parts in (2, 5, 32) for r in itertools.chain(*_groups(reductions, parts))]
+    assert [len(g) for g in groups_of(reductions, 17)] == [1] * 10
+    grouped = [r for parts in (2, 5, 32) for r in itertools.chain(*groups_of(reductions, parts))]
     assert sorted(r.name for r in grouped) == sorted(r.name for r in reductions * 3)
 
 
@@ -349,7 +349,7 @@ def test_a_sum_that_is_not_masked_is_given_zeros(other: float, programs: list[Lo
     """Where there is no row; however large or undefined weights and totals are."""
     idle = masked = 0
     for program in programs:
-        unmasked = _without_effect(program.nests[0], program.tile_axes[0].symbol)
+        unmasked = without_effect(program.nests[0], program.tile_axes[0].symbol)
         given = sums_where_there_is_no_row(program, other)
         assert unmasked <= given.keys() and all(s.kind is SUM for s in unmasked)
         assert all(given[s] == 0 for s in unmasked)
@@ -364,7 +364,7 @@ def test_what_a_weight_multiplies_is_masked() -> None:
     program = share(program_of(function, TWO_STAGES[1], TWO_STAGES[2], TWO_STAGES[3]), 4, 1)
     nest = program.nests[0]
     sums = [s for s in nest.body if isinstance(s, PartialAccumulate)]
-    unmasked = _without_effect(nest, program.tile_axes[0].symbol)
+    unmasked = without_effect(nest, program.tile_axes[0].symbol)
     assert [s in unmasked for s in sums] == [False, True, False]
 
 
@@ -375,7 +375,7 @@ def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
 
     program = share(program_of(function, *TWO_STAGES[1:]), 4, 1)
     assert any(isinstance(s, Carry) and s.value.name == "amax" for s in program.nests[0].body)
-    assert _without_effect(program.nests[0], program.tile_axes[0].symbol) == set()
+    assert without_effect(program.nests[0], program.tile_axes[0].symbol) == set()
 
 
 def labelled(logits: Any, labels: Any, lse: Any) -> Any:
