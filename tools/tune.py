@@ -275,14 +275,17 @@ def tiles(work: Workload, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]
         fits_a_thread = least <= per_thread <= 40 and per_thread >= 4 * chunks
         if xblock > work.rows or not 80 * least <= elements <= 16384 or not fits_a_thread:
             continue
-        for stages, per_sm in itertools.product((2, 3, 4, 5, 6), (1, 2, 4, 8, 16)):
+        for stages, per_sm in itertools.product(range(1, 7), (1, 2, 4, 8, 16)):
             staged = per_sm * elements * work.staged_bytes * (stages - 1)
             in_flight = per_sm * xblock * work.cols * work.load_bytes * (stages - 1)
             if staged > 225_000 or per_sm * warps < 4:
                 continue
-            if work.instructions < HEAVY and per_sm * warps <= 16 and in_flight in IN_FLIGHT:
-                yield Tile(xblock, warps, stages), per_sm
-            if work.instructions >= HEAVY and per_sm * warps <= 48 and in_flight in HEAVY_IN_FLIGHT:
+            # Many warps hide a load's latency themselves: one stage.
+            if work.instructions >= HEAVY:
+                wanted = per_sm * warps <= 64 and (stages == 1 or in_flight in HEAVY_IN_FLIGHT)
+            else:
+                wanted = per_sm * warps <= 16 and in_flight in IN_FLIGHT
+            if wanted:
                 yield Tile(xblock, warps, stages), per_sm
 
 
