@@ -42,3 +42,5 @@ def test_a_residual_is_one_more_tensor() -> None:
 def test_regions_of_a_case() -> None:
     targets = tune.case_targets("Linear, GELU, Linear", bf16)
     assert [workload(t.program).levels for t in targets] == [0]
+    # One of its regions is declined.
+    assert tune.case_targets("post-norm residual", bf16)
