@@ -10,15 +10,16 @@ from graphs import bf16
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+import _targets  # noqa: E402
 import tune  # noqa: E402
 
 from mixorder.schedule.device import H200  # noqa: E402
 from mixorder.schedule.heuristics import choose, workload  # noqa: E402
 
 
-@pytest.mark.parametrize("kind", tune.KINDS)
+@pytest.mark.parametrize("kind", _targets.KINDS)
 def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
-    target = tune.norm_target(kind, 32768, 1024, bf16)
+    target = _targets.norm_target(kind, 32768, 1024, bf16)
     work = workload(target.program)
     assert (work.rows * work.kept * work.cols, target.limit_numel) == (2**25, 2**25)
     assert work.divergent == (kind == "gelu-tanh") and work.levels == (0 if "gelu" in kind else 1)
@@ -34,13 +35,13 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
 
 
 def test_a_residual_is_one_more_tensor() -> None:
-    plain, residual = (tune.norm_target(kind, 4096, 768, bf16) for kind in ("rms", "rms+residual"))
+    plain, residual = (_targets.norm_target(kind, 4096, 768, bf16) for kind in ("rms", "rms+residual"))
     assert 3 * residual.limit_numel == 4 * plain.limit_numel
     assert workload(residual.program).load_bytes == workload(plain.program).load_bytes + 2
 
 
 def test_regions_of_a_case() -> None:
-    targets = tune.case_targets("Linear, GELU, Linear", bf16)
+    targets = _targets.case_targets("Linear, GELU, Linear", bf16)
     assert [workload(t.program).levels for t in targets] == [0]
     # One of its regions is declined.
-    assert tune.case_targets("post-norm residual", bf16)
+    assert _targets.case_targets("post-norm residual", bf16)

@@ -32,8 +32,7 @@ import torch
 import triton
 from _schedules import Data, Row, read, write
 from _schedules import Target as Measured
-from cases import CASES, Example
-from torch._subclasses.fake_tensor import FakeTensorMode
+from _targets import Target, case_targets, norm_target
 
 from mixorder.codegen.dependent import waits
 from mixorder.codegen.exchange import EMPTY
@@ -41,15 +40,11 @@ from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
-from mixorder.graph.find import find_regions
 from mixorder.loops.ir import BufferRole, LoopProgram
-from mixorder.loops.lower import lower
 from mixorder.loops.reload import reload
-from mixorder.loops.reorder import merge, reorder
 from mixorder.loops.share import check_shareable, share
-from mixorder.loops.split import NUM_SPLITS, split_outer
+from mixorder.loops.split import NUM_SPLITS
 from mixorder.options import source_hash
-from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
@@ -64,113 +59,6 @@ HEAVY = 24  # instructions per element, from which on computing takes its time b
 HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # then
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A region to tune. `limit_numel`: elements of the `dtype` tensors whose sum is its limit."""
-
-    name: str
-    program: LoopProgram
-    limit_numel: int
-    dtype: torch.dtype
-
-
-def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram, int]]:
-    """The merged programs of all regions that `run` meets, given what compiles; and the bytes they move."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
-
-    found: list[tuple[LoopProgram, int]] = []
-
-    def inner_compile(gm: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
-        with V.set_fake_mode(detect_fake_mode(inputs)):
-            post_grad_passes(gm, is_inference=False)
-            for region in find_regions(gm.graph):
-                if isinstance(region, Decline):
-                    continue
-                lowered = lower(region)
-                program = merge(reorder(split_outer(lowered)))
-                moved = cost.traffic(lowered, program, 0)
-                found.append((program, moved.read + moved.written))
-        gm.recompile()
-
-        def call(args: list[Any]) -> Any:
-            return torch.fx.Interpreter(gm).boxed_run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch._dynamo.reset()
-        return torch.compile(
-            function,
-            backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile),
-            dynamic=False,
-        )
-
-    run(compile)
-    return found
-
-
-class BiasGELU(torch.nn.Module):
-    """What follows a Linear's product."""
-
-    def __init__(self, cols: int, approximate: str = "none", **kwargs: Any) -> None:
-        super().__init__()
-        self.approximate = approximate
-        self.bias = torch.nn.Parameter(torch.zeros(cols, **kwargs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(x + self.bias, approximate=self.approximate)
-
-
-KINDS: dict[str, Callable[..., torch.nn.Module]] = {
-    "layer": torch.nn.LayerNorm,
-    "rms": torch.nn.RMSNorm,
-    "gelu": BiasGELU,
-    "gelu-tanh": functools.partial(BiasGELU, approximate="tanh"),
-}
-
-
-def traced_on() -> str:
-    """Where graphs are traced. A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded
-    decides the time: Triton fetches no scalar of two bytes ahead."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
-    """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
-    kind, _, residual = norm.partition("+")
-    make = KINDS[kind]
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        module = make(cols, dtype=dtype, device=traced_on())
-        x = torch.randn(rows, cols, dtype=dtype, device=traced_on(), requires_grad=True)
-
-        def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (module(x), x.clone()) if residual else (module(x),)
-
-        def step(compile: Callable[..., Any]) -> None:
-            outputs = compile(forward)(x)
-            torch.autograd.backward(outputs, [torch.ones_like(x) for _ in outputs])
-
-        ((program, _),) = capture(step)
-    tensors = 4 if residual else 3  # that are read and written; the limit's sum has three
-    return Target(f"{norm} {rows}x{cols}", program, rows * cols * tensors // 3, dtype)
-
-
-def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
-    """All regions of a case at its training size."""
-    case = CASES[name]
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        example = Example(case, case.shapes.training, dtype, traced_on())
-        found = capture(lambda compile: example.step(compile)())
-    return [
-        Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
-        for i, (program, moved) in enumerate(found)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ class Ahead:
         self.loads = tuple(s for s in writer.nest.body if isinstance(s, Load) and self.is_late(s))
 
     def is_late(self, load: Load) -> bool:
-        varies = self.writer.varies(load) == {self.rows.symbol}
-        return varies and load.predicate is None and self.dtype(load).itemsize < LEAST_BYTES
+        narrow = self.dtype(load).itemsize < LEAST_BYTES and load.predicate is None
+        return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.skew is None
 
     def fetch(self, tile: str) -> None:
         """Load the values of a tile, of which there need be none."""
@@ -34,8 +34,7 @@ class Ahead:
             return
         writer, rows = self.writer, self.rows
         name = f"{rows.symbol}_ahead"
-        start = f"({tile}) * XBLOCK" if not writer.wide else f"({tile}) * tl.full([], XBLOCK, tl.int64)"
-        writer.code.writeline(f"{name} = {start} + tl.arange(0, XBLOCK)[:, None]")
+        writer.code.writeline(f"{name} = {writer.tile_rows(tile)}")
         names = {rows.symbol: sympy.Symbol(name, integer=True, nonnegative=True)}
         for i, load in enumerate(self.loads):
             pointer = f"{pointer_of(load.buffer)} + ({writer.ops.offset(load.index.xreplace(names))})"

@@ -72,23 +72,20 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         writer.empty(acc)
-    ahead = Ahead(writer, x) if skew is None else None
-    if ahead:
-        ahead.fetch(first)
+    ahead = Ahead(writer, x)
+    ahead.fetch(first)
     code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
         if skew is None:
-            start = "tile * XBLOCK" if not writer.wide else "tile * tl.full([], XBLOCK, tl.int64)"
-            writer.index(x, f"{start} + tl.arange(0, XBLOCK)[:, None]")
+            writer.index(x, writer.tile_rows("tile"))
         else:
             writer.shifted_rows("tile")
             if x.masked:
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
-        if ahead:
-            ahead.take()
-            ahead.fetch(f"tile + {step}")
+        ahead.take()
+        ahead.fetch(f"(tile + {step})")
         for stmt in nest.body:
-            if ahead is None or stmt not in ahead.loads:
+            if stmt not in ahead.loads:
                 writer.statement(stmt)
     if schedule.overlap:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")

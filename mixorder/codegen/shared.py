@@ -125,10 +125,9 @@ class _SharedKernel:
     def rows(self, stage: int) -> None:
         """The rows of the tile that a stage works on in this turn of the loop."""
         tile = self.tile_of(stage)
-        start = f"({tile}) * XBLOCK" if not self.writer.wide else f"({tile}) * tl.full([], XBLOCK, tl.int64)"
         x = self.x
         if self.skew is None:
-            self.code.writeline(f"{x.symbol} = {start} + tl.arange(0, XBLOCK)[:, None]")
+            self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
         else:
             self.writer.shifted_rows(tile)
         before = f"({x.symbol} >= 0) & " if stage else ""

@@ -163,6 +163,11 @@ class Writer:
         self.code.writeline(f"{self.kept_symbol} = (program % {self.kept}){wide}")
         self.code.writeline(f"{name} = program // {self.kept}")
 
+    def tile_rows(self, tile: str) -> str:
+        """The rows of a tile; in 64 bits where an offset may need them."""
+        width = "tl.full([], XBLOCK, tl.int64)" if self.wide else "XBLOCK"
+        return f"{tile} * {width} + tl.arange(0, XBLOCK)[:, None]"
+
     def index(self, dim: TileDim, text: str) -> None:
         self.code.writeline(f"{dim.name} = {text}")
         if dim.masked:

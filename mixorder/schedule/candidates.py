@@ -1,7 +1,7 @@
 """The schedules near a given one that may take its place. In: plain numbers. Out: schedules, not timed.
 
 A candidate may take as much of a multiprocessor as the heuristic's own schedule does, or as there is:
-registers are estimated (`cost.registers_per_thread`) and shared memory is counted, so that what cannot run
+registers are estimated (`Workload.registers`) and shared memory is counted, so that what cannot run
 well is not compiled. Which fields differ says which part of a schedule changed: the tile, the number of
 programs, the chunks that hold a row, the finalisation.
 """
@@ -103,7 +103,7 @@ class Space:
         A program that is alone there counts once: it gets all, and spills what it lacks.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
-        registers = cost.registers_per_thread(self.work.held_words, per_thread, schedule.chunks)
+        registers = self.work.registers(per_thread, schedule.chunks)
         of_program = registers * tile.num_warps * self.device.warp_size
         staged = tile.xblock * schedule.r0_block * max(self.work.load_bytes, self.work.staged_bytes)
         shared = staged * (tile.num_stages - 1)

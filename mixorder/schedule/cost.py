@@ -217,7 +217,7 @@ def _per_element(program: LoopProgram) -> Iterator[str]:
             yield stmt.op.removeprefix("libdevice_")
 
 
-def registers_per_thread(words: int, elements: int, chunks: int = 1, computed: int = 1) -> int:
+def registers_per_thread(words: int, elements: int, chunks: int, computed: int) -> int:
     """Registers of a thread that holds `words` of each of `elements` elements, and `computed` more of each of
     those in one of `chunks` equal parts, while it computes with it."""
     return words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD

@@ -27,7 +27,7 @@ def main_of(statistic: torch.dtype, rows: int = 1000, cols: int = 256) -> str:
 def test_sixteen_bits_are_fetched_before_the_loop_and_in_it_for_the_next_tile(statistic: torch.dtype) -> None:
     text = main_of(statistic)
     before, loop = text.split("for tile in tl.range(")
-    assert "x_ahead = (s) * XBLOCK" in before
+    assert "x_ahead = s * XBLOCK" in before
     (load,) = (line.strip() for line in before.splitlines() if "ahead0 = tl.load(" in line)
     assert load.endswith("x_ahead < 1000, other=0)")  # of a tile that need not be there
     assert load in loop and loop.index("= ahead0.to(tl.float32)") < loop.index(load) < loop.index("tl.sum(")

@@ -94,7 +94,7 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
         # The lanes that are saved take no registers.
         per_thread = lanes / (schedule.tile.num_warps * H200.warp_size)
         most = cost.MAX_REGISTERS if schedule.chunks == 1 else cost.NOT_SPILLED
-        assert cost.registers_per_thread(words, int(per_thread), schedule.chunks) <= most
+        assert work.registers(int(per_thread), schedule.chunks) <= most
         # A thread's part of a chunk is a whole access.
         assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
 
