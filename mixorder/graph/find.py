@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
+from .gathers import is_made_of_pieces
 from .grow import grow
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .origin import origin_of
@@ -115,6 +116,8 @@ def _source_is_written(scope: Scope, outer: Node) -> bool:
     while is_view(source):
         source = operands(source)[0]
         others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
+    if others and is_made_of_pieces(source) and scope.is_full(source):
+        return scope.is_written_anyway(source)
     if not others or not is_pointwise(source) or not scope.fusible(source):
         return False
     return not scope.recomputed(source) or scope.is_written_anyway(source)

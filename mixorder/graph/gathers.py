@@ -59,6 +59,12 @@ def is_gather(node: Node) -> bool:
     return _keeps_rows(node, shapes[0] or ())
 
 
+def is_made_of_pieces(node: Node) -> bool:
+    """Whether a region may put a tensor together from others, such as the gradients of queries, keys and
+    values."""
+    return node.target is aten.cat.default and is_gather(node) and is_readable(node)
+
+
 def is_readable(node: Node) -> bool:
     """Whether a region can read all that a node computes with: by rows, and in a dtype that is taken."""
     return all(is_readable(a) if is_gather_view(a) else _reads_by_rows(a) for a in operands(node))

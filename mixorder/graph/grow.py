@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 
+from torch._inductor import config
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import AxisClass
 from .axes import Size, fits, product
-from .gathers import is_gather, is_gather_view, is_readable
-from .nodes import fake, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
+from .gathers import is_gather, is_gather_view, is_made_of_pieces, is_readable
+from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region, Seed
 from .scope import by_position, position, takes_operands, users_behind_views
 
@@ -83,7 +84,11 @@ class _Growth:
         self.without = seed.without
         self.outer = frozenset(seed.outer)
         reductions = (*seed.inner, *seed.outer)
-        self.core = frozenset({*reductions}.union(*(scope.above(n, seed.without) for n in reductions)))
+        core = {*reductions}.union(*(scope.above(n, seed.without) for n in reductions))
+        if not seed.inner:
+            # An outer reduction alone rides along where its source is made, of pieces as well.
+            core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - seed.without
+        self.core = frozenset(core)
         self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
         self.writes = writes
@@ -118,6 +123,7 @@ class _Growth:
                 lost[0].name if lost else None,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
+        region = dataclasses.replace(region, widened=self.widened(region))
         if not region.inputs:
             raise Decline(
                 DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
@@ -341,6 +347,20 @@ class _Growth:
             else:
                 outputs.append(node)
         return outputs[::-1]
+
+    def widened(self, region: Region) -> frozenset[Node]:
+        """Small outputs in half precision that only loops read. Inductor would have some readers in one kernel
+        with the reduction, and round nothing in between, unless it was asked to round as eager does."""
+        if config.emulate_precision_casts:
+            return frozenset()
+        return frozenset(
+            n
+            for n in region.outputs
+            if float_bytes(n) == 2
+            and n not in region.rounded
+            and self.scope.is_small(n)
+            and all(map(takes_operands, users_behind_views(n)))
+        )
 
     def stays(self, node: Node) -> bool:
         """Whether users outside keep a member: a view, one that they make again, or of a size not stored."""

@@ -60,6 +60,12 @@ def fake(node: Node) -> torch.Tensor | None:
     return val if isinstance(val, torch.Tensor) else None
 
 
+def float_bytes(node: Node) -> int:
+    """Of an element; 0 where it is no floating-point number."""
+    val = fake(node)
+    return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0
+
+
 def size_of(n: int | torch.SymInt) -> Size:
     """A size or stride as the axes see it: an int, or the expression behind a symbolic one."""
     return n if isinstance(n, int) else _int_if_constant(n.node.expr)

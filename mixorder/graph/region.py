@@ -8,7 +8,7 @@ import functools
 from torch.fx import Node
 
 from .axes import Space
-from .nodes import fake, operands
+from .nodes import float_bytes, operands
 from .scope import Scope
 
 
@@ -30,7 +30,8 @@ class Region:
     `nodes` are in graph order and closed under what `outputs` need; `outputs` are those whose value somebody
     outside uses. A node of `nodes` that is not an output may have users outside as well: it is cheap, stays
     in the graph for them, and is computed again in the kernel. An input in `relaid` is copied into contiguous
-    memory first, and an output written so, whatever strides the graph states.
+    memory first, and an output written so, whatever strides the graph states. An output in `widened`, which
+    only loops outside read, is written in float32, and rounded where they read it if they do at all.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Region:
     outer: tuple[Node, ...]
     seed: Seed = dataclasses.field(repr=False, compare=False)
     relaid: frozenset[Node] = frozenset()
+    widened: frozenset[Node] = frozenset()
 
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
@@ -71,12 +73,12 @@ class Region:
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
         found = []
-        for output in (n for n in rows if _float_bytes(n) == 2):
+        for output in (n for n in rows if float_bytes(n) == 2):
             reached = {output}
             for node in self.nodes:
                 if any(a in reached for a in operands(node)):
                     reached.add(node)
-            if any(n in reached and _float_bytes(n) > 2 for n in rows):
+            if any(n in reached and float_bytes(n) > 2 for n in rows):
                 found.append(output)
         return frozenset(found)
 
@@ -94,9 +96,3 @@ class Region:
             *(f"    {n.format_node()}" for n in self.nodes),
         ]
         return "\n".join(lines)
-
-
-def _float_bytes(node: Node) -> int:
-    """Of an element; 0 where it is no floating-point number."""
-    val = fake(node)
-    return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0

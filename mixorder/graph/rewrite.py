@@ -64,6 +64,8 @@ def replace(
         for i, old in enumerate(region.outputs):
             if old in region.relaid and leaves_the_graph(old):
                 results[i] = writer.strided(results[i], old, region.inputs)
+            elif old in region.widened:
+                results[i] = writer.rounded(results[i], old)
     except BaseException:
         writer.undo()
         raise
@@ -145,6 +147,13 @@ class _Writer:
         kwargs = {"dtype": val.dtype, "device": self.device}
         place = self.add(aten.empty_strided.default, (size, stride), kwargs, val)
         return self.add(aten.copy.default, (place, node), {}, val)
+
+    def rounded(self, node: Node, like: Node) -> Node:
+        """A wider result in the dtype that the graph states. A loop that it is part of rounds nothing."""
+        dtype = fake(like).dtype  # type: ignore[union-attr]
+        with self.fake_mode:
+            val = fake(node).to(dtype)  # type: ignore[union-attr]
+        return self.add(torch.ops.prims.convert_element_type.default, (node, dtype), {}, val)
 
     def size(self, expr: Size, inputs: tuple[Node, ...]) -> int | Node:
         """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""

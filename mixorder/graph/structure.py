@@ -48,6 +48,7 @@ def structure(region: Region) -> Hashable | None:
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),
             tuple(sorted(number[n] for n in region.relaid)),
+            tuple(sorted(number[n] for n in region.widened)),
         )
     except _Unknown:
         return None

@@ -227,7 +227,8 @@ class _Tracer:
             moved = role is BufferRole.OUTPUT or node in self.region.relaid  # to memory of its own
             (offset,) = _exprs((0,) if moved else (val.storage_offset(),))
             shape, stride = _exprs(val.shape), _exprs(self.strides(node))
-            return Buffer(name, role, val.dtype, shape, stride, offset=offset)
+            dtype = torch.float32 if node in self.region.widened else val.dtype
+            return Buffer(name, role, dtype, shape, stride, offset=offset)
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
         outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]

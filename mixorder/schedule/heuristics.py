@@ -90,10 +90,13 @@ def workload(program: LoopProgram) -> Workload:
     skew = skew_of(program)
     size = program.hint(row.size) * int(col.size) * (1 if kept is None else int(kept.size))
     streamed = {s.buffer for s in tiles if program.hint(program.buffer(s.buffer).numel) >= size}
+    # What a tensor is put together from; a table that many rows share has no predicate.
+    pieces = {s.buffer for s in tiles if s.predicate is not None} - streamed
+    in_pieces = sum(program.hint(program.buffer(b).numel) * program.buffer(b).dtype.itemsize for b in pieces)
     return Workload(
         program.hint(row.size),
         int(col.size),
-        load_bytes=sum(program.buffer(name).dtype.itemsize for name in streamed),
+        load_bytes=sum(program.buffer(b).dtype.itemsize for b in streamed) + math.ceil(in_pieces / size),
         held_words=cost.held_words(program),
         staged_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
         instructions=cost.instructions(program),
@@ -101,7 +104,7 @@ def workload(program: LoopProgram) -> Workload:
         kept=1 if kept is None else int(kept.size),
         period=1 if skew is None else skew.period,
         slack=0 if skew is None else skew.elements - 1,
-        item_bytes=min((program.buffer(name).dtype.itemsize for name in streamed), default=4),
+        item_bytes=min((program.buffer(b).dtype.itemsize for b in streamed | pieces), default=4),
         divergent=cost.divergent(program),
         levels=cost.levels(program),
     )

@@ -363,6 +363,32 @@ def test_a_sum_over_rows_rides_along_where_its_source_is_written(cols: int) -> N
     assert region.space.kept * region.space.cols == cols and region.space.cols <= 2048
 
 
+HEADS = ((2, 4, 64, 16), f32)  # batch, heads, tokens, columns of a head
+
+
+def qkv_gradient(q: Any, k: Any, v: Any) -> Any:
+    """As attention gives them, and as the product before it wants them."""
+    return torch.cat([t.permute(0, 2, 1, 3).reshape(2, 64, 64) for t in (q, k, v)], 2).view(128, 192)
+
+
+@pytest.mark.parametrize("read_by", ["matmul", "loop", "nobody"])
+def test_a_bias_gradient_rides_along_where_its_source_is_put_together(read_by: str) -> None:
+    """By the region, if it must be in memory for a product; a loop reads the pieces as well as the whole."""
+    through: Any = {"matmul": lambda t, m: t @ m, "loop": lambda t, m: t.sin(), "nobody": lambda t, m: None}
+
+    def function(q: Any, k: Any, v: Any, m: Any) -> Any:
+        whole = qkv_gradient(q, k, v)
+        return whole.sum(0), through[read_by](whole, m)
+
+    found = convex(traced(function, HEADS, HEADS, HEADS, ((192, 32), f32)))
+    if read_by != "matmul":
+        assert not found
+        return
+    (region,) = found
+    assert names(region.inputs) == {"q_1", "k_1", "v_1"} and "cat" in names(region.nodes)
+    assert {n.meta["val"].numel() for n in region.outputs} == {192, 128 * 192}
+
+
 # Refusals, and what a region must not swallow.
 
 

@@ -18,6 +18,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch.fx import Graph, Node
 
 from mixorder.graph import rewrite
+from mixorder.graph.nodes import fake
 from mixorder.graph.rewrite import replace
 from mixorder.install import MixOrderPass
 from mixorder.options import Options
@@ -202,3 +203,56 @@ def test_a_kernels_results_alias_nothing() -> None:
     assert len(set(storages)) == len(storages)
     launches = calls(graph, triton_kernel_wrapper_functional)
     assert all(n.args[0].meta["val"][n.args[1]] is n.meta["val"] for n in results if n.args[0] in launches)
+
+
+def test_a_small_result_that_only_loops_read_is_handed_on_in_float32() -> None:
+    """Eager rounds it to half precision; Inductor, with its readers in the reduction's kernel, would not."""
+
+    def function(x: Any, dy: Any, m: Any, half: Any) -> Any:
+        product = x * dy
+        dw = product.sum(0)
+        scale = product.mean(1, keepdim=True)
+        return dy - x * product.sum(1, keepdim=True), m @ dw, half * scale, dw.cumsum(0)
+
+    full = ((512, 256), bf16)
+    graph = traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))
+    region = only(graph)
+    (scale,) = region.widened
+    assert fake(scale).shape == (512, 1)  # a matrix product and a scan read dw from memory
+    assert fuse(graph) == 1
+    casts = calls(graph, torch.ops.prims.convert_element_type.default)
+    (cast,) = (n for n in casts if fake(n).shape == (512, 1))
+    (result,) = cast.all_input_nodes
+    assert (fake(result).dtype, fake(cast).dtype) == (f32, bf16)
+    assert fake(cast).stride() == (1, 1) and cast.users
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        assert not only(traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))).widened
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_a_result_that_leaves_the_graph_has_its_dtype(dtype: torch.dtype) -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        scale = product.mean(1, keepdim=True)
+        return product.sum(0), scale.view(-1), scale + 1, dy - x * product.sum(1, keepdim=True)
+
+    graph = traced(function, ((512, 256), dtype), ((512, 256), dtype))
+    assert not only(graph).widened
+    fuse(graph)
+    assert not calls(graph, torch.ops.prims.convert_element_type.default)
+
+
+def test_the_next_region_reads_what_the_one_before_has_not_rounded() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        first = pair(x, dy)
+        scale = (x * dy).mean(1, keepdim=True)
+        z = (first[0] @ m) * scale
+        return pair(z, x), first[1]
+
+    full = ((512, 256), bf16)
+    graph = traced(function, full, full, ((256, 256), bf16))
+    assert fuse(graph) == 2
+    assert not calls(graph, torch.ops.prims.convert_element_type.default)  # it is part of the second
+    launch = calls(graph, triton_kernel_wrapper_functional)[2]
+    read = [fake(n) for n in launch.all_input_nodes if n.target is operator.getitem]
+    assert [v.dtype for v in read if v.shape == (512, 1)] == [f32]

@@ -318,3 +318,26 @@ def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: p
     assert isinstance(record, RegionRecord) and record.num_nodes == 5
     assert any(is_gather(n) for n in graph.nodes)
     close(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args), function, args)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 8), (3, 2, 7, 5), (1, 1, 3, 33)])
+def test_a_gradient_put_together_for_a_product_gives_its_bias_gradient(
+    sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    batch, heads, tokens, wide = sizes
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        pieces = [t.permute(0, 2, 1, 3).reshape(batch, tokens, -1) for t in (q, k, v)]
+        whole = torch.cat(pieces, 2).view(batch * tokens, 3 * heads * wide)
+        return whole @ whole.t(), whole.sum(0)
+
+    args = tuple(torch.randn(batch, heads, tokens, wide).to(dtype) for _ in range(3))
+    with collect() as records:
+        ours = run_fused(function, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and len(record.kernels) == 2
+    theirs, exact = function(*args), function(*(a.double() for a in args))
+    assert torch.equal(ours[0], theirs[0])
+    errors = [float((t[1].double() - exact[1]).norm()) for t in (ours, theirs)]
+    assert errors[0] <= 1.1 * errors[1] + 1e-6 * float(exact[1].norm())
