@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
+from torch._inductor import config
 from torch.fx import Graph
 
 from .codegen.kernel import generate
@@ -31,6 +32,7 @@ from .graph.origin import origin_of
 from .graph.region import Region
 from .graph.rewrite import replace
 from .graph.structure import structure
+from .loops.contract import contract
 from .loops.ir import LoopProgram
 from .loops.lower import lower
 from .loops.overwrite import overwrite
@@ -289,7 +291,10 @@ def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]
     lowered = show("loops.txt", step("lower", lower, region), Stage.LOWERED)
     loops = show("split.txt", step("split", split_outer, lowered), Stage.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)
-    return lowered, show("merged.txt", step("merge", merge, loops), Stage.MERGED)
+    loops = step("merge", merge, loops)
+    if not config.emulate_precision_casts:  # which rounds every product, as eager does
+        loops = step("contract", contract, loops)
+    return lowered, show("merged.txt", loops, Stage.MERGED)
 
 
 class _Runner:

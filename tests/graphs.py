@@ -33,6 +33,7 @@ from mixorder.errors import Decline, TooWide
 from mixorder.graph.find import find_regions
 from mixorder.graph.region import Region
 from mixorder.graph.rewrite import replace
+from mixorder.loops.contract import contract
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reload import reload
@@ -269,7 +270,7 @@ def only(graph: Graph) -> Region:
 
 
 def merged(region: Region) -> LoopProgram:
-    return merge(reorder(split_outer(lower(region))))
+    return contract(merge(reorder(split_outer(lower(region)))))
 
 
 def kernels(

@@ -10,6 +10,7 @@ from graphs import bf16
 
 from mixorder.codegen.kernel import generate
 from mixorder.graph.region import Region
+from mixorder.loops.contract import contract
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder
@@ -42,7 +43,7 @@ def reordered() -> LoopProgram:
 
 @functools.cache
 def merged() -> LoopProgram:
-    return verify(merge(reordered()), Stage.MERGED)
+    return verify(contract(merge(reordered())), Stage.MERGED)
 
 
 @functools.cache

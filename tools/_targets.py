@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.errors import Decline
 from mixorder.graph.find import find_regions
+from mixorder.loops.contract import contract
 from mixorder.loops.ir import LoopProgram
 from mixorder.loops.lower import lower
 from mixorder.loops.reorder import merge, reorder
@@ -49,7 +50,7 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
                 if isinstance(region, Decline):
                     continue
                 lowered = lower(region)
-                program = merge(reorder(split_outer(lowered)))
+                program = contract(merge(reorder(split_outer(lowered))))
                 moved = cost.traffic(lowered, program, 0)
                 found.append((program, moved.read + moved.written))
         gm.recompile()

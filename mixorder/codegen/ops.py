@@ -93,6 +93,8 @@ class OpPrinter(DefaultHandler):
     ) -> CSEVariable:
         if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
             return self.define(self._index(args[0], triton_compute_type(dtype)), dtype)
+        if op == "fma":  # which Inductor's printer has in some versions only
+            return self.define(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:
             return self.define(f"libdevice.{op}({args[0]})", dtype)
         text = getattr(self._printer, op)(*args, **kwargs)

@@ -349,8 +349,8 @@ class _Growth:
         return outputs[::-1]
 
     def widened(self, region: Region) -> frozenset[Node]:
-        """Small outputs in half precision that only loops read. Inductor would have some readers in one kernel
-        with the reduction, and round nothing in between, unless it was asked to round as eager does."""
+        """Small outputs in half precision that only loops read. Inductor would have some of these in the
+        kernel of the reduction, and round nothing in between, unless it was asked to round as eager does."""
         if config.emulate_precision_casts:
             return frozenset()
         return frozenset(

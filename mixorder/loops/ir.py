@@ -54,7 +54,7 @@ class Buffer:
     """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
 
     `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
-    storage before the first.
+    storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Buffer:
     stride: tuple[sympy.Expr, ...]
     over: str | None = None
     offset: sympy.Expr = sympy.S.Zero
+    widened: bool = False
 
     @property
     def numel(self) -> sympy.Expr:
@@ -77,7 +78,8 @@ class Buffer:
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         over = "" if self.over is None else f" over {self.over}"
-        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}"
+        widened = " widened" if self.widened else ""
+        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{widened}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,8 +227,9 @@ class _Tracer:
             moved = role is BufferRole.OUTPUT or node in self.region.relaid  # to memory of its own
             (offset,) = _exprs((0,) if moved else (val.storage_offset(),))
             shape, stride = _exprs(val.shape), _exprs(self.strides(node))
-            dtype = torch.float32 if node in self.region.widened else val.dtype
-            return Buffer(name, role, dtype, shape, stride, offset=offset)
+            wider = node in self.region.widened
+            dtype = torch.float32 if wider else val.dtype
+            return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider)
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
         outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]

@@ -101,9 +101,9 @@ def _partial_nest(
 
 def _is_stored_in_fp32(program: LoopProgram, nest: Nest, reduce: Reduce) -> bool:
     stores = (s for s in nest.body if isinstance(s, Store))
+    exact = {b.name for b in program.buffers if b.dtype == torch.float32 and not b.widened}
     return reduce.dtype == torch.float32 and any(
-        program.buffer(store.buffer).dtype == torch.float32 and reduce in closure(nest.body, [store])
-        for store in stores
+        store.buffer in exact and reduce in closure(nest.body, [store]) for store in stores
     )
 
 

@@ -52,7 +52,7 @@ class TestWhole(TestCase):
             main.text,
             """\
 @triton.jit
-def triton_mixorder_test_5808b459(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_3ddec847(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 32
     s = tl.program_id(0)
     y_0 = tl.arange(0, R0_BLOCK)[None, :]
@@ -111,15 +111,18 @@ def triton_mixorder_test_5808b459(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
         tmp35 = tmp17 * tmp34
         tmp36 = tmp18 * tmp34
         tmp37 = tmp19 * tmp34
-        tmp38 = tmp8 - tmp35
-        tmp39 = tmp9 - tmp36
-        tmp40 = tmp10 - tmp37
-        tmp41 = tmp38 * tmp4
-        tmp42 = tmp39 * tmp4
-        tmp43 = tmp40 * tmp4
-        tl.store(out0_ptr + (y_0 + 88*x), tmp41)
-        tl.store(out0_ptr + (y_1 + 88*x), tmp42)
-        tl.store(out0_ptr + (y_2 + 88*x), tmp43, ymask_2)
+        tmp38 = -tmp35
+        tmp39 = -tmp36
+        tmp40 = -tmp37
+        tmp41 = tl.fma(tmp5, tmp1, tmp38)
+        tmp42 = tl.fma(tmp6, tmp2, tmp39)
+        tmp43 = tl.fma(tmp7, tmp3, tmp40)
+        tmp44 = tmp41 * tmp4
+        tmp45 = tmp42 * tmp4
+        tmp46 = tmp43 * tmp4
+        tl.store(out0_ptr + (y_0 + 88*x), tmp44)
+        tl.store(out0_ptr + (y_1 + 88*x), tmp45)
+        tl.store(out0_ptr + (y_2 + 88*x), tmp46, ymask_2)
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(ws0_ptr + (y_0 + 88*s), tl.sum(ws0_acc_0 - ws0_error_0, 0)[None, :])
     tl.store(ws0_ptr + (y_1 + 88*s), tl.sum(ws0_acc_1 - ws0_error_1, 0)[None, :])

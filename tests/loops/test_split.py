@@ -128,3 +128,17 @@ def test_a_program_without_outer_reductions_is_unchanged() -> None:
 def test_splitting_twice_adds_nothing() -> None:
     once = split_outer(lower(only(graphs.pair_graph())))
     assert split_outer(once) == once
+
+
+def test_a_column_result_that_loops_round_is_not_compensated() -> None:
+    def function(x: Any, dy: Any, narrow: Any) -> Any:
+        product = x * dy
+        dw = product.sum(0)
+        return dy - x * product.sum(1, keepdim=True), narrow.to(f32).sum(1) * 2, narrow * dw[None]
+
+    full, narrow = ((512, 256), bf16), ((16, 256), bf16)
+    program = split(function, full, full, narrow)
+    (out,) = (b for b in program.role(BufferRole.OUTPUT) if b.widened)
+    assert out.dtype == f32 and str(out) == f"{out.name}: f32[256] widened"
+    (partial,) = (s for nest in program.nests for s in nest.body if isinstance(s, PartialAccumulate))
+    assert not partial.compensated
