@@ -113,7 +113,8 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tup
             raise
         plan = fit(plain, options, runner)
     region = plan.region
-    step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel)
+    alone = not region.inner
+    step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel, alone)
     named = step("label", label, region)
     key = plan.key and (plan.key, named)
     plan = runner.once(key and ("tuned", key), lambda: tuned(plan, named, options, runner)).of(region)

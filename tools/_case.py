@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord
+from mixorder.schedule.cost import MIN_ROWS
 
 Shape = tuple[int, ...]
 Fused = tuple[str, int, int]
@@ -90,13 +91,20 @@ class Case:
     def expected(self, shape: Shape, min_numel: int) -> tuple[list[Fused], list[str]]:
         """The regions that must be fused, and the reasons of those that must be declined."""
         regions = self.fused(*shape)
-        big = [r for r in regions if numel(r[0]) >= min_numel]
+        big = [r for r in regions if numel(r[0]) >= min_numel and (r[1] or not min_numel or many_rows(r[0]))]
         return big, [*self.declined, *["too-small"] * (len(regions) - len(big))]
 
 
 def numel(space: str) -> int:
     """Elements of a space, from its name: "16384x2048", or "row 16384 x kept 32 x column 128"."""
     return math.prod(map(int, re.findall(r"\d+", space)))
+
+
+def many_rows(space: str) -> bool:
+    """Whether a sum by itself pays."""
+    rows = re.match(r"row (\d+) |(\d+)x", space)
+    assert rows is not None, space
+    return int(rows[1] or rows[2]) >= MIN_ROWS
 
 
 def pairs(*counts: tuple[int, int], cols: int = 1) -> Callable[..., list[Fused]]:

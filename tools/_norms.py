@@ -8,6 +8,8 @@ from _case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mixorder.graph.axes import Reduced, columns_alone
+
 
 class CohereNorm(nn.Module):
     """Mean and variance in fp32, no bias; a weight of one head or of several (QK-norm)."""
@@ -196,13 +198,26 @@ def per_head(b: int, s: int, h: int, d: int) -> list[Fused]:
     return [(f"row {b * s} x kept {h} x column {d}", 3, 1)]
 
 
+def bias_of_chunks(rows: int, cols: int) -> Fused:
+    """A Linear's bias gradient, where those of its chunks are put together; long rows are cut into blocks."""
+    return str(columns_alone(Reduced((rows, cols), (0,)))), 0, 1
+
+
 def per_sample(b: int, s: int, d: int) -> list[Fused]:
     return [(f"kept {b} x row {s} x column {d}", 2, 2)]
 
 
+def modulated(b: int, s: int, d: int) -> list[Fused]:
+    return [*per_sample(b, s, d), bias_of_chunks(b, 2 * d)]
+
+
 def with_bias(b: int, s: int, d: int) -> list[Fused]:
     """The Linear's bias gradient rides along where the gradient is gated."""
-    return [*per_sample(b, s, d), (f"{b * s}x{d}", 0, 1)]
+    return [*per_sample(b, s, d), (f"{b * s}x{d}", 0, 1), bias_of_chunks(b, 3 * d)]
+
+
+def of_chunks(b: int, s: int, d: int) -> list[Fused]:
+    return [(f"{b * s}x{d}", 1, 1), bias_of_chunks(b * s, 2 * d)]
 
 
 NORMS = {
@@ -219,11 +234,11 @@ NORMS = {
     "Cohere QK-norm": Case(lambda *s: CohereNorm(*s[-2:]), HEADS, per_head),
     "Qwen3 QK-norm": Case(lambda *s: LlamaNorm(s[-1]), QWEN3, pairs((1, 1))),
     "Qwen3 QK-norm, transpose, RoPE": Case(lambda b, s, h, d: Qwen3Query(s, d), QUERIES, pairs((1, 1))),
-    "adaLN": Case(lambda *s: AdaLayerNorm(s[-1]), IMAGES, per_sample),
+    "adaLN": Case(lambda *s: AdaLayerNorm(s[-1]), IMAGES, modulated),
     "DiT block": Case(lambda *s: DiTBlock(s[-1]), IMAGES, with_bias, inputs=(None, None)),
     "scale-shift table": Case(lambda *s: ScaleShiftTable(s[-1]), TOKENS, pairs((2, 2))),
     "no parameters, Linear as gate": Case(lambda *s: GatedByLinear(s[-1]), TOKENS, pairs((1, 1))),
-    "norm of a gated product": Case(lambda *s: NormOfGatedProduct(s[-1]), TOKENS, pairs((1, 1))),
+    "norm of a gated product": Case(lambda *s: NormOfGatedProduct(s[-1]), TOKENS, of_chunks),
 }
 
 BIT_LINEAR = {

@@ -223,17 +223,18 @@ def registers_per_thread(words: int, elements: int, chunks: int, computed: int) 
     return words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
 
 
-def gate(numel: int, rows: int, moved: Traffic, min_numel: int) -> None:
+def gate(numel: int, rows: int, moved: Traffic, min_numel: int, alone: bool = False) -> None:
     """Raise `Decline` where fusing does not pay; a `min_numel` of 0 lets everything pass.
 
     That is for a space of fewer than `min_numel` elements, and for few rows whose partials move as many bytes
-    as fusing saves. H200, RMSNorm and LayerNorm in bf16 at 256 to 8192 columns: up to 128 rows Inductor, too,
-    has two launches, and is level or up to 11% faster; from 256 rows on it splits the outer reduction, and
-    takes 1.2 to 2.2 times as long as the fused kernels, whatever the bytes (all of it fits in L2).
+    as fusing saves, or that are summed `alone`, with no inner reduction. H200, RMSNorm and LayerNorm in bf16
+    at 256 to 8192 columns: up to 128 rows Inductor, too, has two launches, and is level or up to 11% faster;
+    from 256 rows on it splits the outer reduction, and takes 1.2 to 2.2 times as long as the fused kernels,
+    whatever the bytes (all of it fits in L2).
     """
     if numel < min_numel:
         raise Decline(DeclineReason.TOO_SMALL, f"{numel} elements, fewer than {min_numel}")
-    if min_numel and rows < MIN_ROWS and moved.saved <= 0:
+    if min_numel and rows < MIN_ROWS and (alone or moved.saved <= 0):
         detail = f"{rows} rows, {moved.total / 1e6:.1f} MB in one kernel, {moved.apart / 1e6:.1f} MB in two"
         raise Decline(DeclineReason.TOO_SMALL, detail)
 
