@@ -167,18 +167,20 @@ def triton_mixorder_test_ce021a32(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, 
 
 
 @triton.jit
-def triton_mixorder_test_final_13e1a0cc(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_191ebb47(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 128
     YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 256*s), eviction_policy='evict_first')
-    tmp1 = tl.load(ws1_ptr + (y + 256*s), eviction_policy='evict_first')
+    tmp0 = tl.load(ws0_ptr + (y + 256*s), eviction_policy='evict_first').to(tl.float64)
+    tmp1 = tl.load(ws1_ptr + (y + 256*s), eviction_policy='evict_first').to(tl.float64)
     tmp2 = tl.sum(tmp0, 0)[None, :]
     tmp3 = tl.sum(tmp1, 0)[None, :]
-    tl.store(out0_ptr + (y), tmp2)
-    tl.store(out2_ptr + (y), tmp3)
+    tmp4 = tmp2.to(tl.float32)
+    tmp5 = tmp3.to(tl.float32)
+    tl.store(out0_ptr + (y), tmp4)
+    tl.store(out2_ptr + (y), tmp5)
 """,  # noqa: E501
         )
 

@@ -61,8 +61,9 @@ for y in column(256):
             """\
 for y in column(256):
   for s in split(num_splits):
-    %sum_2.partial: f32 = load ws0[256*s + y]
-  %sum_2: f32 = sum[s](%sum_2.partial)
+    %sum_2.partial: f64 = load ws0[256*s + y]
+  %sum_2.total: f64 = sum[s](%sum_2.partial)
+  %sum_2: f32 = to_dtype(%sum_2.total, f32)
   store out1[y] = %sum_2""",
         )
 
