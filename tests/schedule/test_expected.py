@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import graphs
@@ -21,7 +22,7 @@ from mixorder.schedule.expected import Expected
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from _schedules import read  # noqa: E402
+from _schedules import Target, read  # noqa: E402
 
 NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
 
@@ -37,13 +38,19 @@ def record_of(norm: str, rows: int, cols: int, dtype: object = bf16) -> RegionRe
     return record
 
 
+def swept(kind: str) -> Iterator[tuple[int, int, Target]]:
+    """Rows, columns and the sweep of each target of a kind."""
+    for target in read(ROOT / "tools" / "data" / "h200.json").targets:
+        if target.name.startswith(f"{kind} "):
+            rows, cols = map(int, target.name.removeprefix(f"{kind} ").split("x"))
+            yield rows, cols, target
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_share_of_the_limit_is_near_what_was_measured(norm: str) -> None:
     off = []
-    for target in read(ROOT / "tools" / "data" / "h200.json").targets:
-        kind, shape = target.name.split()
-        rows, cols = map(int, shape.split("x"))
-        if kind != norm or cols % 16:
+    for rows, cols, target in swept(norm):
+        if cols % 16:
             continue
         found = record_of(norm, rows, cols).expected
         best = min(row.us for row in target.rows if row.us)
@@ -62,10 +69,8 @@ def test_instructions_take_their_time_as_was_measured(kind: str) -> None:
     from mixorder.options import Options
 
     activation, checked = GELU[kind](), 0
-    for target in read(ROOT / "tools" / "data" / "h200.json").targets:
-        name, shape = target.name.split()
-        rows, cols = map(int, shape.split("x"))
-        if name != kind or rows * cols < 2**26:
+    for rows, cols, target in swept(kind):
+        if rows * cols < 2**26:
             continue
 
         def backward(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
