@@ -1,8 +1,7 @@
 """Lower a `Region` to a `LoopProgram`: one nest in the inner reductions' order, one in the outer ones'.
 
-Pointwise ops and views go through Inductor's own lowerings: each FX node becomes a `TensorBox` whose loader
-is traced with symbolic indices, so that dtype promotion, decomposition of an ATen op into scalar ops and the
-index arithmetic of views are Inductor's. A value is traced once per node and index.
+Pointwise ops and views go through Inductor's own lowerings (`boxes.py`), whose loaders are traced with
+symbolic indices. A value is traced once per node and index.
 
 The graph is read here, never written. Raises `Decline` for an op whose lowering is not a loop.
 """
@@ -11,15 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch._inductor import ir as inductor_ir
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
-from torch._inductor.graph import GraphLowering
-from torch._inductor.lowering import lowerings
 from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.utils import upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V, ops
@@ -29,7 +25,6 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
 from ..graph.axes import Size, Space, product
-from ..graph.gathers import is_piece
 from ..graph.nodes import (
     MOMENTS,
     correction,
@@ -40,10 +35,9 @@ from ..graph.nodes import (
     reduced_dims,
     reduction_kind,
     shape_of,
-    size_of,
 )
 from ..graph.region import Region
-from . import gathers
+from .boxes import Boxes, lowering_context, symbolic
 from .ir import (
     Axis,
     AxisClass,
@@ -73,7 +67,7 @@ def lower(region: Region) -> LoopProgram:
     kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     column_side = region.column_side()
-    with _lowering_context(region):
+    with lowering_context(region):
         everywhere: frozenset[_Place] = frozenset()
         while True:
             tracer = _Tracer(region, loops, everywhere)
@@ -108,28 +102,6 @@ def _axes(space: Space) -> list[Axis]:
         )
         for kind in kinds
     ]
-
-
-@contextlib.contextmanager
-def _lowering_context(region: Region) -> Iterator[None]:
-    """Inductor's lowerings ask `V.graph` for size variables and the device."""
-    fake_mode = fake(region.outer[0]).fake_mode  # type: ignore[union-attr]
-    nothing = torch.fx.Graph()
-    nothing.output(())
-    empty = torch.fx.GraphModule({}, nothing)
-    with V.set_fake_mode(fake_mode):
-        graph = GraphLowering(empty, shape_env=fake_mode.shape_env)
-    with (
-        V.set_graph_handler(graph),
-        V.set_fake_mode(fake_mode),
-        graph.set_current_device(_gpu(fake(region.outer[0]).device)),  # type: ignore[union-attr]
-    ):
-        yield
-
-
-def _gpu(device: torch.device) -> torch.device:
-    """Lowerings branch on the device type; what is generated is Triton, so they must see a GPU."""
-    return device if device.type != "cpu" else torch.device("cuda", 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +185,10 @@ class _Tracer:
         self._loads: dict[tuple[_Place, str | None], _Traced] = {}
         self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # that a value depends on
         self._values: dict[tuple[Node, Index, str | None], _Traced] = {}
-        self._boxes: dict[Node, inductor_ir.TensorBox] = {}
-        self._pieces: dict[Node, list[inductor_ir.TensorBox]] = {}
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], _Traced] = {}
         self._recorder = _Recorder(self)
+        self._boxes = Boxes(self.value, self._recorder)
         self._ranges = {axis.symbol: axis.size for axis in loops.values()}
 
     def buffers(self) -> tuple[Buffer, ...]:
@@ -225,8 +196,8 @@ class _Tracer:
             val = fake(node)
             assert val is not None
             moved = role is BufferRole.OUTPUT or node in self.region.relaid  # to memory of its own
-            (offset,) = _exprs((0,) if moved else (val.storage_offset(),))
-            shape, stride = _exprs(val.shape), _exprs(self.strides(node))
+            (offset,) = symbolic((0,) if moved else (val.storage_offset(),))
+            shape, stride = symbolic(val.shape), symbolic(self.strides(node))
             wider = node in self.region.widened
             dtype = torch.float32 if wider else val.dtype
             return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider)
@@ -273,7 +244,7 @@ class _Tracer:
                 traced = self.value(node.args[0], index)  # type: ignore[arg-type]
             else:
                 with V.set_ops_handler(self._recorder):
-                    traced = _unwrap(self.box(node).make_loader()(index))
+                    traced = _unwrap(self._boxes.of(node).make_loader()(index))
                     if node in self.region.rounded:
                         half = ops.to_dtype(OpsValue(traced), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
                         traced = _unwrap(ops.to_dtype(half, traced.dtype))
@@ -291,7 +262,7 @@ class _Tracer:
             predicate = None
         if predicate is not None and not self._symbols[predicate.name] <= place[1].free_symbols:
             # A vector is not worth a tile of its own, if all of it may be read.
-            predicate = None if self.is_inside(index, _exprs(val.shape)) else predicate
+            predicate = None if self.is_inside(index, symbolic(val.shape)) else predicate
         key = (place, None if predicate is None else predicate.name)
         if key not in self._loads:
             dtype = upcast_compute_type(val.dtype)
@@ -404,57 +375,16 @@ class _Tracer:
             self._computed[key] = self.append(Compute(name, op, args, kwargs_key, dtype))
         return self._computed[key]
 
-    def box(self, node: Node) -> inductor_ir.TensorBox:
-        """The node as Inductor sees it; its loader calls back into `value` for its operands."""
-        if node not in self._boxes:
-
-            def operand(arg: Node) -> inductor_ir.TensorBox | sympy.Expr:
-                val = arg.meta["val"]
-                return sympy.sympify(size_of(val)) if isinstance(val, torch.SymInt) else self.leaf(arg)
-
-            if is_piece(node):
-                whole, i = node.args
-                result = self.pieces(whole, operand)[i]  # type: ignore[arg-type,index]
-            else:
-                result = _lowered(node, operand)
-            if not isinstance(result, inductor_ir.TensorBox) or not _is_loop(result):
-                raise Decline(
-                    DeclineReason.UNSUPPORTED_OP,
-                    f"{node.target} is not a pointwise loop",
-                    node.name,
-                )
-            self._boxes[node] = result
-        return self._boxes[node]
-
-    def pieces(self, split: Node, operand: Callable[[Node], Any]) -> list[inductor_ir.TensorBox]:
-        if split not in self._pieces:
-            self._pieces[split] = _lowered(split, operand)
-        return self._pieces[split]
-
-    def leaf(self, node: Node) -> inductor_ir.TensorBox:
-        val = fake(node)
-        assert val is not None
-
-        def inner_fn(index: Sequence[sympy.Expr]) -> Any:
-            if V.get_ops_handler() is not self._recorder:
-                return ops.load(node.name, sympy.S.Zero)  # Inductor counts ops and reads while lowering
-            return OpsValue(self.value(node, tuple(index)))
-
-        return inductor_ir.Pointwise.create(
-            device=_gpu(val.device),
-            dtype=val.dtype,
-            inner_fn=inner_fn,
-            ranges=list(_exprs(val.shape)),
-        )
-
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
-        terms = (i * s for i, s in zip(index, _exprs(stride), strict=True))
+        terms = (i * s for i, s in zip(index, symbolic(stride), strict=True))
         return self.simplify(sum(terms, sympy.S.Zero))
 
     def hints(self) -> tuple[tuple[sympy.Symbol, int], ...]:
         """A likely value for every symbol in a size or stride of the region's tensors."""
         vals = [fake(n) for n in (*self.region.inputs, *self.region.nodes)]
-        exprs = [e for val in vals if val is not None for e in (*_exprs(val.shape), *_exprs(val.stride()))]
+        exprs = [
+            e for val in vals if val is not None for e in (*symbolic(val.shape), *symbolic(val.stride()))
+        ]
         symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
         if not symbols:
             return ()
@@ -475,26 +405,8 @@ class _Tracer:
         return candidate
 
 
-def _lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
-    lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
-    V.graph.current_node = node  # whose metadata says where `emulate_precision_casts` rounds
-    return lowering(*args, **kwargs)
-
-
 def _unwrap(value: Any) -> _Traced:
     return value.value if isinstance(value, OpsValue) else value
-
-
-def _is_loop(box: inductor_ir.TensorBox) -> bool:
-    data: Any = box
-    while isinstance(data, inductor_ir.TensorBox | inductor_ir.StorageBox | inductor_ir.BaseView):
-        data = data.data
-    return isinstance(data, inductor_ir.Pointwise)
-
-
-def _exprs(sizes: Iterable[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
-    return tuple(sympy.sympify(size_of(n)) for n in sizes)
 
 
 def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:

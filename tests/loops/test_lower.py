@@ -205,7 +205,7 @@ def test_lowering_leaves_the_graph_alone() -> None:
 
 
 def test_an_op_whose_lowering_is_no_loop_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mixorder.loops import lower as module
+    from mixorder.loops import boxes as module
 
     table = {**module.lowerings, torch.ops.aten.mul.Tensor: lambda *args: None}
     monkeypatch.setattr(module, "lowerings", table)
