@@ -71,8 +71,9 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Merge",
         "text",
         "The two nests now have the same loops and become one, which reads each tensor once. What does "
-        "not depend on the row is hoisted (`once:`). Wider rows are shared by several programs "
-        "(`loops/share.py`) or read twice (`loops/reload.py`) instead.",
+        "not depend on the row is hoisted (`once:`). In fp32, dx takes products before they are rounded "
+        "(`loops/contract.py`). Wider rows are shared by several programs (`loops/share.py`) or read twice "
+        "(`loops/reload.py`) instead.",
     ),
     "schedule.txt": (
         "Schedule",
