@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from expecttest import TestCase
 from graphs import bf16, f16, f32, f64, only, pair, traced
 
-from mixorder.errors import Decline, DeclineReason
 from mixorder.loops.ir import (
     AxisClass,
     BufferRole,
@@ -202,17 +201,6 @@ def test_lowering_leaves_the_graph_alone() -> None:
     before = graphs.snapshot(graph)
     lower(only(graph))
     assert graphs.snapshot(graph) == before
-
-
-def test_an_op_whose_lowering_is_no_loop_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mixorder.loops import boxes as module
-
-    table = {**module.lowerings, torch.ops.aten.mul.Tensor: lambda *args: None}
-    monkeypatch.setattr(module, "lowerings", table)
-    with pytest.raises(Decline) as caught:
-        lower(only(graphs.pair_graph()))
-    assert caught.value.reason is DeclineReason.UNSUPPORTED_OP
-    assert caught.value.node_name in {"mul", "mul_1"}
 
 
 def test_sizes_of_axes() -> None:
