@@ -64,25 +64,22 @@ class _Contraction:
             return [stmt]
         first, second = (self.values.get(a.name) for a in stmt.args)
         if self.is_product(first, stmt):
-            product, other, negative = first, stmt.args[1], "other"
+            product, other = first, stmt.args[1]
         elif self.is_product(second, stmt) and not (first is not None and first.op == "mul"):
-            product, other, negative = second, stmt.args[0], "product"
+            product, other = second, stmt.args[0]
         else:
             return [stmt]
         assert product is not None
         if self.users[product.name] == 1 or not self.is_free(product, at):
             return [stmt]  # the compiler contracts it; or too much would be held for it
-        factors = list(product.args)
+        terms = [*product.args, other]
         before: list[Statement] = []
         if stmt.op == "sub":
-            turned = factors[0] if negative == "product" else other
-            minus = Compute(f"{stmt.name}.minus", "neg", (turned,), (), stmt.dtype)
+            turned = 2 if product is first else 0  # a * b - c, or a - b * c
+            minus = Compute(f"{stmt.name}.minus", "neg", (terms[turned],), (), stmt.dtype)
+            terms[turned] = Ref(minus.name)
             before.append(minus)
-            if negative == "product":
-                factors[0] = Ref(minus.name)
-            else:
-                other = Ref(minus.name)
-        return [*before, Compute(stmt.name, "fma", (*factors, other), (), stmt.dtype)]
+        return [*before, Compute(stmt.name, "fma", tuple(terms), (), stmt.dtype)]
 
     def is_product(self, value: Compute | None, stmt: Compute) -> bool:
         """Whether a value is a product over the whole tile, in the dtype of its sum."""

@@ -223,7 +223,7 @@ def registers_per_thread(words: int, elements: int, chunks: int, computed: int) 
     return words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
 
 
-def gate(numel: int, rows: int, moved: Traffic, min_numel: int, alone: bool = False) -> None:
+def gate(numel: int, rows: int, moved: Traffic, min_numel: int, alone: bool) -> None:
     """Raise `Decline` where fusing does not pay; a `min_numel` of 0 lets everything pass.
 
     That is for a space of fewer than `min_numel` elements, and for few rows whose partials move as many bytes
