@@ -32,6 +32,11 @@ class DeclineReason(Enum):
         "Compute what lies between from the inputs, or accept it: the order of the computation asks "
         "for two kernels.",
     )
+    ORDER = (
+        "order",
+        "One kernel would change the order of collectives, random operators or other effects.",
+        "Launch what uses the region's results behind what the region needs.",
+    )
     INPUT_MUTATED = (
         "input-mutated",
         "An input of the region is written between its reads.",

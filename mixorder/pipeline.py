@@ -21,10 +21,11 @@ from torch._inductor import config
 from torch.fx import Graph
 
 from .codegen.kernel import generate
+from .codegen.ops import check_printable
 from .codegen.source import KernelSource
 from .errors import Decline, MixorderError, TooWide
 from .graph import legality
-from .graph.cut import parts, without_gathers
+from .graph.cut import parts, without_culprit, without_gathers
 from .graph.dying import dying
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
@@ -106,12 +107,7 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tup
     """
     step, show = runner.step, runner.dump
     show("fx.txt", graph)
-    try:
-        plan = fit(region, options, runner)
-    except Decline:
-        if (plain := step("cut", without_gathers, region)) is None:
-            raise
-        plan = fit(plain, options, runner)
+    plan = fit_or_leave_out(region, options, runner)
     region = plan.region
     alone = not region.inner
     step("cost", cost.gate, plan.work.numel, plan.work.rows, plan.traffic, options.min_numel, alone)
@@ -186,6 +182,19 @@ def fit(region: Region, options: Options, runner: _Runner) -> Plan:
         tried = runner.step("cut", parts, narrowest)
         if not tried:
             raise refusal
+
+
+def fit_or_leave_out(region: Region, options: Options, runner: _Runner) -> Plan:
+    """The plan of a region or, where that is declined, of what is left of it without what stands in the way:
+    operators that cannot be lowered, then gathers."""
+    try:
+        return fit(region, options, runner)
+    except Decline as decline:
+        if (smaller := runner.step("cut", without_culprit, region, decline)) is not None:
+            return fit_or_leave_out(smaller, options, runner)
+        if (plain := runner.step("cut", without_gathers, region)) is None:
+            raise
+    return fit(plain, options, runner)
 
 
 def written_for_a_cut(plan: Plan, whole: Region) -> int:
@@ -290,6 +299,7 @@ def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]
     step, show = runner.step, runner.dump
     show("region.txt", region)
     lowered = show("loops.txt", step("lower", lower, region), Stage.LOWERED)
+    step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Stage.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)
     loops = step("merge", merge, loops)

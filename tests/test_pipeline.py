@@ -241,22 +241,22 @@ def test_strict_mode_verifies_between_stages(monkeypatch: pytest.MonkeyPatch) ->
         pipeline.run(graph, STRICT)
 
 
-def integers(x: Any, dy: Any) -> Any:
+def complex_numbers(x: Any, dy: Any) -> Any:
     """A pair that the search itself declines, for its dtype."""
-    return (x * dy).amax(1), (x * dy).amax(0)
+    return (x * dy).sum(1), (x * dy).sum(0)
 
 
 @pytest.mark.parametrize("declined", [False, True])
 def test_an_unwritable_dump_directory_does_not_break_the_compile(tmp_path: Path, declined: bool) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    graph = traced(integers, *[((512, 256), torch.int32)] * 2) if declined else graphs.pair_graph()
+    graph = traced(complex_numbers, *[((512, 256), torch.complex64)] * 2) if declined else graphs.pair_graph()
     counters["mixorder"].clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipeline.run(graph, Options(**{**vars(LENIENT), "dump_dir": str(blocked)}))
     graph.lint()
-    assert counters["mixorder"]["declined:unsupported-dtype"] == declined
+    assert (counters["mixorder"]["declined:unsupported-dtype"] > 0) == declined
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])

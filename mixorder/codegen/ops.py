@@ -20,20 +20,36 @@ from torch._inductor.utils import IndentedBuffer
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ..loops.ir import Compute, Ref
+from ..errors import Decline, DeclineReason
+from ..loops.ir import INTEGERS, Compute, Load, LoopProgram, Reduce, Ref
 
 _INT32_LIMIT = 2**31
 # What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.
 _LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
+_TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
 
 @contextlib.contextmanager
 def printing_triton() -> Iterator[None]:
     """The little of a graph and a kernel that Inductor's printers look at while they print."""
     device = torch.device("cuda", 0)
-    graph = types.SimpleNamespace(get_current_device_or_throw=lambda: device)
+    graph = types.SimpleNamespace(current_device=device, get_current_device_or_throw=lambda: device)
     with V.set_graph_handler(graph):
         yield
+
+
+def check_printable(program: LoopProgram) -> LoopProgram:
+    """The program, unchanged. Raises `Decline` for an op that Inductor cannot print with such operands."""
+    with printing_triton():
+        for nest in program.nests:
+            printer = OpPrinter(IndentedBuffer(), {axis.symbol: axis.size for axis in nest.loops})
+            with printer.active():
+                for stmt in nest.statements:
+                    if isinstance(stmt, Compute):
+                        printer.check(stmt)
+                    elif isinstance(stmt, Load | Reduce):
+                        printer.define(stmt.name, stmt.dtype, stmt.name)
+    return program
 
 
 class OpPrinter(DefaultHandler):
@@ -78,6 +94,14 @@ class OpPrinter(DefaultHandler):
         kwargs = {k: self._resolve(v) for k, v in stmt.kwargs}
         self.variables[stmt.name] = self._print(stmt.op, args, kwargs, stmt.dtype)
 
+    def check(self, stmt: Compute) -> None:
+        """Print a statement. Raises `Decline`, with the name of the node it comes from, if that fails."""
+        try:
+            self.compute(stmt)
+        except Exception as error:
+            detail = f"ops.{stmt.op} cannot be printed: {type(error).__name__}: {error}"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, stmt.name.split(".")[0]) from error
+
     def combine(self, op: str, left: str, right: str, dtype: torch.dtype) -> str:
         """The text of a binary op on two expressions of one dtype."""
         operands = (CSEVariable(text, ValueRanges.unknown(), dtype) for text in (left, right))
@@ -99,6 +123,9 @@ class OpPrinter(DefaultHandler):
             return self.define(f"libdevice.{op}({args[0]})", dtype)
         text = getattr(self._printer, op)(*args, **kwargs)
         text = text.value if isinstance(text, OpsValue) else text
+        if dtype in INTEGERS and op not in _TYPED:
+            # Triton makes `byte // 2` a 32-bit number, which would not overflow as a byte does.
+            text = f"({text}).to({triton_compute_type(dtype)})"
         return text if isinstance(text, CSEVariable) else self.define(text, dtype)
 
     def offset(self, index: sympy.Expr) -> str:

@@ -393,7 +393,7 @@ class _SharedWriter(Writer):
     def reduce(self, stmt: Reduce) -> None:
         value = self.ops.variables[stmt.value.name]
         if stmt.name in self.floating:
-            anchored = f"tl.where(anchor == 0, {value}, {self.literal(stmt.kind)})"
+            anchored = f"tl.where(anchor == 0, {value}, {self.filler(stmt.kind, stmt.dtype)})"
             self.ops.variables[stmt.value.name] = anchored
         super().reduce(stmt)
         self.ops.variables[stmt.value.name] = value
@@ -408,7 +408,7 @@ class _SharedWriter(Writer):
     def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
         """Accumulate a tile's rows at once: a thread has all of them."""
         dims = self.reduced_dims(stmt) if masked else ()
-        value = self.masked_value(stmt.value.name, stmt.kind, dims)
+        value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
         value = self.reduced(stmt.kind, value, axis=0)
         self.add(stmt, value)
 

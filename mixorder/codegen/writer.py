@@ -28,6 +28,7 @@ from ..loops.ir import (
     AMAX,
     AMIN,
     ANY,
+    INTEGERS,
     PROD,
     SUM,
     AxisClass,
@@ -287,7 +288,8 @@ class Writer:
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
-        values = [self.masked_value(stmt.value.name, stmt.kind, (self.dims[dim],)) for _ in self.chunks()]
+        name, kind, dtype = stmt.value.name, stmt.kind, stmt.dtype
+        values = [self.masked_value(name, kind, dtype, (self.dims[dim],)) for _ in self.chunks()]
         value = self.joined(stmt.kind, values, stmt.dtype)
         self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
 
@@ -299,7 +301,8 @@ class Writer:
         return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
-        self.add(stmt, self.masked_value(stmt.value.name, stmt.kind, self.reduced_dims(stmt)))
+        dims = self.reduced_dims(stmt)
+        self.add(stmt, self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims))
 
     def add(self, stmt: PartialAccumulate, value: str) -> None:
         dtype = self.dtype(stmt)
@@ -362,7 +365,9 @@ class Writer:
         chunk = self.dims[1].suffix
         return [f"{stmt.buffer}_acc{chunk}"] + [f"{stmt.buffer}_error{chunk}"] * stmt.compensated
 
-    def masked_value(self, name: str, kind: ReductionKind, dims: tuple[TileDim, ...]) -> str:
+    def masked_value(
+        self, name: str, kind: ReductionKind, dtype: torch.dtype, dims: tuple[TileDim, ...]
+    ) -> str:
         """The value over the whole tile, with the reduction's identity in lanes beyond the extents of `dims`.
 
         The identity goes on the value, not on the loads below it: what a prologue makes of a zero fill is
@@ -372,7 +377,7 @@ class Writer:
         if self.deps[name] != self.tiled:
             value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
         if mask := " & ".join(d.mask for d in dims if d.masked):
-            value = f"tl.where({mask}, {value}, {self.literal(kind)})"
+            value = f"tl.where({mask}, {value}, {self.filler(kind, dtype)})"
         return value
 
     def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
@@ -402,10 +407,17 @@ class Writer:
         return self.program.buffer(stmt.buffer).dtype
 
     def identity(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        return f"{self.literal(kind)}, {triton_compute_type(dtype)}"
+        return f"{self.literal(kind, dtype)}, {triton_compute_type(dtype)}"
 
-    def literal(self, kind: ReductionKind) -> str:
-        return f"float('{kind.identity}')" if math.isinf(kind.identity) else str(kind.identity)
+    def literal(self, kind: ReductionKind, dtype: torch.dtype) -> str:
+        identity = kind.identity_in(dtype)
+        return f"float('{identity}')" if math.isinf(identity) else str(identity)
+
+    def filler(self, kind: ReductionKind, dtype: torch.dtype) -> str:
+        """The identity beside values of `dtype`; an integer with its width, which a plain number lacks."""
+        if dtype in INTEGERS:
+            return f"tl.full([1, 1], {self.identity(kind, dtype)})"
+        return self.literal(kind, dtype)
 
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled

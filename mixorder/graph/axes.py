@@ -140,6 +140,18 @@ def fits(space: Space, inner: Reduced | None, outer: Reduced | None) -> bool:
         return False
 
 
+@functools.lru_cache(maxsize=4096)
+def reduces(space: Space, what: Reduced, kinds: tuple[AxisClass, ...]) -> bool:
+    """Whether a reduction of the space's elements is over all axes of `kinds`, and over no others."""
+    shape = tuple(size for size, _ in space.axes)
+    try:
+        cuts = _common_cuts((shape, what.shape))
+    except Decline:
+        return False
+    wanted = Reduced(shape, tuple(i for i, (_, kind) in enumerate(space.axes) if kind in kinds))
+    return _reduced_bounds(wanted, cuts) == _reduced_bounds(what, cuts)
+
+
 MAX_BLOCK, MIN_BLOCK = 2048, 256
 
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ..errors import Decline
+from ..errors import Decline, DeclineReason
 from .gathers import is_gather
 from .grow import grow
 from .nodes import operands
+from .placement import conflict
 from .region import Region, Seed
 
 
@@ -25,20 +26,26 @@ def parts(region: Region) -> list[Region]:
     """Regions that do without some nodes of `region` and still hold an outer reduction, and an inner one if
     `region` does."""
     found = []
-    seed = region.seed
     behind = frozenset(_behind_inner(region))
     for without in (*({n} for n in (*region.outer, *region.inner)), behind):
-        rest = dataclasses.replace(
-            seed,
-            inner=tuple(n for n in seed.inner if n not in without),
-            outer=tuple(n for n in seed.outer if n not in without),
-            without=seed.without | without,
-        )
-        if without and (rest.inner if seed.inner else rest.outer):
-            part = _grown(rest, region.name)
-            if part is not None and set(part.nodes) < set(region.nodes):
-                found.append(part)
+        if without and (part := _smaller(region, frozenset(without))) is not None:
+            found.append(part)
     return found
+
+
+def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
+    """The region that does without some nodes; None if none is left that is smaller."""
+    seed = region.seed
+    rest = dataclasses.replace(
+        seed,
+        inner=tuple(n for n in seed.inner if n not in without),
+        outer=tuple(n for n in seed.outer if n not in without),
+        without=seed.without | without,
+    )
+    if not (rest.inner if seed.inner else rest.outer):
+        return None
+    part = _grown(rest, region.name)
+    return part if part is not None and set(part.nodes) < set(region.nodes) else None
 
 
 def without_gathers(region: Region) -> Region | None:
@@ -46,6 +53,19 @@ def without_gathers(region: Region) -> Region | None:
     gathers = frozenset(filter(is_gather, region.nodes))
     seed = region.seed
     return _grown(dataclasses.replace(seed, without=seed.without | gathers), region.name) if gathers else None
+
+
+def without_culprit(region: Region, decline: Decline) -> Region | None:
+    """The region without what it was declined for: an operator that cannot be lowered, or a result that is
+    used before something that the region reads. None for other reasons, and if nothing smaller is left."""
+    ways: list[frozenset[Node]] = []
+    if decline.reason is DeclineReason.UNSUPPORTED_OP:
+        ways.append(frozenset(n for n in region.nodes if n.name == decline.node_name))
+    elif decline.reason is DeclineReason.ORDER and (found := conflict(region)) is not None:
+        early, late = found
+        ways += [frozenset({early}), frozenset(n for n in region.nodes if late in operands(n))]
+    smaller = (_smaller(region, way) for way in ways if way)
+    return max(filter(None, smaller), key=lambda r: (len(r.inner) + len(r.outer), len(r.nodes)), default=None)
 
 
 def _behind_inner(region: Region) -> Iterator[Node]:

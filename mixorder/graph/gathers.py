@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .axes import Size
-from .nodes import DTYPES, fake, operands, shape_of, size_of
+from .nodes import fake, is_readable_dtype, operands, shape_of, size_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -75,8 +75,7 @@ def _reads_by_rows(node: Node) -> bool:
     if val is None or shape is None:
         return False
     last = _last_long(shape)
-    taken = val.dtype in DTYPES or not (val.dtype.is_floating_point or val.dtype.is_complex)
-    return taken and (last is None or size_of(val.stride(last)) in (0, 1))
+    return is_readable_dtype(val.dtype) and (last is None or size_of(val.stride(last)) in (0, 1))
 
 
 def _last_long(shape: Sequence[Size]) -> int | None:

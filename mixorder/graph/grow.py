@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..loops.ir import AxisClass
-from .axes import Size, fits, product
+from .axes import Size, fits, product, reduces
 from .gathers import is_gather, is_gather_view, is_made_of_pieces, is_readable
 from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region, Seed
@@ -71,6 +71,15 @@ def _out_of_the_way(seed: Seed) -> Seed:
     )
 
 
+def _of_other_axes(seed: Seed) -> frozenset[Node]:
+    """The inner reductions above a seed's that run over other axes than its space's columns."""
+    reductions = (*seed.inner, *seed.outer)
+    above = {n for r in reductions for n in seed.scope.above(r, seed.without)}
+    inner = ((n, reduced(n)) for n in above & seed.scope.inner)
+    columns = (AxisClass.COLUMN, AxisClass.COMMON)
+    return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
+
+
 class _Growth:
     """One sweep. `members` maps a node to whether it depends on a reduction of the region.
 
@@ -81,13 +90,13 @@ class _Growth:
         self.seed = seed
         self.scope = scope = seed.scope
         self.space = seed.space
-        self.without = seed.without
+        self.without = seed.without | _of_other_axes(seed)
         self.outer = frozenset(seed.outer)
         reductions = (*seed.inner, *seed.outer)
-        core = {*reductions}.union(*(scope.above(n, seed.without) for n in reductions))
+        core = {*reductions}.union(*(scope.above(n, self.without) for n in reductions))
         if not seed.inner:
             # An outer reduction alone rides along where its source is made, of pieces as well.
-            core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - seed.without
+            core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
         self.core = frozenset(core)
         self.inner = frozenset(self.core & scope.inner)
         self.members: dict[Node, bool] = {}
@@ -177,16 +186,15 @@ class _Growth:
     def follows(self, node: Node, args: list[Node]) -> bool:
         """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
         live = [a for a in args if self.members.get(a, False)]
-        if not live or not all(a in self.members or shape_of(a) is not None for a in args):
+        if not live or any(a not in self.members and self.scope.refusal(a) for a in args):
             return False
         if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
             # Another norm reads it: write this one tensor, and leave what uses it to that norm.
             return False
         if node in self.scope.outer:
-            return live[0] not in self.column and any(
-                fits(self.space, reduced(n), reduced(node)) for n in self.inner
-            )
-        if not self.scope.fusible(node):
+            fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
+            return live[0] not in self.column and fitting and self.scope.takes(node)
+        if not (self.scope.fusible(node) and self.scope.takes(node)):
             return False
         column = [a for a in args if a in self.column]
         size = product(shape_of(node) or ())
@@ -210,7 +218,7 @@ class _Growth:
         uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
         if not uses or node in self.core or node in self.without or not self.scope.computable(node):
             return False
-        if is_gather(node) and not is_readable(node):
+        if (is_gather(node) and not is_readable(node)) or not self.scope.takes(node):
             return False
         if any(self.members.get(a, False) for a in args):
             return False
@@ -276,7 +284,7 @@ class _Growth:
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
             if node not in self.members:
-                if node in self.without or not self.scope.computable(node):
+                if node in self.without or not (self.scope.computable(node) and self.scope.takes(node)):
                     continue
                 if waited and not self.recomputed(node):
                     continue
@@ -310,7 +318,7 @@ class _Growth:
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
         one = self.scope.is_full(node) and is_pointwise(node) and node not in self.without
-        return one and all(a in known for a in operands(node))
+        return one and self.scope.takes(node) and all(a in known for a in operands(node))
 
     def trim(self) -> None:
         """Leave out what is written only for loops outside that had better compute it themselves.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch._inductor.fx_utils import get_node_storage
-from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from .effects import mutated_args
 from .nodes import fake, is_constant
+from .placement import moved
 from .region import Region
 from .scope import position
 
@@ -19,6 +20,7 @@ def check(region: Region) -> None:
     """Raise `Decline` if the region's tensors or its place in the graph forbid one kernel."""
     _check_devices(region)
     _check_mutation(region)
+    moved(region)
 
 
 def _check_devices(region: Region) -> None:
@@ -43,22 +45,6 @@ def _check_mutation(region: Region) -> None:
     node = min(region.nodes[0], max(region.inputs, key=position), key=position)
     while node is not region.nodes[-1]:
         node = node.next
-        for arg in _mutated_args(node):
+        for arg in mutated_args(node):
             if (read := inputs.get(get_node_storage(arg))) is not None:
                 raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", read.name)
-
-
-def _mutated_args(node: Node) -> list[Node]:
-    if node.op != "call_function":
-        return []
-    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
-        return node.all_input_nodes
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    schema = node.target._schema.arguments
-    given = {s.name: arg for s, arg in zip(schema, node.args, strict=False)} | dict(node.kwargs)
-    return [
-        given[s.name]
-        for s in schema
-        if s.alias_info is not None and s.alias_info.is_write and isinstance(given.get(s.name), Node)
-    ]

@@ -48,7 +48,17 @@ CONSTANTS = frozenset({aten.full.default, prims.iota.default})
 
 _SIZE = (torch.SymInt, int)
 
-DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# Of floating-point numbers: those that are read and computed with, and those that may be written as well.
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
+
+
+def is_readable_dtype(dtype: torch.dtype) -> bool:
+    return dtype in FLOATS or not (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_writable_dtype(dtype: torch.dtype) -> bool:
+    return dtype in FLOAT8 or is_readable_dtype(dtype)
 
 
 def fake(node: Node) -> torch.Tensor | None:

@@ -14,7 +14,10 @@ from .scope import Scope
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What a region is grown from: reductions of one space, and nodes that it must do without."""
+    """What a region is grown from: reductions of one space, and nodes that it must do without.
+
+    The inner reductions that `inner` depends on are its own as well, if they are of this space.
+    """
 
     scope: Scope
     space: Space

@@ -7,6 +7,7 @@ outputs replaced and its dead nodes erased.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -27,9 +28,10 @@ from ..errors import Decline, DeclineReason
 from ..loops.ir import Buffer, BufferRole, LoopProgram
 from ..loops.split import NUM_SPLITS
 from .axes import Size
+from .effects import between, has_effect
 from .nodes import fake, leaves_the_graph, size_of
+from .placement import moved, place_of
 from .region import Region
-from .scope import by_position, position
 
 aten = torch.ops.aten
 _PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")
@@ -66,6 +68,7 @@ def replace(
                 results[i] = writer.strided(results[i], old, region.inputs)
             elif old in region.widened:
                 results[i] = writer.rounded(results[i], old)
+        sink(moved(region), writer.created[-1])
     except BaseException:
         writer.undo()
         raise
@@ -75,7 +78,6 @@ def replace(
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)
-    _sink_users(writer.created)
 
 
 class _Writer:
@@ -86,10 +88,7 @@ class _Writer:
         self.created: list[Node] = []
         self._sizes: dict[sympy.Expr, Node] = {}
         self.like = region.outer[0]
-        place = max(region.inputs, key=position)
-        while place.next.op == "placeholder":
-            place = place.next
-        self.place = place
+        self.place = place_of(region)
         self.device = fake(self.like).device  # type: ignore[union-attr]
         self.fake_mode = fake(self.like).fake_mode  # type: ignore[union-attr]
 
@@ -242,15 +241,20 @@ def _like(val: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
 
 
-def _sink_users(created: list[Node]) -> None:
-    """Move nodes that use the kernels' results but stand before them behind them, in their order."""
-    first, last = position(created[0]), created[-1]
-    waiting: set[Node] = set()
-    todo = list(created)
-    while todo:
-        before = [user for user in todo.pop().users if user not in waiting and position(user) < first]
-        waiting.update(before)
-        todo.extend(before)
-    for node in by_position(waiting):
+def sink(nodes: Sequence[Node], last: Node) -> None:
+    """Move nodes that stand before `last` behind it, in their order.
+
+    Raises ValueError, with all in its place, if that would change the order of effects.
+    """
+    if not nodes:
+        return
+    before, behind = nodes[0].prev, last.next
+    places = [node.prev for node in nodes]
+    order = list(filter(has_effect, between(before, behind)))
+    for node in nodes:
         last.append(node)
         last = node
+    if order != list(filter(has_effect, between(before, behind))):
+        for node, place in zip(nodes, places, strict=True):
+            place.append(node)
+        raise ValueError("the region's launch would change the order of effects")

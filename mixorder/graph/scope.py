@@ -13,16 +13,16 @@ from torch._inductor.inductor_prims import prepare_softmax_online
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import ANY
 from .axes import Size, product, ratio
 from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (
-    DTYPES,
     fake,
     is_constant,
     is_moment,
     is_pointwise,
+    is_readable_dtype,
     is_view,
+    is_writable_dtype,
     operands,
     reduction_kind,
     shape_of,
@@ -43,6 +43,24 @@ SMALL = 8  # how many times a tensor goes into the space that is made again rath
 
 def _is_loop(node: Node) -> bool:
     return is_pointwise(node) or is_view(node) or is_constant(node)
+
+
+def _is_read(node: Node) -> bool:
+    """Whether a kernel can have a node's elements: it reads them, or computes them. A symbolic number other
+    than a size it cannot be given."""
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        return is_readable_dtype(val.dtype) or (_is_loop(node) and is_writable_dtype(val.dtype))
+    return not isinstance(val, torch.SymFloat | torch.SymBool)
+
+
+def _has_accumulator(node: Node) -> bool:
+    """Whether a reduction is one of values that can be combined; true of what is none."""
+    kind = reduction_kind(node)
+    try:
+        return kind is None or bool(kind.accumulates_in(fake(node).dtype))  # type: ignore[union-attr]
+    except ValueError:
+        return False
 
 
 def _bytes(node: Node) -> Size:
@@ -193,16 +211,24 @@ class Scope:
 
     def check(self, node: Node) -> None:
         """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
+        if refusal := self.refusal(node):
+            raise refusal
+
+    def takes(self, node: Node) -> bool:
+        """Whether a region can compute a node, as far as dtypes and sizes of it and its operands go."""
+        return all(map(_is_read, operands(node))) and (is_split(node) or self.refusal(node) is None)
+
+    def refusal(self, node: Node) -> Decline | None:
+        """Why a region cannot have a node's elements, read or computed; None if it can."""
         val = fake(node)
         if val is None:
             detail = f"{node.target} does not give one tensor"
-            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
+            return Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
         if shape_of(node) is None:
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        kind = reduction_kind(node)
-        needs_float = val.dtype.is_floating_point or val.dtype.is_complex or kind is not None
-        if needs_float and val.dtype not in ({torch.bool} if kind is ANY else DTYPES):
-            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
+            return Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
+        if not (_is_read(node) and _has_accumulator(node)):
+            return Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
+        return None
 
 
 def users_behind_views(node: Node) -> Iterator[Node]:

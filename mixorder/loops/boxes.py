@@ -106,7 +106,13 @@ def _lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
     lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
     V.graph.current_node = node  # whose metadata says where `emulate_precision_casts` rounds
-    return lowering(*args, **kwargs)
+    try:
+        return lowering(*args, **kwargs)
+    except Decline:
+        raise
+    except Exception as error:  # it calls a kernel of ATen for these dtypes, say, which needs a whole graph
+        detail = f"{node.target}: its lowering ends in {type(error).__name__}: {error}"
+        raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name) from error
 
 
 def _is_loop(box: inductor_ir.TensorBox) -> bool:

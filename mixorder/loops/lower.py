@@ -39,6 +39,7 @@ from ..graph.nodes import (
 from ..graph.region import Region
 from .boxes import Boxes, lowering_context, symbolic
 from .ir import (
+    ANY,
     Axis,
     AxisClass,
     Buffer,
@@ -327,28 +328,53 @@ class _Tracer:
         asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
         if kept != asked:
             raise Decline(DeclineReason.AXIS_CLASS, "a reduction is read at another row's place", node.name)
-        predicate, self._predicate = self._predicate, None  # a reduction takes all of its elements
-        value = self.value(source, full)
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
         symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
+        self.check_reduced([full[d] for d in dims], kept, symbols, node)
+        predicate, self._predicate = self._predicate, None  # a reduction takes all of its elements
+        stored = fake(node).dtype  # type: ignore[union-attr]
+        value = self.element(kind, self.value(source, full), stored)
         count = product(shape[d] for d in dims)
         if is_variance(node):
             with V.set_ops_handler(self._recorder):
-                centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count)))
+                centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count, stored)))
                 value = _unwrap(ops.mul(centred, centred))
-            traced = self.mean(kind, value, symbols, count, correction(node))
+            traced = self.mean(kind, value, symbols, count, stored, correction(node))
         elif is_mean(node):
-            traced = self.mean(kind, value, symbols, count)
+            traced = self.mean(kind, value, symbols, count, stored)
         else:
-            traced = self.reduced(kind, value, symbols)
+            traced = self.reduced(kind, value, symbols, stored)
+        with V.set_ops_handler(self._recorder):
+            traced = _unwrap(ops.to_dtype(OpsValue(traced), stored))
         self._predicate = predicate
         return traced
 
-    def reduced(self, kind: ReductionKind, value: _Traced, symbols: tuple[sympy.Symbol, ...]) -> _Traced:
+    def check_reduced(
+        self, gone: list[sympy.Expr], kept: list[sympy.Expr], symbols: tuple[sympy.Symbol, ...], node: Node
+    ) -> None:
+        """Raise `Decline` unless a reduction reduces just what its loops run over."""
+        of_gone, of_kept = (
+            {s for index in indices for s in index.free_symbols & self._ranges.keys()}
+            for indices in (gone, kept)
+        )
+        if not of_gone <= set(symbols) or not of_kept.isdisjoint(symbols):
+            raise Decline(DeclineReason.AXIS_CLASS, "a reduction of other axes than the region's", node.name)
+
+    def element(self, kind: ReductionKind, value: _Traced, stored: torch.dtype) -> _Traced:
+        """An element as a reduction combines it. As in eager it is first cast to the result's dtype, which
+        `dtype=` may have given; a truth value instead, if that is what is asked for."""
+        with V.set_ops_handler(self._recorder):
+            cast = ops.to_dtype(OpsValue(value), torch.bool if kind is ANY else stored)
+            return _unwrap(ops.to_dtype(cast, kind.accumulates_in(stored)))
+
+    def reduced(
+        self, kind: ReductionKind, value: _Traced, symbols: tuple[sympy.Symbol, ...], stored: torch.dtype
+    ) -> _Traced:
         key = (kind, value.name, symbols)
         if key not in self._computed:
             name = self.fresh(self.current or kind.name)
-            self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, value.dtype))
+            dtype = kind.accumulates_in(stored)
+            self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, dtype, stored))
         return self._computed[key]
 
     def mean(
@@ -357,9 +383,10 @@ class _Tracer:
         value: _Traced,
         symbols: tuple[sympy.Symbol, ...],
         count: Size,
+        stored: torch.dtype,
         correction: float = 0,
     ) -> _Traced:
-        total = OpsValue(self.reduced(kind, value, symbols))
+        total = OpsValue(self.reduced(kind, value, symbols, stored))
         with V.set_ops_handler(self._recorder):
             if isinstance(count, int):
                 divisor = ops.constant(max(count - correction, 0), value.dtype)

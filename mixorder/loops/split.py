@@ -33,6 +33,7 @@ from .ir import (
     Ref,
     Statement,
     Store,
+    added_up_in,
     closure,
 )
 
@@ -117,9 +118,9 @@ def _final_nest(
 ) -> Nest:
     body: list[Statement] = []
     for r in outers:
-        dtype = torch.float64 if r in compensated else r.dtype
+        dtype = added_up_in(r.dtype) if r in compensated else r.dtype
         partial = Load(f"{r.name}.partial", *workspaces[r.name], dtype)
-        total = Reduce(r.name, r.kind, Ref(partial.name), (split.symbol,), dtype)
+        total = Reduce(r.name, r.kind, Ref(partial.name), (split.symbol,), dtype, r.stored)
         body.append(partial)
         if dtype == r.dtype:
             body.append(total)

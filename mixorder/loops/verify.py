@@ -20,6 +20,8 @@ from .ir import (
     Reduce,
     Store,
     Value,
+    added_up_in,
+    computed_in,
     depth_of,
     index_symbols,
     operands,
@@ -40,6 +42,7 @@ def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
     """Return the program, unchanged, if it is legal after `stage`."""
     for nest in program.nests:
         _verify_values(program, nest)
+        _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
@@ -93,6 +96,27 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
                 bools.add(stmt.name)
         if isinstance(stmt, Reduce):
             _require(set(stmt.axes) <= symbols, f"{stmt} reduces a loop that is not there")
+
+
+def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
+    """Nothing changes its dtype but by a cast that says so, other than between half precision in memory and
+    the float32 that it is computed in; and a reduction is combined in what its result's dtype asks for."""
+    dtypes = {s.name: s.dtype for s in nest.statements if isinstance(s, Value)}
+    for stmt in nest.statements:
+        if isinstance(stmt, Reduce):
+            wanted = stmt.kind.accumulates_in(stmt.stored)
+            # Partial sums may be added up in more than they were summed up in.
+            _require(stmt.dtype in (wanted, added_up_in(wanted)), f"{stmt} is to be in {wanted}")
+            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+        elif isinstance(stmt, Carry):
+            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+        elif isinstance(stmt, Load | Store | PartialAccumulate):
+            value = stmt.dtype if isinstance(stmt, Load) else dtypes[stmt.value.name]
+            stored = program.buffer(stmt.buffer).dtype
+            legal = {stored, computed_in(stored)}
+            if isinstance(stmt, Load) and program.buffer(stmt.buffer).role is BufferRole.WORKSPACE:
+                legal.add(added_up_in(stored))
+            _require(value in legal, f"{stmt}: {value} in a buffer of {stored}")
 
 
 def _verify_split(program: LoopProgram) -> None:

@@ -160,7 +160,8 @@ def choose(
     tiles = -(-work.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // work.kept)
-    num_splits = -(-work.rows // split_size) if split_size else even(tiles, min(tiles, at_once))
+    num_splits = min(-(-work.rows // split_size), most_partials(device)) if split_size else 0
+    num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
     if period > 1 and not split_size:
         # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 take turns on all of them:
@@ -180,6 +181,11 @@ def even(tiles: int, num_splits: int) -> int:
     """
     needed = -(-tiles // -(-tiles // num_splits))
     return needed if _next_power_of_2(needed) < num_splits else num_splits
+
+
+def most_partials(device: DeviceInfo) -> int:
+    """The most programs whose partials one program of the finalisation can hold in registers."""
+    return device.registers // FINAL_BLOCKS[-1]
 
 
 def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:

@@ -130,7 +130,7 @@ def test_an_index_outside_the_loops(programs: Programs) -> None:
 def test_a_reduction_of_a_loop_that_is_not_there(programs: Programs) -> None:
     program = programs[Stage.LOWERED]
     value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
-    stray = Reduce("stray", SUM, value, (sympy.Symbol("elsewhere"),), f32)
+    stray = Reduce("stray", SUM, value, (sympy.Symbol("elsewhere"),), f32, f32)
     with pytest.raises(ValueError, match="a loop that is not there"):
         verify(changed(program, 0, appended(stray)), Stage.LOWERED)
 
@@ -157,7 +157,7 @@ def test_an_outer_reduction_after_the_split(programs: Programs) -> None:
     row = program.axis(AxisClass.ROW)
     assert row is not None
     value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
-    stray = Reduce("stray", SUM, value, (row.symbol,), f32)
+    stray = Reduce("stray", SUM, value, (row.symbol,), f32, f32)
     with pytest.raises(ValueError, match="is an outer reduction"):
         verify(changed(program, 0, appended(stray)), Stage.SPLIT)
 
@@ -256,7 +256,7 @@ def test_values_know_what_they_depend_on() -> None:
     )
     body = (
         Load("a", "in0", 3 * x + y, f32),
-        Reduce("r", SUM, Ref("a"), (y,), f32),
+        Reduce("r", SUM, Ref("a"), (y,), f32, f32),
         Compute("b", "mul", (Ref("a"), Ref("r")), (), f32),
         Compute("c", "constant", (1.0, f32), (), f32),
     )

@@ -1,0 +1,92 @@
+"""Which nodes of a graph do more than compute their result: what they are, and what they write.
+
+Their order is part of what a program means: collectives pair up between processes by it, random operators
+draw from one generator, and a write decides what a later read sees. A region never has such a node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+
+# Whose operators are known by their schemas and tags. Of all others nothing is promised: a custom operator
+# may count, print or communicate, and so do collectives.
+_KNOWN = frozenset({"aten", "prims", "prim", "inductor"})
+# Higher-order operators that compute, and do nothing else.
+_PURE = frozenset(
+    {
+        "triton_kernel_wrapper_functional",
+        "flex_attention",
+        "flex_attention_backward",
+        "out_dtype",
+        "associative_scan",
+        "inline_asm_elementwise",
+    }
+)
+# Of those that may do more, these write none of their arguments: a functional graph has them in that form.
+_FUNCTIONAL = frozenset(
+    {
+        "auto_functionalized",
+        "auto_functionalized_v2",
+        "cond",
+        "graphsafe_run_with_rng_state",
+        "invoke_subgraph",
+        "map_impl",
+        "print",
+        "run_and_save_rng_state",
+        "run_with_rng_state",
+        "scan",
+        "while_loop",
+        "with_effects",
+    }
+)
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node has to keep its place among others like it, whatever its result is used for."""
+    return node.op == "call_module" or (
+        node.op == "call_function" and (_has_effect(node.target) or node.is_impure())
+    )
+
+
+@functools.cache
+def _has_effect(target: object) -> bool:
+    if isinstance(target, OpOverload):
+        return (
+            target.namespace not in _KNOWN
+            or target._schema.is_mutable
+            or torch.Tag.nondeterministic_seeded in target.tags
+        )
+    if isinstance(target, HigherOrderOperator):
+        return target.name() not in _PURE
+    return False
+
+
+def between(first: Node, last: Node) -> Iterator[Node]:
+    """The nodes of a graph from `first` to `last`, both included."""
+    node = first
+    while node is not last:
+        yield node
+        node = node.next
+    yield last
+
+
+def mutated_args(node: Node) -> list[Node]:
+    """The arguments that a node writes; all of them where that is not known."""
+    if node.op != "call_function" or not has_effect(node):
+        return []
+    if isinstance(node.target, HigherOrderOperator) and node.target.name() in _FUNCTIONAL:
+        return []
+    if not isinstance(node.target, OpOverload):
+        return node.all_input_nodes
+    schema = node.target._schema.arguments
+    given = {s.name: arg for s, arg in zip(schema, node.args, strict=False)} | dict(node.kwargs)
+    written: list[Node] = []
+    for s in schema:
+        if s.alias_info is not None and s.alias_info.is_write:
+            torch.fx.map_arg(given.get(s.name), written.append)
+    return written

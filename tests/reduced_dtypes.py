@@ -1,0 +1,84 @@
+"""Programs with a reduction of some dtype on each side of a plain pair, and what eager gives for them.
+
+The operand of the reduction depends on the pair's row sum (`inside`) or on an input alone; the values are
+chosen so that rounding decides nothing: what is reduced is exact in every dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Reduction(NamedTuple):
+    """An operator on a tensor and a dim; `of`: the operand's dtype, `into`: the `dtype=` it is given."""
+
+    name: str
+    of: torch.dtype
+    into: torch.dtype | None
+    function: Callable[[torch.Tensor, int], torch.Tensor]
+
+    def __str__(self) -> str:
+        into = "" if self.into is None else f"-{str(self.into)[6:]}"
+        return f"{self.name}-{str(self.of)[6:]}{into}"
+
+
+def reductions() -> Iterator[Reduction]:
+    for name, operator in (("sum", torch.sum), ("prod", torch.prod), ("mean", torch.mean)):
+        for of in (torch.bool, *INTS, bf16, f32, f64):
+            for into in (None, torch.int8, torch.int32, torch.int64, f16, f32, f64):
+                exact = into is None or into.is_floating_point or not of.is_floating_point
+                if name == "mean" and not (into or of).is_floating_point:
+                    continue
+                if exact:
+                    yield Reduction(name, of, into, _with_dtype(operator, into))
+    for name, function in (
+        ("amax", torch.amax),
+        ("amin", torch.amin),
+        ("any", torch.any),
+        ("all", torch.all),
+        ("count_nonzero", torch.count_nonzero),
+    ):
+        for of in (torch.bool, *INTS, bf16, f32, f64):
+            yield Reduction(name, of, None, function)  # type: ignore[arg-type]
+
+
+def _with_dtype(operator: Any, into: torch.dtype | None) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    return lambda x, dim: operator(x, dim, dtype=into)
+
+
+def operand(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    """Numbers that a product and a sum of each leave exact: multiples of 256 in wide integers, which a byte
+    cannot hold, -1 and 1 for products, whose sign and zeros count, and truth values."""
+    if reduction.of == torch.bool:
+        return values > 0
+    if reduction.name == "prod":
+        return torch.where(values > 2.9, 0.0, torch.where(values > 0, 1.0, 3.0)).to(reduction.of)
+    whole = (values * 4).round()
+    if reduction.name in ("any", "all", "count_nonzero"):
+        whole = torch.where(values > 0, whole, 0.0)
+    if reduction.of.itemsize >= 4:
+        return whole.to(reduction.of) * 256
+    # Through an integer: what a float gives as a byte that has no negative numbers differs between machines.
+    return whole.to(torch.int32).to(reduction.of)
+
+
+def program(reduction: Reduction, inside: bool) -> Callable[[torch.Tensor, torch.Tensor], Tensors]:
+    """The reduction over rows and columns beside a pair, and scaled by row, behind a value of the pair."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        scale = (x * y).sum(-1, keepdim=True)
+        z = x * scale
+        # The scale's sign and size leave no trace in what is reduced, but the graph does not know that.
+        values = y * (z / z) if inside else y
+        source = operand(values, reduction)
+        columns, rows = reduction.function(source, 0), reduction.function(source, 1)
+        return z, (z * y).sum(0), columns, rows
+
+    return function
