@@ -27,7 +27,7 @@ from torch.fx import Node
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.interpret import compile_for_interpreter
+from mixorder.interpret import compile_for_interpreter, prepare
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -141,16 +141,15 @@ def in_name_only() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_order_of_collectives(name: str, in_name_only: None) -> None:
-    """As without mixorder, and the same for both numbers of rows."""
-    program, names = PROGRAMS[name], []
-    for rows in ROWS:
-        arguments = program.arguments(0, rows)
-        _, stock, _ = compiled(program, arguments, OFF)
-        _, ours, records = compiled(program, arguments, with_options(min_numel=BETWEEN))
-        assert ours == stock and len(stock) >= 2
-        assert reasons(records) & {ROWS[0]: {"too-small"}, ROWS[1]: {"fused", "order"}}[rows]
-        names.append([called[0] for called in ours])
-    assert names[0] == names[1]
+    """As without mixorder where a region is fused, and the same where there are too few rows for it."""
+    program, (few, many) = PROGRAMS[name], ROWS
+    options = with_options(min_numel=BETWEEN)
+    _, stock, _ = compiled(program, program.arguments(0, many), OFF)
+    _, ours, records = compiled(program, program.arguments(0, many), options)
+    _, alone, declines = compiled(program, program.arguments(0, few), options)
+    assert reasons(records) & {"fused", "order"} and reasons(declines) == {"too-small"}
+    assert ours == stock and len(stock) >= 2
+    assert [called[0] for called in ours] == [called[0] for called in alone]
 
 
 def random_function(seed: int, effect: str) -> Any:
@@ -158,7 +157,7 @@ def random_function(seed: int, effect: str) -> Any:
 
     def effect_on(v: torch.Tensor) -> torch.Tensor:
         if effect == "random number":
-            return torch.ops.aten.bernoulli.default(v.sigmoid())
+            return torch.ops.aten.poisson.default(v.exp())
         started = torch.ops._c10d_functional.all_reduce(v, "sum", dist.group.WORLD.group_name)
         return torch.ops._c10d_functional.wait_tensor(started)
 
@@ -184,20 +183,40 @@ def random_function(seed: int, effect: str) -> Any:
 
 
 def effects(graph: torch.fx.Graph) -> list[Node]:
-    names = ("_c10d_functional.all_reduce", "aten.bernoulli")
+    names = ("_c10d_functional.all_reduce", "aten.poisson")
     return [node for node in graph.nodes if str(node.target).startswith(names)]
 
 
 @pytest.mark.parametrize("effect", ["collective", "random number"])
 def test_order_of_effects_in_random_graphs(effect: str, in_name_only: None) -> None:
     """No rewrite moves one past another."""
-    fused = moved = 0
-    for seed in range(60):
+    fused, moved, called = 0, [], 0
+    for seed in range(30):
         graph = traced(random_function(seed, effect), ((64, 48), f32), ((64, 48), f32), ((48,), f32))
         before = effects(graph)
         with collect() as records:
             pipeline.run(graph, ON)
         graph.lint()
         fused += sum(isinstance(r, RegionRecord) for r in records)
-        moved += effects(graph) != before
-    assert fused > 20 and moved == 0
+        called += len(before)
+        if effects(graph) != before:
+            moved.append(seed)
+    assert fused > 10 and called > 50 and not moved
+
+
+def test_a_write_stays_before_a_read() -> None:
+    """Of memory that the region does not read: an operator that makes one of its inputs does."""
+
+    def function(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> Any:
+        w.copy_((x * dy).sum(0))
+        h = dy @ w.diag()
+        return (x - (h + dy) * (x * (h + dy)).mean(1, keepdim=True),)
+
+    args = torch.randn(64, 48), torch.randn(64, 48), torch.randn(48)
+    expected = function(*(a.double() for a in args))
+    graph = traced(function, *[(tuple(a.shape), f32) for a in args], in_place=True)
+    prepare()
+    pipeline.run(graph, ON)
+    graph.lint()
+    found = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
+    assert off(found, expected) < ROUNDING
