@@ -1,9 +1,9 @@
 """Programs of two ranks with collectives inside the compiled graph, and what they must give.
 
-In each a collective of one of a region's results is called before a collective that makes one of the region's
-inputs, as where the bias of a residual's last layer and the norm before it read the same gradient. A program is
+In each, a collective of one of a region's results is called before a collective that makes one of the region's
+inputs, as where the last bias of a residual and the norm before it read the same gradient. A program is
 written once: `Group` calls torch's functional collectives, `Threads` runs all ranks in one process, as threads
-that meet at every collective, for the truth in float64. `Log` notes the collectives that a rank calls.
+that meet at every collective, for the truth in float64. `interpreted_calls` notes the collectives of a rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 RANKS = 2
 COLUMNS = 16
 ROWS = (100, 200)
-BETWEEN = 150 * COLUMNS  # a min_numel that lets only the second rank fuse
+BETWEEN = 175 * COLUMNS  # a min_numel that lets only the second rank fuse
 Tensors = tuple[Tensor, ...]
 
 
@@ -179,7 +179,7 @@ def hooks(ranks: Collectives, x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def shards(ranks: Collectives, x: Tensor, *weights: Tensor) -> Tensor:
-    """Fully sharded: every weight is gathered in the forward, its gradient's sum scattered in the backward."""
+    """Fully sharded: weights are gathered in the forward, their gradients' sums scattered in the backward."""
     return layer(x, weights, ranks.gathered)
 
 
@@ -313,7 +313,7 @@ def is_start(target: Any) -> bool:
 
 @contextmanager
 def interpreted_calls() -> Iterator[list[Called]]:
-    """Those that graphs run by `torch.fx.Interpreter` call, with shape and the first argument that says how."""
+    """Those that graphs run by `torch.fx.Interpreter` call, with shape and first argument."""
     original, calls = torch.fx.Interpreter.call_function, list[Called]()
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ranks of different sizes: collectives in a compiled graph are called in the order in which they are written.
+"""Ranks of different sizes: a compiled graph calls its collectives in the order in which they are written.
 
 Which regions are fused depends on sizes, so one rank may fuse what another one leaves. If fusing changed the
 order of collectives, ranks would pair different ones: other numbers, an error, or a hang. Programs and their
@@ -147,7 +147,7 @@ def test_order_of_collectives(name: str, in_name_only: None) -> None:
     _, stock, _ = compiled(program, program.arguments(0, many), OFF)
     _, ours, records = compiled(program, program.arguments(0, many), options)
     _, alone, declines = compiled(program, program.arguments(0, few), options)
-    assert reasons(records) & {"fused", "order"} and reasons(declines) == {"too-small"}
+    assert reasons(records) & {"fused", "order"} and "too-small" in reasons(declines)
     assert ours == stock and len(stock) >= 2
     assert [called[0] for called in ours] == [called[0] for called in alone]
 
