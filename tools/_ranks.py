@@ -1,9 +1,9 @@
 """Programs of two ranks with collectives inside the compiled graph, and what they must give.
 
-In each, a collective of one of a region's results is called before a collective that makes one of the region's
-inputs, as where the last bias of a residual and the norm before it read the same gradient. A program is
-written once: `Group` calls torch's functional collectives, `Threads` runs all ranks in one process, as threads
-that meet at every collective, for the truth in float64. `interpreted_calls` notes the collectives of a rank.
+In each, a collective of one of a region's results is called before a collective that makes one of the
+region's inputs, as where the last bias of a residual and the norm before it read the same gradient. A program
+is written once: `Group` calls torch's functional collectives, `Threads` runs all ranks in one process, as
+threads that meet at every collective, for the truth in float64. `interpreted_calls` notes those of a rank.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RANKS = 2
-COLUMNS = 16
-ROWS = (100, 200)
-BETWEEN = 175 * COLUMNS  # a min_numel that lets only the second rank fuse
+ROWS, COLUMNS = (100, 200), 16
 Tensors = tuple[Tensor, ...]
 
 
@@ -142,13 +140,13 @@ def three(ranks: Collectives, x: Tensor, dy: Tensor, w: Tensor) -> Tensors:
     """Of kinds that differ, and one of them in the middle of the region's rows' stages."""
     dw = ranks.all_reduce((dy * x).sum(0))
     share = ranks.reduce_scatter(dy.sum(0))
-    dx_hat = dy * ranks.all_gather(w[: COLUMNS // RANKS])
+    dx_hat = dy * ranks.all_gather(w[: len(w) // RANKS])
     dx = dx_hat - x * (dx_hat * x).mean(1, keepdim=True)
     return dx * ranks.all_reduce(w, "max"), dw, share
 
 
 def norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, (COLUMNS,), w, b)
+    return F.layer_norm(x, x.shape[-1:], w, b)
 
 
 def _same(x: Tensor) -> Tensor:
@@ -211,31 +209,38 @@ class Program:
     step: Callable[..., Any]
     backward: bool
     rows: tuple[int, int] = ROWS
+    columns: int = COLUMNS
     sharded: bool = False
 
     @property
     def name(self) -> str:
         return self.step.__name__
 
+    @property
+    def between(self) -> int:
+        """A `min_numel` that lets the norm's regions of the larger rank pass, but not the smaller one's."""
+        return (ROWS[0] + 3 * ROWS[1]) * max(self.rows) * self.columns // (4 * ROWS[1])
+
     def min_numel(self, rank: int) -> int:
         """Only the second rank fuses, always."""
-        return BETWEEN if len(set(self.rows)) > 1 else (2**40, 0)[rank]
+        return self.between if len(set(self.rows)) > 1 else (2**40, 0)[rank]
 
     def arguments(self, rank: int, rows: int | None = None) -> Tensors:
         """A rank's; weights differ between ranks only where they are shards."""
-        rows = rows or self.rows[rank]
+        rows, columns = rows or self.rows[rank], self.columns
         # Tensor parallel: both have the same batch. Sequence parallel: each has its own rows.
         draw = torch.Generator().manual_seed(0 if self.step is tensor_parallel else rank)
-        shape = (rows // 4, 4, COLUMNS) if self.backward else (rows, COLUMNS)
+        shape = (rows // 4, 4, columns) if self.backward else (rows, columns)
         x, dy = (torch.randn(shape, generator=draw) for _ in range(2))
         if not self.backward:
-            return x, dy, torch.randn(COLUMNS, generator=draw)
+            return x, dy, torch.randn(columns, generator=draw)
         draw = torch.Generator().manual_seed(2 + (rank if self.sharded else 0))
-        hidden = 24
-        shapes = [(COLUMNS,)] * 2 + [(COLUMNS, hidden), (hidden,), (hidden, COLUMNS), (COLUMNS,)]
+        hidden = columns * 3 // 2
+        shapes = [(columns,)] * 2 + [(columns, hidden), (hidden,), (hidden, columns), (columns,)]
         if self.sharded:
             shapes = [(n // RANKS, *rest) for n, *rest in shapes]
-        return x, dy, *(torch.randn(shape, generator=draw) for shape in shapes)
+        scale = (COLUMNS / columns) ** 0.5  # products stay as large as with few columns
+        return x, dy, *(torch.randn(shape, generator=draw) * scale ** (len(shape) - 1) for shape in shapes)
 
     def run(
         self, ranks: Collectives, arguments: Tensors, compiled: Callable[..., Any] = lambda function: function

@@ -34,7 +34,7 @@ from mixorder.schedule.device import H200
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from _ranks import BETWEEN, PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off  # noqa: E402
+from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 
@@ -143,7 +143,7 @@ def in_name_only() -> Iterator[None]:
 def test_order_of_collectives(name: str, in_name_only: None) -> None:
     """As without mixorder where a region is fused, and the same where there are too few rows for it."""
     program, (few, many) = PROGRAMS[name], ROWS
-    options = with_options(min_numel=BETWEEN)
+    options = with_options(min_numel=program.between)
     _, stock, _ = compiled(program, program.arguments(0, many), OFF)
     _, ours, records = compiled(program, program.arguments(0, many), options)
     _, alone, declines = compiled(program, program.arguments(0, few), options)
