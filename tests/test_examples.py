@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -48,6 +49,48 @@ def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
 def test_distributed_without_torchrun_says_how() -> None:
     done = run("tools/distributed.py")
     assert done.returncode == 2 and "torchrun --nproc_per_node=2" in done.stderr
+
+
+@NO_GPU
+def test_uneven_ranks_call_their_collectives_in_one_order() -> None:
+    done = run("tools/uneven.py", "--backend", "gloo", "--ways", "graph:hooks", "--fuse", "larger")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "| graph:hooks | a norm and its MLP | fp32 | 100 rows, 200 rows | larger |" in done.stdout
+
+
+@NO_GPU
+def test_uneven_ranks_are_ended_in_time() -> None:
+    done = run("tools/uneven.py", "--backend", "gloo", "--ways", "ddp,fsdp", "--limit", "1")
+    assert done.returncode == 3
+    assert "out of time" in done.stderr and "not run: fsdp bf16 larger" in done.stderr
+
+
+def test_what_is_right_on_uneven_ranks() -> None:
+    from uneven import Found, Job, right
+
+    small = Found("1 x 8", 0, 0, stock=1e-6, ours=1e-6, apart=1e-6, same_calls=True, calls=2, seconds=1)
+    large = dataclasses.replace(small, fused=3)
+    one, both, graph = (
+        Job("ddp", "fp32", "larger"),
+        Job("ddp", "fp32", "both"),
+        Job("graph:x", "fp32", "larger"),
+    )
+    half = Job("ddp", "bf16", "larger")
+    assert right(one, [small, large]) and right(both, [large, large]) and right(graph, [small, large])
+    assert not right(one, [large, large]) and not right(both, [small, large])
+    assert not right(graph, [small, small])
+    for wrong in (
+        {"ours": 1e-3},
+        {"ours": float("inf")},
+        {"stock": 1e-3},
+        {"same_calls": False},
+        {"calls": 0},
+    ):
+        assert not right(one, [small, dataclasses.replace(large, **wrong)])
+    assert right(half, [small, dataclasses.replace(large, stock=8e-3, ours=1e-2)])
+    assert not right(half, [small, dataclasses.replace(large, stock=8e-3, ours=2e-2)])
+    declined = dataclasses.replace(small, ordered=1)
+    assert right(graph, [small, declined])
 
 
 @NO_GPU

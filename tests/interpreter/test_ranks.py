@@ -1,0 +1,222 @@
+"""Ranks of different sizes: a compiled graph calls its collectives in the order in which they are written.
+
+Which regions are fused depends on sizes, so one rank may fuse what another one leaves. If fusing changed the
+order of collectives, ranks would pair different ones: other numbers, an error, or a hang. Programs and their
+truth are those of tools/_ranks.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from graphs import f32, traced
+from running import OFF, ON, with_options
+from torch.fx import Node
+
+from mixorder import pipeline
+from mixorder.errors import Decline
+from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+
+STUCK = 40  # seconds after which a collective that no other rank joins is an error
+LIMIT = 120  # seconds after which the processes are ended
+ROUNDING = 5e-6
+
+
+def compiled(program: Program, arguments: Any, options: Options) -> tuple[Any, list[Called], list[Any]]:
+    """What a program gives on this rank, the collectives that it called, and the records of its compile."""
+    torch._dynamo.reset()
+    backend = compile_for_interpreter(options)
+    with interpreted_calls() as calls, collect() as records:
+        results = program.run(
+            Group(dist.group.WORLD.group_name),
+            arguments,
+            lambda function: torch.compile(function, backend=backend, dynamic=False, fullgraph=True),
+        )
+    return results, calls, records
+
+
+def reasons(records: list[Any]) -> set[str]:
+    """`fused`, and why regions were declined."""
+    return {r.reason.value if isinstance(r, Decline) else "fused" for r in records}
+
+
+# Two processes.
+
+
+def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
+    """Run programs on one rank, each in a process group of its own, and save what they gave."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    pipeline.device_info = lambda _: dataclasses.replace(H200, num_sm=16)  # as conftest.py does here
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # memory that nothing has written is NaN
+    timeout = datetime.timedelta(seconds=STUCK)
+    for name in names:
+        program = PROGRAMS[name]
+        store = dist.FileStore(str(folder / f"{name}-store"), RANKS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
+        try:
+            options = with_options(min_numel=program.min_numel(rank))
+            results, _, records = compiled(program, program.arguments(rank), options)
+            found: Any = results, reasons(records)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        torch.save(found, folder / f"{name}-{rank}")
+        dist.destroy_process_group()
+
+
+def run_ranks(folder: Path, names: Sequence[str]) -> str:
+    """Both ranks, to their end; says how they ended if that was not by themselves."""
+    ranks = mp.spawn(rank_main, (folder, names), nprocs=RANKS, join=False)
+    deadline = time.monotonic() + LIMIT
+    try:
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                return f"ended after {LIMIT} s"
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+        return str(error)
+    finally:
+        for process in ranks.processes:
+            process.kill()
+    return ""
+
+
+def wrong(program: Program, folder: Path) -> Iterator[str]:
+    """What is wrong with what the ranks gave."""
+    for rank, truth in enumerate(program.truth()):
+        path = folder / f"{program.name}-{rank}"
+        found = torch.load(path, weights_only=False) if path.exists() else "nothing"
+        if isinstance(found, str):
+            yield f"rank {rank}: {found[:300]}"
+            continue
+        results, why = found
+        if (error := off(results, truth)) > ROUNDING:
+            yield f"rank {rank} is off by {error:.1e}"
+        expected = [{"too-small"}, {"fused", "order"}][rank]
+        if not why & expected or (rank == 0 and "fused" in why):
+            yield f"rank {rank} has {why}"
+
+
+def test_ranks_of_different_sizes(tmp_path: Path) -> None:
+    """The first leaves its regions, the second fuses them: the numbers are those of one process."""
+    end = run_ranks(tmp_path, list(PROGRAMS))
+    found = {name: list(wrong(program, tmp_path)) for name, program in PROGRAMS.items()}
+    assert not end and not any(found.values()), (end, found)
+
+
+# One process.
+
+
+@pytest.fixture
+def in_name_only() -> Iterator[None]:
+    """Ranks whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_order_of_collectives(name: str, in_name_only: None) -> None:
+    """As without mixorder where a region is fused, and the same where there are too few rows for it."""
+    program, (few, many) = PROGRAMS[name], ROWS
+    options = with_options(min_numel=program.between)
+    _, stock, _ = compiled(program, program.arguments(0, many), OFF)
+    _, ours, records = compiled(program, program.arguments(0, many), options)
+    _, alone, declines = compiled(program, program.arguments(0, few), options)
+    assert reasons(records) & {"fused", "order"} and "too-small" in reasons(declines)
+    assert ours == stock and len(stock) >= 2
+    assert [called[0] for called in ours] == [called[0] for called in alone]
+
+
+def random_function(seed: int, effect: str) -> Any:
+    """Of two full tensors and a vector: sums over rows and columns, and effects on vectors, in any order."""
+
+    def effect_on(v: torch.Tensor) -> torch.Tensor:
+        if effect == "random number":
+            return torch.ops.aten.poisson.default(v.exp())
+        started = torch.ops._c10d_functional.all_reduce(v, "sum", dist.group.WORLD.group_name)
+        return torch.ops._c10d_functional.wait_tensor(started)
+
+    def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> Any:
+        draw = random.Random(seed)
+        full, vectors = [x, y], [w]
+        for _ in range(draw.randint(6, 14)):
+            a, b, v = draw.choice(full), draw.choice(full), draw.choice(vectors)
+            step = draw.choice(("effect", "outer", "both", "inner", "scale"))
+            if step == "effect":
+                vectors.append(effect_on(v))
+            elif step == "outer":
+                vectors.append((a * b).sum(0))
+            elif step == "both":
+                vectors.append(effect_on((a * b).sum(0)))
+            elif step == "inner":
+                full.append(a - b * (a * b * v).mean(1, keepdim=True))
+            else:
+                full.append(a * v)
+        return *full[2:], *vectors[1:]
+
+    return function
+
+
+def effects(graph: torch.fx.Graph) -> list[Node]:
+    names = ("_c10d_functional.all_reduce", "aten.poisson")
+    return [node for node in graph.nodes if str(node.target).startswith(names)]
+
+
+@pytest.mark.parametrize("effect", ["collective", "random number"])
+def test_order_of_effects_in_random_graphs(effect: str, in_name_only: None) -> None:
+    """No rewrite moves one past another."""
+    fused, moved, called = 0, [], 0
+    for seed in range(30):
+        graph = traced(random_function(seed, effect), ((64, 48), f32), ((64, 48), f32), ((48,), f32))
+        before = effects(graph)
+        with collect() as records:
+            pipeline.run(graph, ON)
+        graph.lint()
+        fused += sum(isinstance(r, RegionRecord) for r in records)
+        called += len(before)
+        if effects(graph) != before:
+            moved.append(seed)
+    assert fused > 10 and called > 50 and not moved
+
+
+def test_a_write_stays_before_a_read() -> None:
+    """Of memory that the region does not read: an operator that makes one of its inputs does."""
+
+    def function(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> Any:
+        w.copy_((x * dy).sum(0))
+        h = dy @ w.diag()
+        return (x - (h + dy) * (x * (h + dy)).mean(1, keepdim=True),)
+
+    args = torch.randn(64, 48), torch.randn(64, 48), torch.randn(48)
+    expected = function(*(a.double() for a in args))
+    graph = traced(function, *[(tuple(a.shape), f32) for a in args], in_place=True)
+    prepare()
+    pipeline.run(graph, ON)
+    graph.lint()
+    found = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
+    assert off(found, expected) < ROUNDING

@@ -1,0 +1,401 @@
+"""Ranks of different sizes: gradients and the order of collectives, stock and with mixorder.
+
+    python tools/uneven.py                    # two GPUs, NCCL
+    python tools/uneven.py --backend gloo     # two CPU processes, small, kernels interpreted
+
+Ways: `ddp`, `fsdp` (fully_shard): each rank has its own number of samples; `tp` (tensor parallel, norms on
+whole activations), `sp` (and norms on halves of the tokens): both ranks have as many; and `graph:...`,
+programs of tools/_ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
+larger one alone (where they are of one size, the second) or both. Gradients are compared with eager float64
+on one process with the whole batch, and with those of the same way without mixorder; names and shapes of a
+step's collectives are read from a profile. A row is printed as soon as both ranks have it. Processes that do
+not end in time are killed.
+Exit status: 0; 1 if a result is wrong, a collective is not where stock calls it, or nothing was fused where
+it should be; 3 if not all rows were run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from _ranks import PROGRAMS, RANKS, Group, Program, off
+from distributed import WAYS, Compile, Model, Sizes, alone
+from torch import Tensor, nn
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALLOWED = {"fp32": 2e-5, "bf16": 5e-2}  # of a gradient, against float64; TF32 is off
+WORSE = 1.5  # mixorder's error may be that many times stock's, where it is more than rounding in fp32
+STUCK = 60  # seconds after which a collective that no other rank joins is an error
+NONE = 2**40  # a min_numel that lets nothing pass
+IN_GRAPH = ("same_shape", "three", "hooks", "shards", "sequence_parallel", "experts")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """`batches`: samples of each rank; `rows` and `columns`: of programs."""
+
+    sizes: Sizes
+    batches: tuple[int, int]
+    rows: tuple[int, int]
+    columns: int
+
+
+SCALES = {
+    "nccl": Scale(Sizes(1, 512, 8, 256, 1024), (2, 6), (2048, 4096), 512),
+    "gloo": Scale(Sizes(1, 16, 4, 8, 24), (1, 3), (100, 200), 16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One row of the table, and what it is of."""
+
+    way: str
+    dtype: str
+    fuse: str  # "larger" or "both"
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.dtype} {self.fuse}"
+
+
+@dataclasses.dataclass
+class Found:
+    """What one rank found: errors against float64 of stock and ours, ours against stock."""
+
+    size: str
+    fused: int
+    ordered: int  # regions declined, as they would change the order of effects
+    stock: float
+    ours: float
+    apart: float
+    same_calls: bool
+    calls: int
+    seconds: float
+
+
+def jobs(ways: list[str], dtypes: list[str], fuse: list[str]) -> list[Job]:
+    """What matters most comes first."""
+    models = [way for way in ways if not way.startswith("graph")]
+    programs = [f"graph:{name}" for name in IN_GRAPH] if "graph" in ways else []
+    programs += [way for way in ways if way.startswith("graph:")]
+    found = [Job(way, dtype, fuse[0]) for dtype in dtypes for way in models]
+    found += [Job(way, "fp32", fuse[0]) for way in programs]
+    return found + [Job(way, dtypes[0], other) for other in fuse[1:] for way in models]
+
+
+# One rank.
+
+
+class Rank:
+    """What a process knows of itself, and what it has computed before."""
+
+    def __init__(self, rank: int, backend: str) -> None:
+        self.rank, self.backend, self.scale = rank, backend, SCALES[backend]
+        self.gpu = backend == "nccl"
+        self.device = torch.device("cuda", rank) if self.gpu else torch.device("cpu")
+        self.stock = functools.cache(self._stock)
+        self.truth = functools.cache(self._truth)
+        self.exact_program = functools.cache(lambda name: self.program(name).truth())
+
+    def how(self, mixorder: bool, min_numel: int) -> Compile:
+        """The arguments of `torch.compile`."""
+        if self.gpu:
+            options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
+            return {"options": {**options, "mixorder_min_numel": min_numel}}
+        from mixorder.interpret import compile_for_interpreter
+        from mixorder.options import Options
+
+        options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=min_numel)
+        return {"backend": compile_for_interpreter(options)}
+
+    def found(self, job: Job) -> Found:
+        """A row, as this rank has it; a collective."""
+        from mixorder.errors import Decline
+        from mixorder.report import collect
+
+        started = time.perf_counter()
+        stock, stock_calls = self.stock(job.way, job.dtype)
+        with collect() as records:
+            ours, calls = self.once(job, mixorder=True)
+        declined = [r.reason.value for r in records if isinstance(r, Decline)]
+        truth = self.truth(job.way, job.dtype)
+        return Found(
+            self.size(job.way),
+            len(records) - len(declined),
+            declined.count("order"),
+            off(stock, truth),
+            off(ours, truth),
+            off(ours, tuple(t.double().cpu() for t in stock)),
+            calls == stock_calls,
+            sum(name.startswith("c10d::") for name, _ in calls),
+            time.perf_counter() - started,
+        )
+
+    def _stock(self, way: str, dtype: str) -> tuple[tuple[Tensor, ...], list[Any]]:
+        return self.once(Job(way, dtype, "both"), mixorder=False)
+
+    def _truth(self, way: str, dtype: str) -> tuple[Tensor, ...]:
+        """From eager, in float64, on this process alone."""
+        if way.startswith("graph:"):
+            return self.exact_program(way.partition(":")[2])[self.rank]
+        model = Model(self.scale.sizes).to(self.device, DTYPES[dtype]).double()
+        tokens, targets = (t.to(self.device) for t in self.batch())
+        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        return tuple(p.grad.cpu() for p in model.parameters() if p.grad is not None)
+
+    def once(self, job: Job, mixorder: bool) -> tuple[tuple[Tensor, ...], list[Any]]:
+        """Results of the first step, and the collectives of the third, when DDP has its buckets."""
+        torch._dynamo.reset()
+        make = self.program_step if job.way.startswith("graph:") else self.model_step
+        step = make(job, mixorder)
+        results = tuple(t.detach().clone() for t in step())
+        step()
+        with called() as calls:
+            step()
+        return results, calls
+
+    # Models.
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The whole one: tokens, and the ones to predict."""
+        sizes = self.scale.sizes
+        draw = torch.Generator().manual_seed(1)
+        both = torch.randint(sizes.vocabulary, (sizes.batch, sizes.tokens + 1), generator=draw)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def min_numel(self, job: Job) -> int:
+        sizes = self.scale.sizes
+        if job.fuse == "both":
+            return 0
+        if job.way in ("ddp", "fsdp"):
+            return sum(self.scale.batches) * sizes.tokens * sizes.dim // RANKS
+        return (NONE, 0)[self.rank]
+
+    def size(self, way: str) -> str:
+        sizes = self.scale.sizes
+        if way.startswith("graph:"):
+            return f"{self.program(way).rows[self.rank]} rows"
+        batch = self.scale.batches[self.rank] if way in ("ddp", "fsdp") else sizes.batch
+        return f"{batch} x {sizes.tokens // RANKS if way == 'sp' else sizes.tokens}"
+
+    def model_step(self, job: Job, mixorder: bool) -> Callable[[], Iterator[Tensor]]:
+        """Whole gradients of the parameters at every call; a collective."""
+        from torch.distributed.tensor import DTensor
+
+        sizes = self.scale.sizes
+        model = Model(sizes).to(self.device, DTYPES[job.dtype])
+        how = self.how(mixorder, self.min_numel(job))
+        run = (tensor_parallel if job.way == "tp" else WAYS["tp" if job.way == "sp" else job.way])(model, how)
+        tokens, targets = (t.to(self.device) for t in self.batch())
+        share = 1.0 / targets.numel()
+        if job.way in ("ddp", "fsdp"):  # which average over ranks
+            share *= RANKS
+            tokens, targets = (t.split(self.scale.batches)[self.rank] for t in (tokens, targets))
+
+        def step() -> Iterator[Tensor]:
+            model.zero_grad(set_to_none=True)
+            logits = run(tokens).float().flatten(0, 1)
+            (F.cross_entropy(logits, targets.flatten(), reduction="sum") * share).backward()
+            return (whole(p.grad) for p in model.parameters())
+
+        def whole(grad: Tensor | None) -> Tensor:
+            assert grad is not None
+            return grad.full_tensor() if isinstance(grad, DTensor) else grad
+
+        return step
+
+    # Programs.
+
+    def program(self, way: str) -> Program:
+        program = PROGRAMS[way.rpartition(":")[2]]
+        small, large = self.scale.rows
+        rows = (small, large) if len(set(program.rows)) > 1 else (small, small)
+        return dataclasses.replace(program, rows=rows, columns=self.scale.columns)
+
+    def program_step(self, job: Job, mixorder: bool) -> Callable[[], tuple[Tensor, ...]]:
+        program = self.program(job.way)
+        arguments = tuple(t.to(self.device) for t in program.arguments(self.rank))
+        how = self.how(mixorder, program.min_numel(self.rank) if job.fuse == "larger" else 0)
+        group = Group(dist.group.WORLD.group_name)
+        compiled: list[Any] = []
+
+        def once(function: Callable[..., Any]) -> Callable[..., Any]:
+            if not compiled:
+                compiled.append(torch.compile(function, dynamic=False, fullgraph=True, **how))
+            return compiled[0]
+
+        return lambda: program.run(group, arguments, once)
+
+
+def tensor_parallel(model: Model, how: Compile) -> nn.Module:
+    """Products in columns, then in rows; norms, embedding and head on every rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (RANKS,))
+    plan = {
+        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    return alone(model, how)
+
+
+class called:
+    """The collectives that this process calls, in order: names, and shapes of what functional ones get."""
+
+    def __enter__(self) -> list[Any]:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        self.profile = torch.profiler.profile(activities=activities, record_shapes=True)
+        self.calls: list[Any] = []
+        self.profile.__enter__()
+        return self.calls
+
+    def __exit__(self, *error: Any) -> None:
+        self.profile.__exit__(*error)
+        events = [e for e in self.profile.events() if e.name.startswith(("c10d::", "_c10d_functional::"))]
+        for event in sorted(events, key=lambda e: e.time_range.start):
+            if "wait" not in event.name:
+                # Whether a functional one is done in place is for Inductor to choose.
+                self.calls.append((event.name.rstrip("_"), str(event.input_shapes)))
+
+
+def rank_main(rank: int, folder: Path, backend: str, todo: list[Job], deadline: float) -> None:
+    """All rows on one rank; each is saved as soon as it is there."""
+    me = Rank(rank, backend)
+    if me.gpu:
+        torch.cuda.set_device(me.device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    else:
+        from mixorder import pipeline
+        from mixorder.schedule.device import H200
+
+        pipeline.device_info = lambda _: dataclasses.replace(H200, num_sm=16)  # tensors are small
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=STUCK)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    device = {"device_id": me.device} if me.gpu else {}
+    dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timeout, **device)
+    for number, job in enumerate(todo):
+        # All ranks go on, or none.
+        late = torch.tensor(float(time.time() > deadline), device=me.device)
+        dist.all_reduce(late, dist.ReduceOp.MAX)
+        if late:
+            break
+        content = json.dumps(dataclasses.asdict(me.found(job)))
+        (folder / f"{number}-{rank}.part").write_text(content)
+        (folder / f"{number}-{rank}.part").rename(folder / f"{number}-{rank}.json")
+    dist.destroy_process_group()
+
+
+# The table.
+
+
+HEAD = ("way", "model", "dtype", "sizes", "fuse", "regions")
+HEAD += ("error, stock", "error, mixorder", "against stock", "same collectives", "right")
+
+
+def right(job: Job, found: list[Found]) -> bool:
+    allowed = ALLOWED[job.dtype]
+    ours, stock = max(f.ours for f in found), max(f.stock for f in found)
+    exact = stock < allowed and ours < allowed and (ours < ALLOWED["fp32"] or ours <= WORSE * stock)
+    taken = [f.fused + f.ordered > 0 for f in found]
+    fused = all(taken) if job.fuse == "both" else sum(taken) == 1
+    in_graph = job.way.startswith("graph:")  # where no rank may fuse if that changes the order
+    return exact and all(f.same_calls and f.calls for f in found) and (fused or in_graph and any(taken))
+
+
+def line(job: Job, found: list[Found]) -> str:
+    fused = ", ".join(f"{f.fused}" + f" (order: {f.ordered})" * bool(f.ordered) for f in found)
+    cells = (
+        job.way,
+        "a norm and its MLP" if job.way.startswith("graph:") else "LayerNorm + RMSNorm block",
+        job.dtype,
+        ", ".join(f.size for f in found),
+        job.fuse,
+        fused,
+        *(f"{max(getattr(f, name) for f in found):.1e}" for name in ("stock", "ours", "apart")),
+        f"{'yes' if all(f.same_calls for f in found) else 'NO'}, {found[0].calls}",
+        "yes" if right(job, found) else "NO",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def watch(folder: Path, todo: list[Job], ranks: Any, end: float) -> tuple[list[bool], str]:
+    """Print rows as they come, until the processes end or have to; whether each was right, and what went
+    wrong otherwise."""
+    rights: list[bool] = []
+    trouble, running = "", True
+    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}", flush=True)
+    while running and not trouble:
+        try:
+            running = not ranks.join(timeout=0.5)
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+            trouble = str(error)
+        if running and time.time() > end:
+            trouble = "out of time: the processes are killed"
+        while len(rights) < len(todo):
+            paths = [folder / f"{len(rights)}-{rank}.json" for rank in range(RANKS)]
+            if not all(path.exists() for path in paths):
+                break
+            found, job = [Found(**json.loads(path.read_text())) for path in paths], todo[len(rights)]
+            rights.append(right(job, found))
+            print(line(job, found), flush=True)
+            print(f"{job}: {max(f.seconds for f in found):.0f} s", file=sys.stderr, flush=True)
+    return rights, trouble
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    gpus = torch.cuda.device_count()
+    parser.add_argument("--backend", choices=SCALES, default="nccl" if gpus >= RANKS else "gloo")
+    parser.add_argument("--ways", default="ddp,fsdp,tp,sp,graph", help="of %(default)s; or graph:PROGRAM")
+    parser.add_argument("--dtypes", default="fp32,bf16", help="of %(default)s, for all ways but graph")
+    parser.add_argument(
+        "--fuse", default="larger,both", help="of %(default)s; the second with the first dtype alone"
+    )
+    parser.add_argument("--limit", type=float, default=225, help="seconds until processes are killed")
+    args = parser.parse_args()
+    if args.backend == "gloo":
+        os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TRITON_INTERPRET"] = "", "1"
+    elif gpus < RANKS:
+        parser.error(f"{gpus} GPUs, {RANKS} needed")
+    todo = jobs(args.ways.split(","), args.dtypes.split(","), args.fuse.split(","))
+    started = time.time()
+    with tempfile.TemporaryDirectory() as name:
+        arguments = (Path(name), args.backend, todo, started + 0.85 * args.limit)
+        ranks = mp.spawn(rank_main, arguments, nprocs=RANKS, join=False)
+        try:
+            rights, trouble = watch(Path(name), todo, ranks, started + args.limit)
+        finally:
+            for process in ranks.processes:
+                process.kill()
+    print(f"\n{RANKS} processes, {args.backend}, torch {torch.__version__}, {time.time() - started:.0f} s")
+    for text in filter(None, (trouble, *(f"not run: {job}" for job in todo[len(rights) :]))):
+        print(text, file=sys.stderr)
+    return 1 if not all(rights) else 3 if trouble or len(rights) < len(todo) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
