@@ -2,14 +2,13 @@
 
 Stage after stage, a program works on a row tile, tells the others its parts of the stage's reductions, and
 goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next stage follows.
-The programs of a group need not run at the same time for the result to be right: one that has waited too
-long for the others does all its rows again after the loop, computing their parts itself. The order of its
-sums is the same, unless Triton lays the tiles of the two loops over threads in different ways.
+
+The programs of a group need not run at the same time for the result to be right. One that has waited too
+long for the others runs the same loop once more for each of their parts, to tell what they have not told yet,
+and then for its own. All turns are one piece of code: whoever computes a sum, its bits are the same.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch._inductor.codegen.triton import texpr, triton_compute_type
@@ -24,7 +23,6 @@ from ..loops.ir import (
     Reduce,
     Statement,
     Store,
-    closure,
 )
 from ..loops.share import WORDS, lanes_of
 from ..loops.split import SPLIT_SYMBOL
@@ -32,11 +30,10 @@ from ..schedule.schedule import Schedule
 from .dependent import PROGRAM, released
 from .exchange import POLLS, Record, carried
 from .source import KernelSource, LaunchConfig
-from .stages import Stage, floating, stages_of, without_effect
+from .stages import floating, stages_of, without_effect
 from .writer import TileDim, Writer, pointer_of
 
-# Warps may have seen different words; the maximum is the same in all of them.
-_ANY_WARP = "tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)"
+MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
 
@@ -72,7 +69,8 @@ class _SharedKernel:
         code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
-        code.writeline(f"part = {PROGRAM} % {schedule.parts}")
+        own = "own" if self.exchanged else "part"
+        code.writeline(f"{own} = {PROGRAM} % {schedule.parts}")
         code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
         if self.skew is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
@@ -80,35 +78,66 @@ class _SharedKernel:
             writer.shift(self.skew)
             code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
             code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
-        self.columns("part")
+        if self.exchanged:
+            self.turns()
+        else:
+            self.turn()
+        tile = schedule.tile
+        constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+        config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
+
+    def turns(self) -> None:
+        """One turn for the program's own part. If that waited in vain, one for each part of the others and
+        each exchange but for its own first words, which it has told already; then its own again."""
+        code, helped = self.code, (len(self.stages) - 1) * self.schedule.parts - 1
+        code.writeline("turn = tl.full([], 0, tl.int32)")
+        code.writeline("turns = tl.full([], 1, tl.int32)")
+        code.writeline("while turn < turns:")
+        with code.indent():
+            code.writeline(f"{MINE} = (turn == 0) | (turn == {helped + 1})")
+            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.parts})")
+            self.turn()
+            missed = self.any_warp(len(self.stages) - 1)
+            code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {helped + 2}, turns)")
+            code.writeline("turn += 1")
+
+    def turn(self) -> None:
+        """All of a part's rows, and its partial results."""
+        writer = self.writer
+        self.columns()
         for stmt in self.nest.preamble:
             writer.statement(stmt)
         if writer.floating:
             self.anchor()
         self.empty_accumulators()
         self.main_loop()
-        if self.exchanged:
-            self.again()
-        if schedule.overlap:
-            code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
+        if self.schedule.overlap:
+            self.code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
             writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
-        tile = schedule.tile
-        constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
-        config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
+
+    @staticmethod
+    def missed(stage: int) -> str:
+        """Whether the program has waited in vain for what stages up to `stage` need."""
+        found = [f"missed{k}" for k in range(1, stage + 1)]
+        return f"({' | '.join(found)})" if len(found) > 1 else found[0]
+
+    def any_warp(self, stage: int) -> str:
+        """Whether some warp has: they may have seen different words, and the maximum is the same in all."""
+        return f"tl.max({self.missed(stage)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
     # Indices.
 
-    def columns(self, part: str) -> None:
-        """The columns of a part, and which lanes have one."""
+    def columns(self) -> None:
+        """The columns of the part, and which lanes have one."""
         cols, y = self.schedule.part_cols, self.y
         if self.skew is not None:
-            self.code.writeline(f"end = tl.minimum({part} * {cols} + {cols}, {y.extent})")
-            self.writer.shifted_columns(f"{part} * {cols}", "end")
+            self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
+            self.writer.shifted_columns(f"part * {cols}", "end")
             return
-        self.code.writeline(f"{y.symbol} = {part} * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
+        self.code.writeline(f"{y.symbol} = part * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
             if cols != self.schedule.r0_block:
@@ -140,7 +169,7 @@ class _SharedKernel:
 
     def record(self, stage: int, group: int, row: int, tile: str) -> str:
         """The record of a row of the tile that a stage works on, within what there is."""
-        tile = f"tl.minimum(tl.maximum({tile}, begin), tiles - 1)"
+        tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
         row_of = f"({tile} * XBLOCK + {row})"
         if self.skew is not None:
             row_of = f"({row_of} * {self.skew.period} + first)"
@@ -155,8 +184,8 @@ class _SharedKernel:
         for name, age in self.ages.items():
             for i in range(1, age + 1):
                 code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
-        if self.exchanged:
-            code.writeline("missed = tl.full([], 0, tl.int32)")
+        for k in range(1, last + 1):
+            code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
         for k, group, row in self.records():
             code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
         turns = f"tiles + {last * schedule.depth * self.step}" if last else "tiles"
@@ -197,14 +226,14 @@ class _SharedKernel:
             elif not isinstance(stmt, Load):
                 self.statement(stmt)
         if k and self.stages[k].groups:
-            self.code.writeline(f"failed{k} = {_ANY_WARP}")
+            self.code.writeline(f"failed{k} = {self.any_warp(k)}")
         for group in self.stages[k].groups:
             for reduce in group:
                 self.publish(reduce, k)
 
-    def statement(self, stmt: Statement, delayed: bool = True) -> None:
+    def statement(self, stmt: Statement) -> None:
         if isinstance(stmt, PartialAccumulate):
-            some_idle = self.ragged or (delayed and len(self.stages) > 1)
+            some_idle = self.ragged or len(self.stages) > 1
             with self.writer.ops.active():
                 self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
         else:
@@ -224,7 +253,8 @@ class _SharedKernel:
     def totals(self, k: int) -> None:
         """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
         code = self.code
-        code.writeline(f"polls = tl.where({f'ready{k}'} & (missed == 0), {POLLS}, 0)")
+        missed = self.missed(len(self.stages) - 1)
+        code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
         for g, group in enumerate(self.stages[k - 1].groups):
             for row in range(self.schedule.tile.xblock):
                 record = Record(group[0].kind, len(group), self.schedule.parts)
@@ -233,7 +263,7 @@ class _SharedKernel:
                     f"{total} = "
                     + record.total(self.record(k, g, row, self.tile_of(k)), _seen(k, g, row), "polls")
                 )
-                code.writeline(f"missed = missed | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
+                code.writeline(f"missed{k} = missed{k} | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
             for i, reduce in enumerate(group):
                 values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile.xblock)]
                 self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
@@ -314,73 +344,16 @@ class _SharedKernel:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.writer.ops.define(text, stmt.dtype, stmt.name)
 
-    # Accumulators, and the second attempt.
-
     def empty_accumulators(self) -> None:
         for acc in self.accumulators:
             identity = self.writer.identity(acc.kind, self.writer.dtype(acc))
             for name in self.writer.accumulators(acc):
                 self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {identity})")
 
-    def again(self) -> None:
-        """Where a wait was in vain: everything once more, the other programs' parts included."""
-        code = self.code
-        code.writeline(f"missed = {_ANY_WARP}")
-        code.writeline("if missed > 0:")
-        with code.indent():
-            self.empty_accumulators()
-            code.writeline(f"for tile in tl.range(begin, tiles, {self.step}, num_stages=1):")
-            with code.indent():
-                self.rows(0)
-                for stage in self.stages[:-1]:
-                    self.parts_of(stage)
-                self.columns("part")
-                results = [s for s in self.nest.body if isinstance(s, Store | PartialAccumulate)]
-                self.at_once(results)
-
-    def parts_of(self, stage: Stage) -> None:
-        """A stage's reductions over whole rows, part after part, added up as `exchange` does."""
-        code, lanes, rows = self.code, lanes_of(self.schedule.parts), range(self.schedule.tile.xblock)
-        reductions = [r for group in stage.groups for r in group]
-        names = {r.name: f"parts{self.exchanged.index(r)}" for r in reductions}
-        for r in reductions:
-            identity = self.writer.identity(r.kind, r.dtype)
-            code.writeline(f"{names[r.name]} = tl.full([XBLOCK, {lanes}], {identity})")
-        parts = str(self.schedule.parts)
-        if self.writer.floating.intersection(names):
-            # So that LLVM does not know it: such short loops it would unroll, and spill several KB a thread.
-            parts = f"tl.num_programs(0) // {self.schedule.num_splits}"
-        code.writeline(f"for other in tl.range(0, {parts}, num_stages=1):")
-        with code.indent():
-            self.columns("other")
-            self.at_once(reductions)
-            for r in reductions:
-                value, mine = self.writer.ops.variables[r.name], f"tl.arange(0, {lanes})[None, :] == other"
-                code.writeline(f"{names[r.name]} = tl.where({mine}, {value}, {names[r.name]})")
-        for r in reductions:
-            text, half = names[r.name], lanes // 2
-            while half:
-                text = self.writer.without(r.kind, f"tl.reshape({text}, [XBLOCK, 2, {half}])", 1)
-                half //= 2
-            code.writeline(f"{names[r.name]} = ({text}).to(tl.int32, bitcast=True)")
-            # Scalars: each thread would have a column whole, and then all of what it is broadcast to.
-            mine = "tl.arange(0, XBLOCK)[:, None] == {}"
-            values = [f"tl.where({mine.format(row)}, {names[r.name]}, 0)" for row in rows]
-            values = [f"tl.sum(tl.sum({v}, 1), 0).to(tl.float32, bitcast=True)" for v in values]
-            self.writer.ops.define(_column(values), r.dtype, r.name)
-
-    def at_once(self, roots: Sequence[Statement]) -> None:
-        """Statements that need no more than the reductions that are known, without any delay."""
-        known = [s for s in self.nest.statements if not isinstance(s, Reduce | Exchange)]
-        for stmt in closure(known, roots):
-            if isinstance(stmt, Carry):
-                self.writer.ops.variables[stmt.name] = self.writer.ops.variables[stmt.value.name]
-            else:
-                self.statement(stmt, delayed=False)
-
 
 class _SharedWriter(Writer):
-    """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row."""
+    """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row. Where
+    rows are exchanged, results are stored in a program's own turns only."""
 
     spread_columns = False
 
@@ -397,6 +370,11 @@ class _SharedWriter(Writer):
             self.ops.variables[stmt.value.name] = anchored
         super().reduce(stmt)
         self.ops.variables[stmt.value.name] = value
+
+    def stored_where(self, mask: str) -> str:
+        if not any(isinstance(s, Exchange) for s in self.nest.body):
+            return mask
+        return f"{mask} & {MINE}" if mask else MINE
 
     def loaded(self, stmt: Load, text: str) -> str:
         if stmt.name not in self.raw:

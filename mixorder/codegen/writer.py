@@ -392,16 +392,19 @@ class Writer:
         pointer = pointer_of(self.program.buffer(buffer).over or buffer)
         if self.skewed(index):
             for columns in (WHOLE, f"{self.dims[1].mask} & ~{WHOLE}"):
-                self.code.writeline(
-                    f"tl.store({pointer} + ({SKEWED}), {value}, {self.mask(symbols, columns)})"
-                )
+                mask = self.stored_where(self.mask(symbols, columns))
+                self.code.writeline(f"tl.store({pointer} + ({SKEWED}), {value}, {mask})")
             return
-        mask = self.mask(symbols)
+        mask = self.stored_where(self.mask(symbols))
         masked = f", {mask}" if mask else ""
         pointer = f"{pointer} + ({self.ops.offset(index)})"
         if not symbols or symbols - self.symbols(index):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(symbols)}])"
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
+
+    def stored_where(self, mask: str) -> str:
+        """The condition for a store; a subclass may have one of its own."""
+        return mask
 
     def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
         return self.program.buffer(stmt.buffer).dtype

@@ -70,106 +70,74 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_ab43dff5(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_683e663f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
-    part = tl.program_id(0) % 8
+    own = tl.program_id(0) % 8
     s = tl.program_id(0) // 8
     begin, tiles = s, tl.cdiv(64, XBLOCK)
-    y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
-    tmp0 = tl.full([], 6.103515625e-05, tl.float32)
-    tmp1 = tl.load(in2_ptr + (y)).to(tl.float32)
-    ws0_acc = tl.full([1, R0_BLOCK], 0.0, tl.float32)
-    held0_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-    held0_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-    held1_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-    held1_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-    held2_1 = tl.zeros([XBLOCK, 1], tl.float32)
-    held2_2 = tl.zeros([XBLOCK, 1], tl.float32)
-    missed = tl.full([], 0, tl.int32)
-    seen1_0_0 = ...
-    seen1_0_1 = ...
-    for tile in tl.range(begin, tiles + 8, 4, num_stages=NUM_STAGES):
-        x = (tile) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-        xmask = (x < 64)
-        held1_raw = tl.load(in1_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-        tmp2 = held1_raw.to(tl.float32)
-        tmp3 = tl.load(in3_ptr + (x), xmask, other=0)
-        held0_raw = tl.load(in0_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-        tmp4 = held0_raw.to(tl.float32)
-        tmp5 = tmp2 * tmp3
-        tmp6 = tmp4 * tmp1
-        tmp7 = tmp5 * tmp6
-        tmp8 = tl.sum(tmp7, 1)[:, None]
-        tl.store(words_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
-        ready1 = (tile - 8 >= 0) & (tile - 8 < tiles)
-        polls = tl.where(ready1 & (missed == 0), 16384, 0)
-        total1_0_0 = ...
-        missed = missed | (ready1 & (total1_0_0[0] == 0)).to(tl.int32)
-        total1_0_1 = ...
-        missed = missed | (ready1 & (total1_0_1[0] == 0)).to(tl.int32)
-        tmp9 = tl.where(tl.arange(0, XBLOCK)[:, None] == 0, total1_0_0[1], total1_0_1[1])
+    turn = tl.full([], 0, tl.int32)
+    turns = tl.full([], 1, tl.int32)
+    while turn < turns:
+        mine = (turn == 0) | (turn == 8)
+        part = tl.where(mine, own, (own + turn) % 8)
+        y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
+        tmp0 = tl.full([], 6.103515625e-05, tl.float32)
+        tmp1 = tl.load(in2_ptr + (y)).to(tl.float32)
+        ws0_acc = tl.full([1, R0_BLOCK], 0.0, tl.float32)
+        held0_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
+        held0_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
+        held1_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
+        held1_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
+        held2_1 = tl.zeros([XBLOCK, 1], tl.float32)
+        held2_2 = tl.zeros([XBLOCK, 1], tl.float32)
+        missed1 = tl.full([], 0, tl.int32)
         seen1_0_0 = ...
         seen1_0_1 = ...
-        x = (tile - 8) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-        xmask = (x >= 0) & (x < 64)
-        tmp10 = held0_2.to(tl.float32)
-        tmp11 = held1_2.to(tl.float32)
-        tmp12 = held2_2
-        tmp13 = tmp11 * tmp12
-        tmp14 = tmp10 * tmp13
-        ws0_acc = ws0_acc + tl.sum(tmp14, 0)[None, :]
-        tmp15 = tmp10 * tmp1
-        tmp16 = tmp13 * tmp0
-        tmp17 = tmp16 * tmp9
-        tmp18 = tmp15 - tmp17
-        tmp19 = tmp18 * tmp12
-        tl.store(out0_ptr + (y + 16384*x), tmp19, xmask)
-        held0_2 = ...
-        held0_1 = held0_raw
-        held1_2 = ...
-        held1_1 = held1_raw
-        held2_2 = ...
-        held2_1 = tmp3
-    missed = tl.max(missed + tl.zeros([R0_BLOCK], tl.int32), 0)
-    if missed > 0:
-        ws0_acc = tl.full([1, R0_BLOCK], 0.0, tl.float32)
-        for tile in tl.range(begin, tiles, 4, num_stages=1):
+        for tile in tl.range(begin, tiles + 8, 4, num_stages=NUM_STAGES):
             x = (tile) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
             xmask = (x < 64)
-            parts0 = tl.full([XBLOCK, 8], 0.0, tl.float32)
-            for other in tl.range(0, 8, num_stages=1):
-                y = other * 2048 + tl.arange(0, R0_BLOCK)[None, :]
-                tmp20 = tl.load(in2_ptr + (y)).to(tl.float32)
-                held1_raw = tl.load(in1_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-                tmp21 = held1_raw.to(tl.float32)
-                tmp22 = tl.load(in3_ptr + (x), xmask, other=0)
-                tmp23 = tmp21 * tmp22
-                held0_raw = tl.load(in0_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-                tmp24 = held0_raw.to(tl.float32)
-                tmp25 = tmp24 * tmp20
-                tmp26 = tmp23 * tmp25
-                tmp27 = tl.sum(tmp26, 1)[:, None]
-                parts0 = tl.where(tl.arange(0, 8)[None, :] == other, tmp27, parts0)
-            parts0 = (tl.sum(tl.reshape(tl.sum(tl.reshape(tl.sum(tl.reshape(parts0, [XBLOCK, 2, 4]), 1), [XBLOCK, 2, 2]), 1), [XBLOCK, 2, 1]), 1)).to(tl.int32, bitcast=True)
-            tmp28 = tl.where(tl.arange(0, XBLOCK)[:, None] == 0, tl.sum(tl.sum(tl.where(tl.arange(0, XBLOCK)[:, None] == 0, parts0, 0), 1), 0).to(tl.float32, bitcast=True), tl.sum(tl.sum(tl.where(tl.arange(0, XBLOCK)[:, None] == 1, parts0, 0), 1), 0).to(tl.float32, bitcast=True))
-            y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
-            tmp29 = tl.full([], 6.103515625e-05, tl.float32)
-            tmp30 = tl.load(in2_ptr + (y)).to(tl.float32)
             held1_raw = tl.load(in1_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-            tmp31 = held1_raw.to(tl.float32)
-            tmp32 = tl.load(in3_ptr + (x), xmask, other=0)
+            tmp2 = held1_raw.to(tl.float32)
+            tmp3 = tl.load(in3_ptr + (x), xmask, other=0)
             held0_raw = tl.load(in0_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-            tmp33 = held0_raw.to(tl.float32)
-            tmp34 = tmp31 * tmp32
-            tmp35 = tmp33 * tmp34
-            tmp36 = tmp33 * tmp30
-            tmp37 = tmp34 * tmp29
-            tmp38 = tmp37 * tmp28
-            tmp39 = tmp36 - tmp38
-            tmp40 = tmp39 * tmp32
-            ws0_acc = ws0_acc + tl.sum(tmp35, 0)[None, :]
-            tl.store(out0_ptr + (y + 16384*x), tmp40, xmask)
-    tl.store(ws0_ptr + (y + 16384*s), ws0_acc)""",  # noqa: E501
+            tmp4 = held0_raw.to(tl.float32)
+            tmp5 = tmp2 * tmp3
+            tmp6 = tmp4 * tmp1
+            tmp7 = tmp5 * tmp6
+            tmp8 = tl.sum(tmp7, 1)[:, None]
+            tl.store(words_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
+            ready1 = (tile - 8 >= 0) & (tile - 8 < tiles)
+            polls = tl.where(mine & ready1 & (missed1 == 0), 16384, 0)
+            total1_0_0 = ...
+            missed1 = missed1 | (ready1 & (total1_0_0[0] == 0)).to(tl.int32)
+            total1_0_1 = ...
+            missed1 = missed1 | (ready1 & (total1_0_1[0] == 0)).to(tl.int32)
+            tmp9 = tl.where(tl.arange(0, XBLOCK)[:, None] == 0, total1_0_0[1], total1_0_1[1])
+            seen1_0_0 = ...
+            seen1_0_1 = ...
+            x = (tile - 8) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+            xmask = (x >= 0) & (x < 64)
+            tmp10 = held0_2.to(tl.float32)
+            tmp11 = held1_2.to(tl.float32)
+            tmp12 = held2_2
+            tmp13 = tmp11 * tmp12
+            tmp14 = tmp10 * tmp13
+            ws0_acc = ws0_acc + tl.sum(tmp14, 0)[None, :]
+            tmp15 = tmp10 * tmp1
+            tmp16 = tmp13 * tmp0
+            tmp17 = tmp16 * tmp9
+            tmp18 = tmp15 - tmp17
+            tmp19 = tmp18 * tmp12
+            tl.store(out0_ptr + (y + 16384*x), tmp19, xmask & mine)
+            held0_2 = ...
+            held0_1 = held0_raw
+            held1_2 = ...
+            held1_1 = held1_raw
+            held2_2 = ...
+            held2_1 = tmp3
+        tl.store(ws0_ptr + (y + 16384*s), ws0_acc, mine)
+        turns = tl.where((turn == 0) & (tl.max(missed1 + tl.zeros([R0_BLOCK], tl.int32), 0) > 0), 9, turns)
+        turn += 1""",  # noqa: E501
         )
 
 
@@ -195,7 +163,7 @@ def test_masks(rows: int, cols: int, ragged: bool) -> None:
     for mask in masks:  # a part that does not fill its power of two ends where the next one begins
         assert f"y < {cols}" in mask and f"[None, :] < {part}" in mask
     stores = [line for line in text.splitlines() if "tl.store(out0" in line]
-    assert len(stores) == 2 and all("xmask" in line for line in stores)
+    assert len(stores) == 1 and all("xmask" in line and "& mine" in line for line in stores)
     late = [line for line in text.splitlines() if "xmask = (x >= 0) & " in line]
     assert len(late) == 1  # the first stage has no rows before the first one
 
@@ -233,7 +201,29 @@ def test_a_word_is_not_told_where_the_tile_is_none_or_a_wait_was_in_vain() -> No
     first, second = (line for line in text.splitlines() if "tl.store(words_ptr" in line)
     assert "x >= 0" not in first and "failed" not in first
     assert "(x >= 0) & (failed1 == 0) & " in second
-    assert text.index("failed1 = tl.max(missed") < text.index(second)
+    assert text.index("failed1 = tl.max(missed1 +") < text.index(second)
+
+
+def test_a_turn_for_each_part_and_exchange_tells_what_is_not_told() -> None:
+    """Two exchanges: the first words of 7 others, then the second words of all 8, then the own part again."""
+    text = kernel_of(program_of(*TWO_STAGES)).text
+    assert (
+        "mine = (turn == 0) | (turn == 16)" in text and "part = tl.where(mine, own, (own + turn) % 8)" in text
+    )
+    assert "turns = tl.where((turn == 0) & (tl.max((missed1 | missed2) + " in text and ", 17, turns)" in text
+    assert {(own + turn) % 8 for own in (3,) for turn in range(1, 8)} == set(range(8)) - {3}
+    assert {(3 + turn) % 8 for turn in range(8, 16)} == set(range(8))
+
+
+def test_each_sum_is_written_once() -> None:
+    """Whoever computes a sum, and in which turn, its bits are the same: there is no other code for it."""
+    for program in (rms(), program_of(*TWO_STAGES)):
+        nest = share(program, 8, 2).nests[0]
+        text = kernel_of(program).text
+        sums = [s for s in nest.body if isinstance(s, Reduce | PartialAccumulate)]
+        functions = ("tl.sum(", "triton_helpers.max2(")
+        assert sum(text.count(name) for name in functions) == len(sums)
+        assert text.count("for tile in tl.range(") == 1
 
 
 def test_each_stage_waits_for_its_own_tile() -> None:
@@ -385,12 +375,10 @@ def labelled(logits: Any, labels: Any, lse: Any) -> Any:
 
 
 def test_a_reduction_without_a_load_over_columns_is_anchored_to_one() -> None:
-    """Or a thread would have a whole row of it; both times, and the loop over parts is not unrolled."""
+    """Or a thread would have a whole row of it."""
     text = kernel_of(
         program_of(labelled, ((64, 16384), f32), ((64, 1), torch.int64), ((64, 1), f32)), num_splits=4
     ).text
     assert text.count("anchor = tl.load(") == 1 and "tl.program_id(0) < 0" in text
-    assert text.count("tl.where(anchor == 0, ") == 2
-    assert "for other in tl.range(0, tl.num_programs(0) // 4, num_stages=1)" in text
-    plain = kernel_of(rms()).text
-    assert "anchor" not in plain and "for other in tl.range(0, 8, num_stages=1)" in plain
+    assert text.count("tl.where(anchor == 0, ") == 1
+    assert "anchor" not in kernel_of(rms()).text
