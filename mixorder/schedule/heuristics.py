@@ -88,13 +88,14 @@ def workload(program: LoopProgram) -> Workload:
     body = program.nests[0].body
     tiles = [s for s in body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
     skew = skew_of(program)
-    size = program.hint(row.size) * int(col.size) * (1 if kept is None else int(kept.size))
+    rows = max(1, program.hint(row.size))  # a graph may have been traced with none
+    size = rows * int(col.size) * (1 if kept is None else int(kept.size))
     streamed = {s.buffer for s in tiles if program.hint(program.buffer(s.buffer).numel) >= size}
     # What a tensor is put together from; a table that many rows share has no predicate.
     pieces = {s.buffer for s in tiles if s.predicate is not None} - streamed
     in_pieces = sum(program.hint(program.buffer(b).numel) * program.buffer(b).dtype.itemsize for b in pieces)
     return Workload(
-        program.hint(row.size),
+        rows,
         int(col.size),
         load_bytes=sum(program.buffer(b).dtype.itemsize for b in streamed) + math.ceil(in_pieces / size),
         held_words=cost.held_words(program),

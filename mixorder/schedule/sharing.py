@@ -64,7 +64,7 @@ def shared_workload(program: LoopProgram) -> SharedWork:
     columns = [s for s in main.preamble if isinstance(s, Load) and deps[s.name]]
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     return SharedWork(
-        program.hint(row.size),
+        max(1, program.hint(row.size)),
         int(col.size),
         load_bytes=sum(loads[s.name] for s in main.body if isinstance(s, Load) and tile <= deps[s.name]),
         held_bytes=sum(loads[name] * stages for name, stages in held.items()),
