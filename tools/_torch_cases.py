@@ -1,8 +1,10 @@
 """PyTorch's own samples of ops and modules as cases, each put beside a row sum and a column sum.
 
-In: `op_db` and `module_db` of torch.testing, which come with torch and need expecttest. Out: `Case`s, which are
-plain data, and of each its `Unit`s: a sample, and the source of a function that computes the op on it between
-reductions over rows and columns of the same tensor.
+In: `op_db` and `module_db` of torch.testing, which come with torch and need expecttest. Out: `Case`s, which
+are plain data, and of each its `Unit`s: a sample, and in which of the modes it stands beside reductions over
+the rows and columns of the same tensor. Modes of a forward are "beside", the op on a tensor that is summed,
+and "behind", the op on what a row's result makes of it; of a backward "layer" and "rms", the op beside such a
+norm, and "through", behind one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import itertools
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "float16", "int32", "uint8", "float64", "int16", "int8")
 GROUPS = ("reductions", "norms", "losses", "modules", "pointwise")
-ENLARGED = (37, 24)
+ENLARGED = {2: (37, 24), 3: (9, 8, 24), 4: (5, 8, 6, 12)}  # shapes, by the number of dims
 MOST_ENLARGED = 3
 MOST_SAMPLES = 64  # that are looked at, of an op and a dtype
 
@@ -39,6 +41,16 @@ _EXCLUDED = re.compile(
     r"|dropout|unpool|fractional|nuc$|einsum|linalg\.(matrix_rank|cond)|(max|min)\.binary|_scatter|scatter_"
 )
 _MODULES = re.compile(r"Norm|Loss|[sS]oft(max|min)")
+# Which of a tensor's dims another one has: all, trailing ones, channels, rows, labels. The first that fits.
+_PARTS_OF_A_SHAPE: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
+    lambda s: s,
+    lambda s: s[1:],
+    lambda s: s[2:],
+    lambda s: s[1:2],
+    lambda s: s[-1:],
+    lambda s: s[:1],
+    lambda s: s[:1] + s[2:],
+)
 # Where a rounding of the input decides which element a gradient goes to.
 _JUMPS = re.compile(
     r"max|min|median|mode|quantile|kthvalue|l1|margin|hinge|huber|count|dist|nan|norm\.inf|prod"
@@ -67,9 +79,9 @@ class Slot:
 
 @dataclasses.dataclass
 class Unit:
-    """One sample in one of the `MODES`. `call(*args, **kwargs)` with `tensors` for the slots; `main`: of them,
-    the tensor whose rows and columns are summed. `leaves`: how the tensors of the result are reached, and
-    examples of them. `extra`: scales, shifts and weights that the mode adds."""
+    """One sample in a mode. `call(*args, **kwargs)` with `tensors` for the slots; `main`: of them, the tensor
+    whose rows and columns are summed. `leaves`: how the tensors of the result are reached, and examples of
+    them. `extra`: scales, shifts and weights that the mode adds."""
 
     label: str
     mode: str
@@ -152,8 +164,8 @@ def _dtypes(info: Any, kind: str, backward: bool) -> list[str]:
 
 
 def units(case: Case, device: str, samples: int) -> list[Unit]:
-    """Samples of a case that have rows and columns and that eager computes, each in a mode; other dtypes of the
-    same op get other samples. The last ones are enlarged."""
+    """Samples of a case that have rows and columns and that eager computes, each in a mode; other dtypes of
+    the same op get other samples. The last ones are enlarged."""
     torch.manual_seed(0)
     turn = DTYPES.index(case.dtype)
     candidates = [u for u in _samples(case, device) if _usable(u)]
@@ -180,10 +192,12 @@ def _large(case: Case, order: Sequence[Unit], modes: Sequence[str]) -> list[Unit
     for large in filter(None, map(_enlarged, order)):
         if _probed(large, case.backward):
             sizes.setdefault(large.leaves[0][1].numel(), large)
-    best = sorted(sizes.values(), key=lambda u: u.leaves[0][1].numel() in (0, 1))[:MOST_ENLARGED]
+    best = sorted(sizes.values(), key=lambda u: (u.leaves[0][1].numel() in (0, 1), u.x.dim()))
     if not best:
         return []
     turn = DTYPES.index(case.dtype)
+    others = best[MOST_ENLARGED - 1 :]
+    best = [*best[: MOST_ENLARGED - 1], *others[turn % max(1, len(others)) :][:1]]
     one = best[turn % len(best)]
     if not case.backward:
         # What is no floating-point number is taken into a region only behind one of its results.
@@ -306,18 +320,18 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _enlarged(unit: Unit) -> Unit | None:
-    """The same with more rows and columns, where every tensor has those of `x`, its rows or its columns."""
-    if unit.x.dim() != 2 and len(unit.tensors) > 1:
+    """The same with more rows and columns, where every tensor has dims of `x`; so has what states a shape."""
+    old = tuple(unit.x.shape)
+    if (new := ENLARGED.get(len(old))) is None:
         return None
-    rows, cols = unit.x.shape[0], unit.x.shape[-1]
-    shapes = {tuple(unit.x.shape): ENLARGED, (cols,): ENLARGED[1:], (rows,): ENLARGED[:1]}
+    shapes = {tuple(f(old)): tuple(f(new)) for f in reversed(_PARTS_OF_A_SHAPE)}
     if any(tuple(t.shape) not in shapes and t.dim() for t in unit.tensors):
         return None
     generator = torch.Generator().manual_seed(1)
 
     def more(t: Tensor) -> Tensor:
         """Values of the same range: some of those there are, made smaller where that keeps the range."""
-        if not t.dim():
+        if not t.dim() or not t.numel():
             return t
         places = torch.randint(t.numel(), shapes[tuple(t.shape)], generator=generator)
         values = t.detach().cpu().reshape(-1)[places]
@@ -325,7 +339,11 @@ def _enlarged(unit: Unit) -> Unit | None:
             values = values * (0.5 + 0.5 * torch.rand(values.shape, generator=generator)).to(t.dtype)
         return values.to(t.device).requires_grad_(t.requires_grad)
 
-    return dataclasses.replace(unit, label=f"{unit.label} enlarged", tensors=[*map(more, unit.tensors)])
+    tails = {old[i:]: new[i:] for i in range(1, len(old))}
+    args = tuple(tails.get(a, a) if type(a) in (tuple, torch.Size) else a for a in unit.args)
+    return dataclasses.replace(
+        unit, label=f"{unit.label} enlarged", args=args, tensors=[*map(more, unit.tensors)]
+    )
 
 
 def _give_extra(unit: Unit) -> None:
@@ -337,106 +355,3 @@ def _give_extra(unit: Unit) -> None:
     weights = [1 + 0.1 * torch.randn(x.shape[-1], generator=generator) for _ in range(2)]
     made = [torch.ones(*x.shape[:-1], 1), torch.zeros(x.shape[-1]), *weights]
     unit.extra = [t.to(x.device, x.dtype).requires_grad_() for t in made]
-
-
-def text_of(value: Any, names: Sequence[str], constants: dict[str, Any], wide: bool, prefix: str) -> str:
-    """Source of an argument; what has no literal becomes one of `constants`. In float64 if `wide`."""
-
-    def inner(v: Any) -> str:
-        return text_of(v, names, constants, wide, prefix)
-
-    if isinstance(value, Slot):
-        return names[value.index]
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k!r}: {inner(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        left, right = "[]" if isinstance(value, list) else "()"
-        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
-        return left + ", ".join(map(inner, value)) + comma + right
-    if isinstance(value, torch.dtype):
-        return "torch.float64" if wide and value.is_floating_point else str(value)
-    if value is None or isinstance(value, (bool, int, str)):
-        return repr(value)
-    if isinstance(value, float) and value == value and abs(value) != float("inf"):
-        return repr(value)
-    name = f"{prefix}c{len(constants)}"
-    constants[name] = value
-    return name
-
-
-def source(unit: Unit, prefix: str, wide: bool) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-    """Names of the tensors that it takes, its lines, its results, and what it needs in its namespace."""
-    p = prefix
-    names = [f"{p}a{i}" for i in range(len(unit.tensors))]
-    extra = [f"{p}{n}" for n in ("scale", "shift", "weight", "bias")][: len(unit.extra)]
-    constants: dict[str, Any] = {}
-    given = list(names)
-    given[unit.main] = f"{p}x"
-    parts = [text_of(a, given, constants, wide, p) for a in unit.args]
-    parts += [f"{k}={text_of(v, given, constants, wide, p)}" for k, v in unit.kwargs.items()]
-    lines = _before(unit, p, names[unit.main], wide)
-    lines.append(f"{p}y = {p}op({', '.join(parts)})")
-    after, results = _after(unit, p)
-    return [*names, *extra], [*lines, *after], results, constants | {f"{p}op": unit.call}
-
-
-def _outer(x: Tensor) -> tuple[int, ...]:
-    return tuple(range(x.dim() - 1))
-
-
-def _before(unit: Unit, p: str, a: str, wide: bool) -> list[str]:
-    """What makes the op's input `x`. Behind a row's result it has the same bits in whatever order one sums.
-    `f` has its values as they were, in a floating dtype."""
-    cols = (unit.x.shape[-1],)
-    dtype = unit.x.dtype
-    kept = f"{a}" if dtype.is_floating_point else f"{a}.to(torch.float{64 if wide else 32})"
-    match unit.mode:
-        case "beside":
-            return [f"{p}x = {a}", f"{p}f = {kept}"]
-        case "layer" | "rms":
-            return [f"{p}x = {a} * {p}scale + {p}shift"]
-        case "through":
-            normed = f"torch.nn.functional.rms_norm({a} * {p}scale + {p}shift, {cols}, {p}weight, 1e-5)"
-            return [f"{p}x = {a} * torch.sigmoid({normed} + {p}bias)"]
-    if dtype.is_floating_point:
-        behind = f"{a} * ({p}row.to({a}.dtype) * 0.5 + 0.5)"
-    else:
-        behind = f"{a} & {p}row" if dtype == torch.bool else f"torch.where({p}row, {a}, 1)"
-    test = f"{p}row = {p}f.amax(-1, keepdim=True) > -{p}f.amin(-1, keepdim=True)"
-    return [f"{p}f = {kept}", test, f"{p}x = {behind}"]
-
-
-def _after(unit: Unit, p: str) -> tuple[list[str], list[str]]:
-    """Lines and results beside and behind the op."""
-    x, outer, cols = unit.x, _outer(unit.x), (unit.x.shape[-1],)
-    leaves = [(f"{p}y{path}", t) for path, t in unit.leaves]
-    match unit.mode:
-        case "layer":
-            norm = f"torch.nn.functional.layer_norm({p}x, {cols}, {p}weight, {p}bias, 1e-5)"
-        case "rms":
-            norm = f"torch.nn.functional.rms_norm({p}x, {cols}, {p}weight, 1e-5) + {p}bias"
-        case "through":
-            return [], [y for y, t in leaves if t.is_floating_point()]
-        case "beside":
-            made = [f"{p}rows = {p}f.sum(-1, keepdim=True)", f"{p}scaled = {p}f * {p}rows"]
-            return made, [*(y for y, _ in leaves), f"{p}rows", f"{p}scaled", f"{p}f.sum({outer})"]
-        case _:
-            behind = [text for y, t in leaves for text in _behind(y, t, x, p, outer)]
-            return [], [
-                *(y for y, _ in leaves),
-                *behind,
-                f"{p}f.sum({outer})",
-                f"({p}f * {p}row).sum({outer})",
-            ]
-    return [f"{p}n = {norm}"], [*(y for y, t in leaves if t.is_floating_point()), f"{p}n"]
-
-
-def _behind(y: str, t: Tensor, x: Tensor, p: str, outer: tuple[int, ...]) -> Iterable[str]:
-    if t.shape == x.shape:
-        exact = not t.is_floating_point()
-        return [f"{y}.sum(-1)", f"{y}.sum({outer})", *([f"({y} > 0).sum({outer})"] if exact else [])]
-    try:
-        fits = torch.broadcast_shapes(t.shape, x.shape) == x.shape
-    except RuntimeError:
-        fits = False
-    return [f"{p}x * {y}"] if fits else []

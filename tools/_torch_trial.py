@@ -19,7 +19,8 @@ from unittest import mock
 
 import torch
 from _differential import ON, Difference, compare, poisoned
-from _torch_cases import Case, Unit, source, units
+from _torch_cases import Case, Unit, units
+from _torch_source import source
 from torch import Tensor, nn
 
 from mixorder import pipeline
@@ -33,7 +34,8 @@ MOST_TOLD = 1500
 
 @dataclasses.dataclass
 class Found:
-    """Of a unit: "ok", "failed" or "torch" (Inductor is as wrong without mixorder); whether a region held it."""
+    """Of a unit: "ok", "failed", "torch" (it does not compile without mixorder either) or "invalid" (eager
+    fails); `held`: whether a node of its op is in a region."""
 
     label: str
     status: str = "ok"
@@ -119,9 +121,9 @@ class Trial:
         compiled = torch.compile(function, dynamic=False, **self._compiler(options["mixorder"]))
         few = dataclasses.replace(H200, num_sm=3)
         changed = {} if self.device == "cuda" else {"device_info": lambda _: few}
-        with mock.patch.multiple(pipeline, **changed) if changed else contextlib.nullcontext():
-            with poisoned(self.device):
-                results = self.results(compiled, modules)
+        patched = mock.patch.multiple(pipeline, **changed) if changed else contextlib.nullcontext()
+        with patched, poisoned(self.device):
+            results = self.results(compiled, modules)
         if self.device == "cuda":
             torch.cuda.synchronize()
         return results
@@ -285,7 +287,8 @@ def _compare_one(i: int, mine: Tensor, theirs: Sequence[Tensor], truth: Tensor) 
         try:
             compare(dtype, [mine], [[t.detach()] for t in theirs], [truth.double()])  # type: ignore[arg-type]
         except Difference as difference:
-            raise Difference(difference.kind, f"result {i}, {str(difference)}") from None
+            told = str(difference).removeprefix("result 0")
+            raise Difference(difference.kind, f"result {i}{told}") from None
 
 
 def _bytes(t: Tensor) -> Tensor:

@@ -105,20 +105,18 @@ def summary(found: Sequence[dict[str, Any]], seconds: float, of: int) -> str:
     held = {one["name"] for one in found if any(u["held"] for u in one["units"])}
     never = sorted({one["name"] for one in found} - held)
     declined = Counter(reason for one in found for reason in one["declined"])
-    raised = Counter(
-        re.sub("[0-9]+", "0", last_raised(u["message"]))[:120]
-        for u in units
-        if u["status"] in ("torch", "invalid")
-    )
+    left = [u for u in units if u["status"] in ("torch", "invalid")]
+    raised = Counter(re.sub("[0-9]+", "0", last_raised(u["message"]))[:120] for u in left)
+    fused = [one for one in found if one["fused"]]
+    holding = [one for one in found if any(u["held"] for u in one["units"])]
     lines = [
-        f"{len(found)} of {of} cases in {seconds:.0f} s, {sum(not one['units'] for one in found)} without a"
-        f" sample that has rows and columns; {len(units)} samples: "
-        + ", ".join(f"{n} {s}" for s, n in statuses.most_common()),
-        f"{sum(one['fused'] for one in found)} regions fused, in {sum(one['fused'] > 0 for one in found)} cases;"
-        f" a region held the op in {sum(u['held'] for u in units)} samples of"
-        f" {sum(any(u['held'] for u in one['units']) for one in found)} cases; declined: {dict(declined)}",
+        f"{len(found)} of {of} cases in {seconds:.0f} s, {sum(not one['units'] for one in found)} of them"
+        " without a sample that has rows and columns",
+        f"{len(units)} samples: " + ", ".join(f"{n} {s}" for s, n in statuses.most_common()),
+        f"{sum(one['fused'] for one in found)} regions fused, in {len(fused)} cases; a region held the op in"
+        f" {len(holding)} cases, {sum(u['held'] for u in units)} samples; declined: {dict(declined)}",
         f"ops that no region held: {', '.join(never) or 'none'}",
-        f"not compiled without mixorder, or not run by eager: {dict(raised) or 'none'}",
+        f"not compiled without mixorder either, or not run by eager: {dict(raised) or 'none'}",
     ]
     ways = kinds(found)
     lines.append(f"failures: {sum(map(len, ways.values()))}")
