@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import linecache
 import re
 import types
@@ -30,6 +31,7 @@ from mixorder.schedule.device import H200
 
 Results = list[Tensor]
 MOST_TOLD = 1500
+MOST_OFF = 0.25  # of a result's norm
 
 
 @dataclasses.dataclass
@@ -153,18 +155,22 @@ class Trial:
                 [*(next(outputs) for _ in range(n)), *one, *state]
                 for n, one, state in zip(counts, given, states, strict=True)
             ]
-        outputs = [y for y in function(*tensors) if y.requires_grad]
-        generator = torch.Generator().manual_seed(3)
-        narrow = getattr(torch, self.case.dtype)
-        upstream = [
-            torch.randn(y.shape, generator=generator).to(narrow).to(y.device, y.dtype) for y in outputs
-        ]
+        results = iter(function(*tensors))
+        found: Results = []
+        upstream: Results = []
+        for n in counts:  # each unit gets the same numbers whatever stands beside it
+            generator = torch.Generator().manual_seed(3)
+            for y in itertools.islice(results, n):
+                drawn = torch.randn(y.shape, generator=generator).to(getattr(torch, self.case.dtype))
+                if y.requires_grad:
+                    found.append(y)
+                    upstream.append(drawn.to(y.device, y.dtype))
         leaves = [
             [t for t in (*one, *(own[i].parameters() if i in own else ())) if t.requires_grad]
             for i, one in enumerate(given)
         ]
         flat = [t for one in leaves for t in one]
-        gradients = iter(torch.autograd.grad(outputs, flat, upstream, allow_unused=True))
+        gradients = iter(torch.autograd.grad(found, flat, upstream, allow_unused=True))
         return [
             [torch.zeros_like(t) if g is None else g for t in one for g in (next(gradients),)]
             for one in leaves
@@ -282,13 +288,20 @@ def _compare_one(i: int, mine: Tensor, theirs: Sequence[Tensor], truth: Tensor) 
             told = f"{mine[place].item()} for {eager[place].item()}"
             raise Difference("integers", f"result {i} at {place}: {told}, {int(wrong.sum())} in all")
         return
-    if truth.is_floating_point():
+    if truth.is_floating_point() and not _ill_conditioned(eager, truth):
         dtype = types.SimpleNamespace(dtype=str(mine.dtype).removeprefix("torch."))
         try:
             compare(dtype, [mine], [[t.detach()] for t in theirs], [truth.double()])  # type: ignore[arg-type]
         except Difference as difference:
             told = str(difference).removeprefix("result 0")
             raise Difference(difference.kind, f"result {i}{told}") from None
+
+
+def _ill_conditioned(eager: Tensor, truth: Tensor) -> bool:
+    """Whether eager itself is so far off that its rounding decides what comes out."""
+    finite = eager.isfinite() & truth.isfinite()
+    error = (eager[finite].double() - truth[finite]).norm()
+    return float(error) > MOST_OFF * float(truth[finite].norm()) + MOST_OFF
 
 
 def _bytes(t: Tensor) -> Tensor:
