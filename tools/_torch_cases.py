@@ -322,8 +322,9 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def _enlarged(unit: Unit) -> Unit | None:
     """The same with more rows and columns, where every tensor has dims of `x`; so has what states a shape."""
     old = tuple(unit.x.shape)
-    if (new := ENLARGED.get(len(old))) is None:
-        return None
+    new = ENLARGED.get(len(old))
+    if new is None or any(after < before for before, after in zip(old, new, strict=True)):
+        return None  # a label might be beyond the last
     shapes = {tuple(f(old)): tuple(f(new)) for f in reversed(_PARTS_OF_A_SHAPE)}
     if any(tuple(t.shape) not in shapes and t.dim() for t in unit.tensors):
         return None

@@ -62,6 +62,11 @@ def run_case(case: Case, device: str, samples: int) -> Ended:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         todo = units(case, device, samples)
+        if device == "cuda":
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:  # eager itself has asserted on a sample
+                return Ended([Found("samples", "invalid", "device", _told(error))], lost=True)
         whole = _compared(Trial(case, todo, device)) if todo else Ended([])
         if len(todo) < 2 or whole.lost or not (bad := [f for f in whole.units if f.status != "ok"]):
             return whole
@@ -122,7 +127,7 @@ class Trial:
         function, modules = self.function()
         compiled = torch.compile(function, dynamic=False, **self._compiler(options["mixorder"]))
         few = dataclasses.replace(H200, num_sm=3)
-        changed = {} if self.device == "cuda" else {"device_info": lambda _: few}
+        changed: dict[str, Any] = {} if self.device == "cuda" else {"device_info": lambda _: few}
         patched = mock.patch.multiple(pipeline, **changed) if changed else contextlib.nullcontext()
         with patched, poisoned(self.device):
             results = self.results(compiled, modules)

@@ -148,8 +148,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS[:-1])
     parser.add_argument("--only", default="", help="a regular expression that a case's name has to match")
     parser.add_argument("--samples", type=int, default=1, help="of a case, beside the enlarged ones")
+    parser.add_argument("--start", type=int, default=0, help="leave out so many cases: what a run before did")
     parser.add_argument("--every", type=int, default=1, help="n: every n-th case")
-    parser.add_argument("--time-box", type=float, default=400, help="seconds in all")
+    parser.add_argument("--time-box", type=float, default=400, help="seconds; no case begins in the last 30")
     parser.add_argument("--case-limit", type=float, default=90, help="seconds after which a case hangs")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
@@ -160,11 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    todo = [c for c in cases(args.device, args.groups) if re.search(args.only, str(c))][:: args.every]
+    todo = [c for c in cases(args.device, args.groups) if re.search(args.only, str(c))]
+    todo = todo[args.start :: args.every]
     environment = ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if args.device == "interpreter" else {})
     pool = Pool(args.workers, "torch_cases", "work", environment)
     try:
-        found = hunt(pool, args, todo, started + args.time_box - min(args.case_limit, args.time_box / 4) / 3)
+        found = hunt(pool, args, todo, started + args.time_box - min(30, args.time_box / 4))
     finally:
         pool.close()
     text = summary(found, time.monotonic() - started, len(todo))
