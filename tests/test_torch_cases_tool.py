@@ -72,6 +72,18 @@ def test_functions_of_samples_run_alone_and_together(case: Case) -> None:
             assert not wide or all(r.dtype == torch.float64 for r in results if r.is_floating_point())
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_reference_computes_the_same_with_more_places(backward: bool) -> None:
+    for name in ("logsumexp", "nn.functional.smooth_l1_loss", "nn.functional.layer_norm", "nn.GroupNorm"):
+        case = case_of(name, "float32", backward)
+        trial = Trial(case, units(case, "interpreter", samples=1), "interpreter")
+        results = [t for one in trial.eager() for t in one]
+        exact = [t for one in trial.eager(wide=True) for t in one]
+        for result, truth in zip(results, exact, strict=True):
+            assert not result.is_floating_point() or truth.dtype == torch.float64
+            assert torch.allclose(result.double(), truth.double(), rtol=1e-4, atol=1e-5)
+
+
 def test_enlarged_samples_have_values_of_the_same_range() -> None:
     todo = units(case_of("nn.functional.binary_cross_entropy"), "interpreter", samples=1)
     large = [unit for unit in todo if "enlarged" in unit.label]
@@ -88,6 +100,12 @@ def test_samples_in_all_modes_and_sizes_of_results() -> None:
         "rms",
         "through",
     }
+
+
+@pytest.mark.parametrize(("name", "smooth"), [("softmax", True), ("amax", False), ("linalg.norm", False)])
+def test_what_jumps_is_never_behind_a_rounding(name: str, smooth: bool) -> None:
+    modes = {unit.mode for unit in units(case_of(name, "float32", True), "interpreter", samples=1)}
+    assert ("through" in modes) == smooth and modes & {"layer", "rms"}
 
 
 def test_the_op_is_beside_and_behind_a_row_sum_and_a_column_sum() -> None:

@@ -51,9 +51,11 @@ _PARTS_OF_A_SHAPE: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda s: s[:1],
     lambda s: s[:1] + s[2:],
 )
-# Where a rounding of the input decides which element a gradient goes to.
+# Where a rounding of the input decides which element a gradient goes to, or whether any gets one: the maximum
+# that forward has kept need not be among the values that backward computes again.
 _JUMPS = re.compile(
-    r"max|min|median|mode|quantile|kthvalue|l1|margin|hinge|huber|count|dist|nan|norm\.inf|prod"
+    r"(?<!soft)(max|min)|median|mode|quantile|kthvalue|l1|margin|hinge|huber|count|dist|nan|prod|normalize"
+    r"|(^|linalg\.(vector_|matrix_)?|masked\.|re)norm($|\.)"
 )
 
 

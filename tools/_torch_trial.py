@@ -166,7 +166,8 @@ class Trial:
         for n in counts:  # each unit gets the same numbers whatever stands beside it
             generator = torch.Generator().manual_seed(3)
             for y in itertools.islice(results, n):
-                drawn = torch.randn(y.shape, generator=generator).to(getattr(torch, self.case.dtype))
+                drawn = torch.randn(y.shape, generator=generator, dtype=torch.float32)
+                drawn = drawn.to(getattr(torch, self.case.dtype))
                 if y.requires_grad:
                     found.append(y)
                     upstream.append(drawn.to(y.device, y.dtype))
