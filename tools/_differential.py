@@ -345,7 +345,7 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned(device: str) -> Iterator[None]:
-    """Memory that is handed out inside is full of NaN."""
+    """Memory that is handed out inside has every bit set: NaN in every float dtype."""
     if device == "cuda":
         poison_free_memory()
         yield
@@ -354,8 +354,8 @@ def poisoned(device: str) -> Iterator[None]:
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, target, args, kwargs)
-        if target is torch.ops.aten.empty_strided.default and result.is_floating_point():
-            result.fill_(math.nan)
+        if target is torch.ops.aten.empty_strided.default:
+            result.untyped_storage().fill_(255)
         return result
 
     torch.fx.Interpreter.call_function = call_function  # type: ignore[method-assign]

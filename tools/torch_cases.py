@@ -1,0 +1,179 @@
+"""PyTorch's own samples of reductions, norms and losses, beside row and column sums, against stock and eager.
+
+    python tools/torch_cases.py --device cuda --out cases                            # 14 processes, one GPU
+    python tools/torch_cases.py --device interpreter --workers 2 --out cases         # no GPU
+    python tools/torch_cases.py --device interpreter --only 'any/bool/forward' --out cases
+
+A case is an op of `op_db` or a module of `module_db`, a dtype, and a direction: `_torch_cases.py` makes a few
+samples of each, `_torch_trial.py` runs them with mixorder (strict), in eager, in eager float64, and by stock
+Inductor where eager is more exact. In --out: `cases.jsonl`, a line per case as it ends, and `summary.txt`.
+Exit status: 0, or 1 if a sample failed, or a case hung or crashed its process. Needs expecttest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _pool import Broken, Pool
+from _torch_cases import GROUPS, Case, cases
+
+ENVIRONMENT = {
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A case, where it runs, and of how many samples."""
+
+    case: Case
+    device: str
+    samples: int
+
+
+def work(task: Task) -> Any:
+    """Runs in a process of the pool."""
+    import torch
+    from _torch_trial import run_case
+
+    torch.set_num_threads(1)
+    return run_case(task.case, task.device, task.samples)
+
+
+def record(task: Task, result: Any) -> dict[str, Any]:
+    """What came of a case, as plain data."""
+    one: dict[str, Any] = {"case": str(task.case), **dataclasses.asdict(task.case), "status": "ok"}
+    if isinstance(result, Broken):
+        return one | {"status": result.how, "units": [], "fused": 0, "declined": [], "code": result.code}
+    one |= dataclasses.asdict(result)
+    for unit in one["units"]:
+        if unit["status"] in ("ok", "invalid"):
+            del unit["source"]
+    return one
+
+
+def told(one: dict[str, Any]) -> Iterable[str]:
+    """A line for each failure of a case."""
+    if one["status"] != "ok":
+        yield f"{one['case']}: {one['status']} {one['code']}"
+    for unit in one["units"]:
+        if unit["status"] == "failed":
+            line = last_raised(unit["message"]) if unit["kind"] == "crash" else unit["message"]
+            yield f"{one['case']}, {unit['label']}: {unit['kind']}: {line[:240]}"
+
+
+def last_raised(message: str) -> str:
+    """What tells one crash from another."""
+    first = message.splitlines()[:1]
+    if first and "mixorder failed in stage" in first[0]:
+        return first[0]
+    raised = [
+        li for li in message.splitlines() if re.match(r"[\w.]*(Error|Exception|Failed|Unsupported)\b", li)
+    ]
+    return (raised or first or [""])[-1]
+
+
+def kinds(found: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """By kind of failure (and, of a crash, what was raised) and op: the cases and samples."""
+    ways: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in found:
+        if one["status"] != "ok":
+            ways[one["status"], one["name"]].append(one["case"])
+        for unit in one["units"]:
+            if unit["status"] == "failed":
+                kind = unit["kind"]
+                if kind == "crash":
+                    kind += f" {re.sub('[0-9]+', '0', last_raised(unit['message']))[:160]}"
+                ways[kind, one["name"]].append(f"{one['case']}, {unit['label']}")
+    return dict(sorted(ways.items()))
+
+
+def summary(found: Sequence[dict[str, Any]], seconds: float, of: int) -> str:
+    units = [unit for one in found for unit in one["units"]]
+    statuses = Counter(unit["status"] for unit in units)
+    held = {one["name"] for one in found if any(u["held"] for u in one["units"])}
+    never = sorted({one["name"] for one in found} - held)
+    declined = Counter(reason for one in found for reason in one["declined"])
+    left = [u for u in units if u["status"] in ("torch", "invalid")]
+    raised = Counter(re.sub("[0-9]+", "0", last_raised(u["message"]))[:120] for u in left)
+    fused = [one for one in found if one["fused"]]
+    holding = [one for one in found if any(u["held"] for u in one["units"])]
+    lines = [
+        f"{len(found)} of {of} cases in {seconds:.0f} s, {sum(not one['units'] for one in found)} of them"
+        " without a sample that has rows and columns",
+        f"{len(units)} samples: " + ", ".join(f"{n} {s}" for s, n in statuses.most_common()),
+        f"{sum(one['fused'] for one in found)} regions fused, in {len(fused)} cases; a region held the op in"
+        f" {len(holding)} cases, {sum(u['held'] for u in units)} samples; declined: {dict(declined)}",
+        f"ops that no region held: {', '.join(never) or 'none'}",
+        f"not compiled without mixorder either, or not run by eager: {dict(raised) or 'none'}",
+    ]
+    ways = kinds(found)
+    lines.append(f"failures: {sum(map(len, ways.values()))}")
+    for (kind, name), where in ways.items():
+        lines.append(f"  {kind}: {name}, {len(where)}: {'; '.join(where[:3])}")
+    return "\n".join(lines)
+
+
+def hunt(pool: Pool, args: argparse.Namespace, todo: Sequence[Case], until: float) -> list[dict[str, Any]]:
+    found = []
+    with (args.out / "cases.jsonl").open("w") as log:
+        tasks = (Task(case, args.device, args.samples) for case in todo)
+        for task, result in pool.run(tasks, args.case_limit, until):
+            one = record(task, result)
+            found.append(one)
+            print(json.dumps(one), file=log, flush=True)
+            for line in told(one):
+                print(line, flush=True)
+            if len(found) % 100 == 0:
+                print(f"{len(found)} of {len(todo)} cases", flush=True)
+    return found
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS[:-1])
+    parser.add_argument("--only", default="", help="a regular expression that a case's name has to match")
+    parser.add_argument("--samples", type=int, default=1, help="of a case, beside the enlarged ones")
+    parser.add_argument("--start", type=int, default=0, help="leave out so many cases: what a run before did")
+    parser.add_argument("--every", type=int, default=1, help="n: every n-th case")
+    parser.add_argument("--time-box", type=float, default=400, help="seconds; no case begins in the last 30")
+    parser.add_argument("--case-limit", type=float, default=90, help="seconds after which a case hangs")
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    todo = [c for c in cases(args.device, args.groups) if re.search(args.only, str(c))]
+    todo = todo[args.start :: args.every]
+    environment = ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if args.device == "interpreter" else {})
+    pool = Pool(args.workers, "torch_cases", "work", environment)
+    try:
+        found = hunt(pool, args, todo, started + args.time_box - min(30, args.time_box / 4))
+    finally:
+        pool.close()
+    text = summary(found, time.monotonic() - started, len(todo))
+    (args.out / "summary.txt").write_text(f"{text}\n")
+    print(f"\n{text}")
+    return int(bool(kinds(found)) or not found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
