@@ -20,9 +20,13 @@ sys.path.insert(0, str(TOOLS))
 
 import _differential  # noqa: E402
 import fuzz  # noqa: E402
-from _differential import Difference, Example, Outcome, compare, function_of, laid_out  # noqa: E402
+from _comparison import Difference, compare  # noqa: E402
+from _differential import Outcome, function_of  # noqa: E402
+from _discrete import FP8, INTS  # noqa: E402
+from _inputs import Example, laid_out  # noqa: E402
 from _pool import Broken, Pool  # noqa: E402
-from _programs import LAYOUTS, OPS, Program, Seeded, Step, make, smaller  # noqa: E402
+from _programs import LAYOUTS, OPS, Program, Seeded, Step, make  # noqa: E402
+from _smaller import smaller  # noqa: E402
 
 PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
 
@@ -31,8 +35,6 @@ PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "p
 def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> None:
     programs = [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
     assert programs == [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
-    used = {step.op for p in programs for step in p.steps}
-    assert used >= OPS.keys() - {"matmul"}
     for program in programs:
         results = {OPS[s.op].result for s in program.steps}
         assert {"row", "col"} <= results
@@ -40,6 +42,13 @@ def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> 
     assert {p.dtype for p in programs} == {"float16", "bfloat16", "float32", "float64"}
     assert {layout for p in programs for layout in p.layouts} == {*LAYOUTS}
     assert any(p.planted for p in programs) and any(p.dynamic for p in programs)
+
+
+def test_every_operator_is_drawn() -> None:
+    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(1600)]
+    assert {step.op for p in programs for step in p.steps} == OPS.keys()
+    assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
+    assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
 
 
 @pytest.mark.parametrize("seed", range(12))
