@@ -58,9 +58,9 @@ class Outcome:
     lost: bool = False
 
 
-def check(program: Program, device: str) -> None:
+def check(program: Program, device: str, stock: bool = True) -> None:
     """Run the program everywhere. Raises AssertionError if it cannot be run or results differ."""
-    outcome = run(program, device)
+    outcome = run(program, device, stock)
     assert outcome.status == "ok", f"{outcome.kind}: {outcome.message}\n{program.source()}"
 
 

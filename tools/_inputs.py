@@ -94,8 +94,10 @@ class Example:
             with torch.no_grad():
                 return [*function(*args), *args]
         given = list(zip(function(*args), self.program.result_classes, strict=True))
-        outputs = [y for y, _ in given if y.requires_grad]
-        others = [(y, letter) for y, letter in given if not y.requires_grad]
+        # A compiled view of what has no gradient says that it has one.
+        known = [y.requires_grad and (y.grad_fn is not None or any(y is a for a in args)) for y, _ in given]
+        outputs = [y for (y, _), has in zip(given, known, strict=True) if has]
+        others = [pair for pair, has in zip(given, known, strict=True) if not has]
         args = [a for a in args if a.requires_grad]
         self.classes = [*("" for _ in args), *(letter for _, letter in others)]
         layouts = self.program.layouts[2:] or ("contiguous",)
