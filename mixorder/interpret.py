@@ -142,7 +142,7 @@ def _map_inline_asm() -> None:
 @functools.cache
 def _round_as_a_gpu() -> None:
     """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter cuts off to bfloat16, and
-    loses the carry where rounding to fp8 reaches the next power of two."""
+    loses the carry where rounding to fp8 reaches the next power of two. It takes no float64 for fp8."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -156,7 +156,7 @@ def _round_as_a_gpu() -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
             target = dst_type.scalar
-            if src.dtype.scalar != tl.float32 or target not in narrow:
+            if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:
                 return original(self, src, dst_type, *mode)
             dtype, bits = narrow[target]
             rounded = torch.from_numpy(numpy.array(src.data)).to(dtype).view(bits)

@@ -19,10 +19,15 @@ TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import _differential  # noqa: E402
+import _effects as effects  # noqa: E402
 import fuzz  # noqa: E402
-from _differential import Difference, Example, Outcome, compare, function_of, laid_out  # noqa: E402
+from _comparison import Difference, compare  # noqa: E402
+from _differential import Outcome, function_of  # noqa: E402
+from _discrete import FP8, INTS  # noqa: E402
+from _inputs import Example, laid_out  # noqa: E402
 from _pool import Broken, Pool  # noqa: E402
-from _programs import LAYOUTS, OPS, Program, Seeded, Step, make, smaller  # noqa: E402
+from _programs import LAYOUTS, OPS, Program, Seeded, Step, make  # noqa: E402
+from _smaller import smaller  # noqa: E402
 
 PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
 
@@ -31,8 +36,6 @@ PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "p
 def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> None:
     programs = [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
     assert programs == [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
-    used = {step.op for p in programs for step in p.steps}
-    assert used >= OPS.keys() - {"matmul"}
     for program in programs:
         results = {OPS[s.op].result for s in program.steps}
         assert {"row", "col"} <= results
@@ -42,6 +45,13 @@ def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> 
     assert any(p.planted for p in programs) and any(p.dynamic for p in programs)
 
 
+def test_every_operator_is_drawn() -> None:
+    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(1600)]
+    assert {step.op for p in programs for step in p.steps} == OPS.keys()
+    assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
+    assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_smaller_programs_still_run(seed: int) -> None:
     """So does one whose steps are gone: their results are inputs then."""
@@ -49,8 +59,9 @@ def test_smaller_programs_still_run(seed: int) -> None:
     candidates = list(smaller(program))
     assert candidates and program not in candidates
     for candidate in candidates[:: max(1, len(candidates) // 12)]:
-        results = Example(candidate, "cpu").run(function_of(candidate))
-        exact = Example(candidate, "cpu", wide=True).run(function_of(candidate))
+        with effects.group(needed=True):
+            results = Example(candidate, "cpu").run(function_of(candidate))
+            exact = Example(candidate, "cpu", wide=True).run(function_of(candidate))
         assert [r.shape for r in results] == [e.shape for e in exact]
 
 
@@ -129,6 +140,65 @@ def test_comparison_of_forms() -> None:
     compare(PLAIN, padded, [mine, mine], exact)
     with pytest.raises(Difference, match="strides"):
         compare(PLAIN, padded, [mine, mine], exact, strides=True)
+
+
+def difference(program: Program, mine: torch.Tensor, truth: torch.Tensor, letter: str) -> str | None:
+    other = truth.to(mine.dtype)
+    try:
+        compare(program, [mine], [[other], [other]], [truth], letters=[letter])
+    except Difference as found:
+        return found.kind
+    return None
+
+
+def test_what_is_not_rounded_is_compared_exactly() -> None:
+    large = dataclasses.replace(PLAIN, dtype="bfloat16")
+    for dtype, letter in ((torch.int32, "i"), (torch.float32, "z"), (torch.float8_e5m2, "q")):
+        truth = torch.arange(1000, 1004).to(dtype)
+        assert difference(large, truth.clone(), truth, letter) is None
+        assert difference(large, truth.double().mul(1.25).to(dtype), truth, letter) == "values"
+    assert difference(large, torch.tensor([7]), torch.tensor([8]), "i") == "values"
+    nan = torch.tensor([math.nan, 1.0])
+    assert difference(large, nan.clone(), nan, "z") is None
+    assert difference(large, torch.tensor([math.nan, 1.0]), torch.tensor([2.0, 1.0]), "z") == "values"
+
+
+def test_others_that_differ_say_nothing_of_an_integer() -> None:
+    mine, one, other = (torch.tensor([value, 5]) for value in (1, 2, 3))
+    compare(PLAIN, [mine], [[one], [other]], [one], letters=["i"])
+    with pytest.raises(Difference):
+        compare(PLAIN, [mine], [[one], [one]], [one], letters=["i"])
+
+
+def test_a_truth_value_is_0_or_1_in_memory() -> None:
+    odd = torch.tensor([1, 2], dtype=torch.uint8).view(torch.bool)
+    assert difference(PLAIN, odd, torch.tensor([True, True]), "b") == "bytes"
+    assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, False]), "b") is None
+    assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, True]), "b") == "values"
+
+
+def test_sums_in_float64_are_not_those_of_the_program() -> None:
+    truth = torch.linspace(1, 2, 9, dtype=torch.float64)
+    off = truth * (1 + 2.0**-24)
+    assert difference(PLAIN, off, truth, "") is None
+    assert difference(PLAIN, off, truth, "d") == "values"
+
+
+def test_what_was_rounded_to_few_bits_may_be_one_place_off() -> None:
+    codes = torch.tensor([3, 100, -7], dtype=torch.int8)
+    assert difference(PLAIN, codes + 1, codes, "a") is None
+    assert difference(PLAIN, codes + 2, codes, "a") == "values"
+    small = torch.tensor([1.0, 0.5]).to(torch.float8_e4m3fn)
+    assert difference(PLAIN, torch.tensor([1.125, 0.5]).to(small.dtype), small, "a") is None
+    assert difference(PLAIN, torch.tensor([1.5, 0.5]).to(small.dtype), small, "a") == "values"
+
+
+def test_a_program_whose_exact_inputs_are_written_is_not_sound() -> None:
+    steps = (Step("v0", "write_full", ("x", "y")), Step("v1", "above", ("x",)))
+    program = dataclasses.replace(PLAIN, steps=steps, outputs=(("v1", "plain"),))
+    assert not program.sound and dataclasses.replace(program, steps=steps[::-1]).sound
+    assert all(make(Seeded(seed), small=True, seed=seed).sound for seed in range(400))
+    assert all(candidate.sound for candidate in smaller(program))
 
 
 class InProcess:

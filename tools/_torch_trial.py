@@ -19,7 +19,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from _differential import ON, Difference, compare, poisoned
+from _comparison import Difference, compare
+from _differential import ON
+from _inputs import poisoned
 from _torch_cases import Case, Unit, units
 from _torch_source import source
 from torch import Tensor, nn

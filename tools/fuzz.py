@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from _pool import Broken, Pool
-from _programs import NARROWEST, Program, Seeded, make, smaller
+from _programs import NARROWEST, Program, Seeded, make
+from _smaller import smaller
 
 BAD = ("failed", "hung", "crashed", "invalid")
 ENVIRONMENT = {

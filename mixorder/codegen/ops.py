@@ -21,7 +21,7 @@ from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import INTEGERS, Compute, Load, LoopProgram, Reduce, Ref
+from ..loops.ir import FLOAT8, INTEGERS, Compute, Load, LoopProgram, Reduce, Ref
 
 _INT32_LIMIT = 2**31
 # What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.
@@ -117,6 +117,9 @@ class OpPrinter(DefaultHandler):
     ) -> CSEVariable:
         if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
             return self.define(self._index(args[0], triton_compute_type(dtype)), dtype)
+        if op == "to_dtype" and args[0].dtype == torch.float64 and dtype in FLOAT8:
+            # By float32, as eager does: Triton has no way from float64 to fp8.
+            args = (self.define(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
         if op == "fma":  # which Inductor's printer has in some versions only
             return self.define(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ..loops.ir import AMAX, AMIN, ANY, PROD, SUM, ReductionKind
+from ..loops.ir import AMAX, AMIN, ANY, FLOAT8, PROD, SUM, ReductionKind
 from .axes import Reduced, Size
 
 aten = torch.ops.aten
@@ -48,9 +48,7 @@ CONSTANTS = frozenset({aten.full.default, prims.iota.default})
 
 _SIZE = (torch.SymInt, int)
 
-# Of floating-point numbers: those that are read and computed with, and those that may be written as well.
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 
 
 def is_readable_dtype(dtype: torch.dtype) -> bool:

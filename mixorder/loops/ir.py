@@ -19,6 +19,9 @@ import sympy
 import torch
 
 BOOL = torch.bool
+FLOAT8 = frozenset(  # which Triton can cast to
+    {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+)
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 

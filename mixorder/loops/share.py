@@ -76,7 +76,7 @@ def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> Loo
     main = _Stages(main).rebuilt()
     buffers = program.buffers
     if count := sum(len(s.values) for s in main.body if isinstance(s, Exchange)):
-        rows = program.tile_axes[0].size + (xblock * period - 1)
+        rows = program.tile_axes[0].size + xblock * period  # a tile at least, also of no rows
         words = rows * count * lanes_of(parts)
         buffers = (*buffers, Buffer(WORDS, BufferRole.WORDS, torch.int32, (words,), (sympy.S.One,)))
     return dataclasses.replace(program, buffers=buffers, nests=(main, *others))

@@ -8,7 +8,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from _differential import check, poison_free_memory  # noqa: E402
+from _differential import check  # noqa: E402
+from _inputs import poison_free_memory  # noqa: E402
 from _programs import Seeded, make  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -1,51 +1,44 @@
-"""Random programs of tools/_programs.py, drawn and made smaller by hypothesis; that a bug would be found."""
+"""Random programs of tools/_programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
+`python tools/fuzz.py --device interpreter --workers 1 --seed 3 --cases 1 --out fuzz`."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
+from torch.fx import Graph
 
 from mixorder import pipeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from _differential import check, run  # noqa: E402
-from _programs import Program, Step, make  # noqa: E402
+from _effects import sequence  # noqa: E402
+from _programs import OPS, Program, Seeded, Step, make  # noqa: E402
+
+CHUNK = 40  # operators of a program
+WORDS = sorted(OPS)
+random.Random(0).shuffle(WORDS)
 
 
-class Drawn:
-    """Choices of hypothesis, which makes them smaller where a test fails."""
-
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-
-    def integer(self, low: int, high: int) -> int:
-        return self.draw(st.integers(low, high))
-
-    def pick(self, choices: Sequence[Any]) -> Any:
-        return self.draw(st.sampled_from(choices))
-
-
-@settings(
-    max_examples=14,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(st.data())
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
-def test_random_programs(data: Any) -> None:
-    program = make(Drawn(data.draw), small=True)
-    note(program.source())
-    check(program, "interpreter")
+def test_random_programs(seed: int) -> None:
+    check(make(Seeded(seed), small=True, seed=seed), "interpreter")
+
+
+@pytest.mark.parametrize("first", range(0, len(WORDS), CHUNK))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_operator(first: int) -> None:
+    """In programs that have many of them, in the first in which all fit."""
+    words = WORDS[first : first + CHUNK]
+    made = (make(Seeded(seed), small=True, seed=seed, wanted=words) for seed in range(200))
+    program = max(made, key=lambda p: len({s.op for s in p.steps} & {*words}))
+    check(program, "interpreter", stock=False)
 
 
 NORM = Program(
@@ -114,3 +107,43 @@ def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.
     monkeypatch.setattr(pipeline, "generate", broken)
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
+
+
+# An effect before the region, one that reads what the region makes, and one that reads neither.
+EFFECTS = dataclasses.replace(
+    NORM,
+    steps=(
+        Step("v3", "all_reduce", ("y",)),
+        Step("v0", "row_sum", ("x", "v3")),
+        Step("v1", "sub_mul_row", ("y", "x", "v0")),
+        Step("v2", "col_sum", ("x", "v3")),
+        Step("v4", "note_col", ("v2",), 1),
+        Step("v5", "noise_row", ("r",)),
+        Step("v6", "note_row", ("v5",), 2),
+        Step("v7", "bump", ("y", "x"), 3),
+    ),
+    outputs=(("v1", "plain"), ("v4", "plain"), ("v6", "plain")),
+)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_effects_are_fused_around(backward: bool) -> None:
+    steps = EFFECTS.steps[:-1] if backward else EFFECTS.steps
+    outcome = run(dataclasses.replace(EFFECTS, steps=steps, backward=backward), "interpreter")
+    assert outcome.status == "ok" and outcome.fused, outcome
+
+
+def test_a_moved_effect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_ = pipeline.run
+
+    def moving(graph: Graph, *args: Any, **kwargs: Any) -> Any:
+        result = pass_(graph, *args, **kwargs)
+        first, *_, last = (n for n in graph.nodes if n.name in sequence(graph))
+        graph.output_node().prev.append(first) if not first.users else last.append(first)
+        return result
+
+    monkeypatch.setattr(pipeline, "run", moving)
+    steps = (Step("v8", "noise_row", ("r",)), *NORM.steps, Step("v9", "noise_col", ("w",)))
+    outputs = (*NORM.outputs, ("v8", "plain"), ("v9", "plain"))
+    outcome = run(dataclasses.replace(NORM, steps=steps, outputs=outputs), "interpreter")
+    assert (outcome.status, outcome.kind) == ("failed", "effects"), outcome

@@ -1,0 +1,120 @@
+"""What random programs do besides computing: notes, writes by operators of our own, and collectives.
+
+In: tensors, in a program or a trace of it. Out: results, and `LOG`, what was called in which order. The
+collectives are those of a process group that has other members in name only, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from mixorder import pipeline
+
+LOG: list[int] = []
+BUMPED = 100  # what is added to the tag of a call that writes
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+@torch.library.custom_op("mixorder_fuzz::note", mutates_args=())
+def note(x: Tensor, tag: int) -> Tensor:
+    """A copy; the call is noted, and the gradient's as `-tag`."""
+    LOG.append(tag)
+    return x.clone()
+
+
+@note.register_fake
+def _(x: Tensor, tag: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_tag(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.tag = inputs[1]
+
+
+note.register_autograd(lambda ctx, grad: (note(grad, -ctx.tag), None), setup_context=_keep_tag)
+note.register_effect(torch.library.EffectType.ORDERED)
+
+
+@torch.library.custom_op("mixorder_fuzz::bump", mutates_args=("xs",))
+def bump(xs: list[Tensor], y: Tensor, tag: int) -> None:
+    """Write tensors; noted as well."""
+    LOG.append(BUMPED + tag)
+    for x in xs:
+        x.mul_(0.5).add_((y if y.shape == x.shape else y.new_ones(())).to(x.dtype))
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: str) -> Tensor:
+        ctx.how = how
+        return collectives.all_reduce(x, how, dist.group.WORLD)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return collectives.wait_tensor(collectives.all_reduce(grad, ctx.how, dist.group.WORLD)), None
+
+
+def all_reduce(x: Tensor, how: str) -> Tensor:
+    """Reduced over the group, and waited for; so is the gradient."""
+    if x.is_floating_point():
+        return collectives.wait_tensor(_Reduced.apply(x, how))
+    return collectives.wait_tensor(collectives.all_reduce(x, how, dist.group.WORLD))
+
+
+@contextlib.contextmanager
+def group(needed: bool) -> Iterator[None]:
+    """A process group of two, of which the other is none, where a program needs one."""
+    if not needed or dist.is_initialized():
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sequence(graph: Graph) -> list[str]:
+    """The nodes that do something besides computing, in order. Where a collective is waited for is left
+    out: it comes after the collective, whatever else moves."""
+    return [node.name for node in graph.nodes if node.op == "call_function" and _does_something(node)]
+
+
+def _does_something(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name() in ("with_effects", "auto_functionalized", "auto_functionalized_v2")
+    if not isinstance(target, torch._ops.OpOverload) or target is WAIT:
+        return False
+    return (
+        target.namespace in ("_c10d_functional", "mixorder_fuzz")
+        or torch.Tag.nondeterministic_seeded in target.tags
+        or target._schema.is_mutable
+    )
+
+
+@contextlib.contextmanager
+def watched(moved: list[str]) -> Iterator[None]:
+    """Adds to `moved` a line for each graph in which mixorder's pass changes the order of effects."""
+    run: Callable[..., Any] = pipeline.run
+
+    def compared(graph: Graph, *args: Any, **kwargs: Any) -> Any:
+        before = sequence(graph)
+        result = run(graph, *args, **kwargs)
+        if (after := sequence(graph)) != before:
+            moved.append(f"{before} became {after}")
+        return result
+
+    with mock.patch.object(pipeline, "run", compared):
+        yield

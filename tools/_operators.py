@@ -1,0 +1,161 @@
+"""The operators of random programs, as data: what each takes, what it gives, and its text.
+
+A value is of a space and of a class, as in "row.i". The spaces: all axes ("full"), all but the inner
+reduction's ("row"), all but the outer reduction's ("col"). The classes: numbers that may be off by a rounding
+(no suffix), and those that must be right to the last bit, since they are made of inputs without any rounding:
+integers ("i"), truth values ("b"), whole numbers in float32 ("z"), 8-bit floats ("q"). Two are only given
+back: float64 made of inputs ("d"), and what was rounded to few bits ("a"), which may be off by one place.
+"input" is x or y as it was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+FULL, ROW, COL, INPUT, WRITE = "full", "row", "col", "input", "write"
+SPACES = (FULL, ROW, COL)
+KINDS = {"x": FULL, "y": FULL, "r": ROW, "w": COL}
+MORE_KINDS = {
+    **{"xi": "full.i", "ri": "row.i", "wi": "col.i"},
+    **{"xb": "full.b", "rb": "row.b", "wb": "col.b", "xq": "full.q"},
+}
+DEFAULTS = {
+    **{FULL: "x", INPUT: "x", ROW: "r", COL: "w"},
+    **{kind: name for name, kind in MORE_KINDS.items()},
+    **{f"{kind}.z": f"({name} % 16).float()" for kind, name in zip(SPACES, ("xi", "ri", "wi"), strict=True)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """`text` is an expression of the arguments {0}, {1}, ..; of the dims {inner}, {outer}, and the sizes
+    {rows}, {cols} that they reduce; of {k}, a small number, {dim}, an axis, {last}, the size of the last one,
+    and {wide}, the dtype of sums.
+
+    `finite`: not of NaN or infinities, and not of nothing; `nonempty`: not of nothing. `kept`: it does
+    something, whether or not its result is used.
+    """
+
+    result: str
+    args: tuple[str, ...]
+    text: str
+    forward_only: bool = False
+    one_inner: bool = False
+    one_outer: bool = False
+    most_cols: int = 1 << 30
+    finite: bool = False
+    nonempty: bool = False
+    kept: bool = False
+
+
+def op(result: str, args: str, text: str, **limits: Any) -> Op:
+    return Op(result, tuple(args.split()), text, **limits)
+
+
+def space_of(kind: str) -> str:
+    return FULL if kind == INPUT else kind.partition(".")[0]
+
+
+FLOATS: dict[str, Op] = {
+    "mul": op(FULL, "full full", "torch.tanh({0} * {1})"),
+    "add": op(FULL, "full full", "({0} + {1}) * 0.5"),
+    "sub": op(FULL, "full full", "{0} - {1} * 0.5"),
+    "mul_row": op(FULL, "full row", "{0} * {1}"),
+    "sub_row": op(FULL, "full row", "{0} - {1}"),
+    "sub_mul_row": op(FULL, "full full row", "{0} - {1} * {2}"),
+    "mul_col": op(FULL, "full col", "{0} * {1}"),
+    "add_col": op(FULL, "full col", "{0} + {1} * 0.5"),
+    "over_rms": op(FULL, "full row", "{0} * torch.rsqrt({1} * {1} + 0.5)"),
+    "sin": op(FULL, "full", "torch.sin({0})"),
+    "gauss": op(FULL, "full", "torch.exp(-{0} * {0})"),
+    "gelu": op(FULL, "full", "F.gelu({0})"),
+    "gate": op(FULL, "full full", "{0} * torch.sigmoid({1})"),
+    "where": op(FULL, "input full full", "torch.where({0} > 0.25, {1}, {2} * 0.5)"),
+    "relu": op(FULL, "input", "torch.relu({0})"),
+    "widen": op(FULL, "full", "{0}.to(torch.promote_types({0}.dtype, torch.float32))"),
+    "narrow": op(FULL, "full", "{0}.to(x.dtype)"),
+    "layer_norm": op(FULL, "full", "F.layer_norm({0}, {0}.shape[-1:])", one_inner=True),
+    "softmax": op(FULL, "full", "torch.softmax({0}, -1) * {cols} ** 0.5", one_inner=True),
+    "matmul": op(FULL, "full", "{0}.to(m.dtype) @ m", most_cols=600),
+    "cumsum": op(FULL, "full", "{0}.cumsum(-1) / {cols}"),
+    "merged_dims": op(
+        FULL, "full full", "torch.sin({0}.reshape(-1, {0}.shape[-1])).reshape({0}.shape) + {1}", nonempty=True
+    ),
+    "permuted": op(
+        FULL,
+        "full full",
+        "torch.sin({0}.transpose(0, {dim}).contiguous()).transpose(0, {dim}) * 0.5 + {1}",
+    ),
+    "view_permuted": op(FULL, "full full", "torch.cos({0}.transpose(0, {dim})).transpose(0, {dim}) - {1}"),
+    "flipped": op(FULL, "full full", "torch.sin({0}).flip({dim}) + {1}"),
+    "rotated": op(FULL, "full full", "torch.cat([-{0}[..., {k} % {last} :], {1}[..., : {k} % {last}]], -1)"),
+    "rotated_rows": op(FULL, "full full", "torch.cat([{0}[1:] * 0.5, torch.tanh({1}[:1])])"),
+    "padded": op(FULL, "full full", "F.pad(torch.tanh({0}[..., {k} % {last} :]), ({k} % {last}, 0)) + {1}"),
+    "scattered": op(
+        FULL,
+        "full full",
+        "torch.slice_scatter({1} * 0.5, torch.sin({0}[..., {k} % {last} :]).to({1}.dtype), -1, {k} % {last})",
+    ),
+    "selected": op(
+        FULL, "full full", "torch.select_scatter({1} * 0.5, {0}[0].to({1}.dtype), 0, 0)", nonempty=True
+    ),
+    "row_sum": op(ROW, "full full", "({0} * {1}).sum({inner}, keepdim=True) / {cols}"),
+    "row_sum_flat": op(ROW, "full full", "(({0} - {1}).sum({inner}) / {cols}).reshape(r.shape)"),
+    "row_mean": op(ROW, "full", "{0}.mean({inner}, keepdim=True)"),
+    "row_var": op(ROW, "full", "{0}.var({inner}, correction=0, keepdim=True)"),
+    "row_rms": op(ROW, "full", "torch.sqrt({0}.square().mean({inner}, keepdim=True) + 0.1)"),
+    "row_max": op(ROW, "full", "{0}.amax({inner}, keepdim=True).tanh()", forward_only=True, nonempty=True),
+    "row_min": op(ROW, "full", "{0}.amin({inner}, keepdim=True).tanh()", forward_only=True, nonempty=True),
+    "row_max_of_input": op(ROW, "input", "{0}.amax({inner}, keepdim=True) * 0.5", nonempty=True),
+    "row_any": op(ROW, "input", "({0} > 2).any({inner}[0], keepdim=True).to(x.dtype)", one_inner=True),
+    "row_prod": op(ROW, "full", "(1 + {0}.tanh() / {cols}).prod(-1, keepdim=True)", one_inner=True),
+    "row_logsumexp": op(ROW, "full", "torch.logsumexp({0}, {inner}, keepdim=True) * 0.25", nonempty=True),
+    "row_scale": op(ROW, "row", "{0} * 0.5 + 1"),
+    "row_mul": op(ROW, "row row", "torch.tanh({0} * {1})"),
+    "col_sum": op(COL, "full full", "({0} * {1}).sum({outer}, keepdim=True) / {rows}"),
+    "col_sum_flat": op(COL, "full full", "(({0} - {1}).sum({outer}) / {rows}).reshape(w.shape)"),
+    "col_mean": op(COL, "full", "{0}.mean({outer}, keepdim=True)"),
+    "col_var": op(COL, "full", "{0}.var({outer}, correction=0, keepdim=True)"),
+    "col_max": op(COL, "full", "{0}.amax({outer}, keepdim=True).tanh()", forward_only=True, nonempty=True),
+    "col_min": op(COL, "full", "{0}.amin({outer}, keepdim=True).tanh()", forward_only=True, nonempty=True),
+    "col_max_of_input": op(COL, "input", "{0}.amax({outer}, keepdim=True) * 0.5", nonempty=True),
+    "col_any": op(COL, "input", "({0} > 3).any({outer}[0], keepdim=True).to(x.dtype)", one_outer=True),
+    "col_prod": op(COL, "full", "(1 + {0}.tanh() / {rows}).prod({outer}[0], keepdim=True)", one_outer=True),
+    "col_scale": op(COL, "col", "{0} * 0.5 + 1"),
+    "col_mul": op(COL, "col col", "torch.tanh({0} * {1})"),
+    "write_full": op(WRITE, "input full", "{0}.mul_(0.5).add_({1})", forward_only=True),
+    "write_col": op(WRITE, "col", "w.copy_({0})", forward_only=True),
+}
+
+EFFECTS: dict[str, Op] = {
+    "noise": op(FULL, "full", "{0} * torch.rand_like({0}, dtype=torch.float32).to({0}.dtype)"),
+    "noise_row": op(ROW, "row", "{0} + torch.rand_like({0}, dtype=torch.float32)"),
+    "noise_col": op(COL, "col", "{0} + torch.rand({0}.shape, device={0}.device)"),
+    "dropout": op(FULL, "full", "{0} * F.dropout(torch.ones({0}.shape, device={0}.device), 0.25)"),
+    "bernoulli": op("full.b", "full.b", "torch.bernoulli({0}.float() * 0.5 + 0.25) > 0"),
+    "randint": op("full.i", "full", "torch.randint(-9, 9, {0}.shape, device={0}.device)"),
+    "multinomial": op(
+        FULL,
+        "input full",
+        "{1} + 0.25 * (torch.multinomial({0}.float().reshape(-1, {last}).abs() + 0.1, 1).sum() % 4)",
+        finite=True,
+    ),
+    "note": op(FULL, "full", "effects.note({0}, {k})", kept=True),
+    "note_row": op(ROW, "row", "effects.note({0}, {k} + 10)", kept=True),
+    "note_col": op(COL, "col", "effects.note({0}, {k} + 20)", kept=True),
+    "note_count": op("col.i", "col.i", "effects.note({0}, {k} + 30)", kept=True),
+    "all_reduce": op(FULL, "full", "effects.all_reduce({0}, 'avg')", kept=True),
+    "all_reduce_row": op(ROW, "row", "effects.all_reduce({0}, 'sum')", kept=True),
+    "all_reduce_col": op(COL, "col", "effects.all_reduce({0}, 'sum')", kept=True),
+    "all_reduce_count": op("col.i", "col.i", "effects.all_reduce({0}, 'sum')", kept=True),
+    "foreach": op(FULL, "full full", "torch._foreach_mul([{0}, {1}], 0.5)[0]"),
+    "foreach_cols": op(COL, "col col", "torch._foreach_add([{0}, {1}], [{1}, {0}])[1] * 0.5"),
+    "bump": op(WRITE, "input full", "effects.bump([{0}], {1}, {k})", forward_only=True),
+    "bump_both": op(WRITE, "input full", "effects.bump([{0}, w], {1}, {k})", forward_only=True),
+    "write_foreach": op(
+        WRITE, "input full", "torch._foreach_add_([{0}], [{1}.to({0}.dtype)])", forward_only=True
+    ),
+    "write_ints": op(WRITE, "full.i", "xi.copy_({0})", forward_only=True),
+    "write_count": op(WRITE, "col.i", "wi.add_({0}.to(wi.dtype))", forward_only=True),
+}
