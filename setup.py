@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
 
 ROOT = Path(__file__).parent
 (VERSION,) = re.findall(
@@ -21,8 +21,16 @@ DEVELOPMENT = [
     "wheel",
 ]
 
+
+class WithDataFiles(Distribution):
+    """Data files are part of an editable wheel, too, for which setuptools asks for `has_data`."""
+
+    has_data = Distribution.has_data_files
+
+
 setup(
     name="mixorder",
+    distclass=WithDataFiles,
     version=VERSION,
     description="One-pass norm backward (and every pair like it) for torch.compile",
     long_description=(ROOT / "README.md").read_text(),
@@ -31,6 +39,9 @@ setup(
     classifiers=["Typing :: Typed", "Programming Language :: Python :: 3"],
     python_requires=">=3.10",
     packages=find_packages(include=["mixorder", "mixorder.*"]),
+    # With it setuptools makes an editable installation an entry of the path. By default it makes an import
+    # hook, which comes after the path: in the clone's parent folder, the clone would be an empty package.
+    package_dir={"": "."},
     package_data={"mixorder": ["py.typed", "schedule/fitted.json"]},
     # No requirements: pip must neither replace the torch that is there nor put another triton over the one
     # that it was built with. `python -m mixorder doctor` says what is missing.
@@ -42,7 +53,9 @@ setup(
         "progress": ["tqdm"],
         "peers": ["liger-kernel", "quack-kernels"],
     },
-    # `import torch` calls every entry point of this group, so the option exists without
-    # `import mixorder` in the user's code.
-    entry_points={"torch.backends": ["mixorder = mixorder._autoload:register"]},
+    # `import torch` calls every entry point of this group, so the option exists without `import mixorder` in
+    # the user's code; an error in one is an error of `import torch`. Every wheel, an editable one too, puts
+    # the module into site-packages itself: it is there when a clone has gone.
+    entry_points={"torch.backends": ["mixorder = _mixorder_plugin:register"]},
+    data_files=[("../purelib", ["_mixorder_plugin.py"])],
 )
