@@ -132,3 +132,13 @@ def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
             return None if first_id is None else (first_id, second.uuid())
 
     return Chain()
+
+
+# The Triton that each torch is built against, which is the pair that is tested (docs/supported.md).
+TESTED = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
+
+
+def install_triton() -> str:
+    """The command that installs the Triton which the torch that is there wants."""
+    release = ".".join(package_versions("torch")["torch"].split(".")[:2])
+    return f"pip install triton=={TESTED[release]}" if release in TESTED else "pip install triton"

@@ -43,11 +43,15 @@ def main(argv: Sequence[str]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
     function, inputs = make(parser, args.factory, device)
+    from mixorder.errors import CannotExplain
     from mixorder.inspection.capture import explain
 
     options = {} if args.min_numel is None else {"mixorder_min_numel": args.min_numel}
     print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
-    report = explain(function, options, True if args.dynamic else None, _seen)(*inputs)
+    try:
+        report = explain(function, options, True if args.dynamic else None, _seen)(*inputs)
+    except CannotExplain as error:
+        parser.error(str(error))
     for i in (args.kernel, args.graph):
         if i is not None and not 0 <= i < len(report.regions):
             parser.error(f"there is no region {i}: {len(report.regions)} were fused")
