@@ -34,8 +34,8 @@ def explain(
     runs itself. What an optimizer in a function writes to parameters stays.
 
     `options` are those of `torch.compile`, such as `{"mixorder_min_numel": 0}`; `dynamic` is torch's.
-    Raises ValueError for an option that there is not, `mixorder.errors.CannotExplain` where there is no triton
-    or a model on the meta device asks for a value, and whatever the model raises.
+    Raises ValueError for an option that there is not, `mixorder.errors.CannotExplain` where there is no
+    triton or a model on the meta device asks for a value, and whatever the model raises.
     """
     from mixorder.inspection.capture import explain as explain_inputs
 

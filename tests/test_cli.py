@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ def not_a_model() -> int:
 
 
 HERE = __name__
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
@@ -212,11 +214,31 @@ def test_doctor_knows_the_oldest_torch(monkeypatch: pytest.MonkeyPatch, version:
 def test_doctor_on_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert doctor.loads_by_itself().status == "note"
-    monkeypatch.setenv(doctor.SWITCH, "0")
-    assert "off, except" in doctor.switched_on().text
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/no/such/folder")
     found = doctor.cache_folder()
     assert found.status == "FAILED" and "TORCHINDUCTOR_CACHE_DIR" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "text"),
+    [
+        ({}, "ok", "off by default (no variable is set)"),
+        ({"MIXORDER": "on"}, "ok", "on for every compile that does not say otherwise (MIXORDER='on')"),
+        ({SHARED: "0"}, "note", f"off, except where options say otherwise ({SHARED}='0')"),
+        ({"MIXORDER": "1", SHARED: "0"}, "ok", f"(MIXORDER='1', {SHARED}='0', MIXORDER decides)"),
+        ({SHARED: "2"}, "note", f"not understood: {SHARED}='2'"),
+    ],
+)
+def test_doctor_says_what_decides(env: dict[str, str], status: str, text: str) -> None:
+    code = "from mixorder.cli import doctor; f = doctor.switched_on(); print(f.status, f.text)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(f"{status} ") and text in done.stdout, done.stderr
 
 
 def test_doctor_reports_a_wrong_kernel_and_one_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_the_list_of_options() -> None:
     """Pinned, so that an option is added on purpose; each one costs every reader something."""
     declared = [(config_key(f), f.default, f.metadata.get("env")) for f in dataclasses.fields(Options)]
     assert declared == [
-        ("mixorder", False, "TORCHINDUCTOR_MIX_ORDER_REDUCTION"),
+        ("mixorder", False, "MIXORDER"),
         ("mixorder_split_size", 0, None),
         ("mixorder_autotune", False, None),
         ("mixorder_strict", False, "MIXORDER_STRICT"),
@@ -173,8 +173,25 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
     assert len({first, changed, hash_of()}) == 3
 
 
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_environment_switch(value: str, expected: bool) -> None:
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({SHARED: "1"}, True),
+        ({SHARED: "0"}, False),
+        ({SHARED: ""}, False),
+        ({SHARED: "true"}, True),
+        ({SHARED: "Yes "}, True),
+        ({SHARED: "on"}, True),
+        ({SHARED: "off"}, False),
+        ({SHARED: "0", "MIXORDER": "1"}, True),
+        ({SHARED: "1", "MIXORDER": "no"}, False),
+        ({SHARED: "1", "MIXORDER": ""}, True),
+    ],
+)
+def test_environment_switch(env: dict[str, str], expected: bool) -> None:
     code = (
         "import torch, torch._inductor.config as c\n"
         "from mixorder.options import Options\n"
@@ -182,7 +199,29 @@ def test_environment_switch(value: str, expected: bool) -> None:
         "with c.patch('mixorder', not env): assert Options.current().enabled is not env\n"
         "print(env)"
     )
-    assert python(code, TORCHINDUCTOR_MIX_ORDER_REDUCTION=value) == str(expected)
+    assert python(code, **env) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "expected"),
+    [
+        ({SHARED: "2"}, SHARED, False),
+        ({"MIXORDER": "enable", SHARED: "1"}, "MIXORDER", True),
+        ({"MIXORDER_STRICT": "sure"}, "MIXORDER_STRICT", False),
+    ],
+)
+def test_a_value_that_means_nothing_is_told(env: dict[str, str], name: str, expected: bool) -> None:
+    code = (
+        "import torch, warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from mixorder.options import Options\n"
+        "    enabled = [Options.current().enabled for _ in range(3)][0]\n"
+        "(one,) = [str(w.message) for w in said if 'does not understand' in str(w.message)]\n"
+        "print(enabled, one)"
+    )
+    expected_text = f"{expected} mixorder does not understand {name}={env[name]!r}: it is one of 1, true, "
+    assert python(code, **env).startswith(expected_text)
 
 
 def test_environment_of_strict_and_dump() -> None:

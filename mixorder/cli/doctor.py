@@ -26,7 +26,7 @@ exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
 OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 11)
-SWITCH = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
 
 
@@ -115,15 +115,23 @@ def loads_by_itself() -> Finding:
 
 
 def switched_on() -> Finding:
-    from mixorder.options import Options
+    from dataclasses import fields
 
-    value = os.environ.get(SWITCH)
-    if value == "0":
-        remedy = f"Unset {SWITCH}, or say {USE}."
-        return Finding(NOTE, f"{SWITCH}=0: off, except where options say otherwise", remedy)
-    if Options.current().enabled:
-        return Finding(OK, f"on for every compile ({SWITCH}=1)")
-    return Finding(OK, f"off by default; {USE}, or {SWITCH}=1 for every compile")
+    from mixorder.options import Options, understood, variables
+
+    (switch,) = (option for option in fields(Options) if option.name == "enabled")
+    found = variables(switch)
+    said = ", ".join(f"{name}={value!r}" for name, value in found) or "no variable is set"
+    strange = [name for name, value in found if understood(value) is None]
+    if strange:
+        return Finding(NOTE, f"not understood: {said}", f"Set {', '.join(strange)} to 1 or 0.")
+    decides = f"{found[0][0]} decides" if len(found) > 1 else ""
+    why = f" ({said}{', ' if decides else ''}{decides})"
+    if found and not Options.current().enabled:
+        return Finding(NOTE, f"off, except where options say otherwise{why}", f"{SWITCH}=1, or say {USE}.")
+    if found:
+        return Finding(OK, f"on for every compile that does not say otherwise{why}")
+    return Finding(OK, f"off by default{why}; {USE}, or {SWITCH}=1 for every compile")
 
 
 def cache_folder() -> Finding:
