@@ -4,10 +4,12 @@ In: the module `torch._inductor.compile_fx`, right after it was loaded. Out: the
 two functions wrapped. Must not change anything for a compile whose options leave mixorder off.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -31,10 +33,36 @@ class MixOrderPass(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         import mixorder.pipeline as pipeline
 
-        self.fused += pipeline.run(graph, Options.current())
+        options = Options.current()
+        fused = pipeline.run(graph, options)
+        self.fused += fused
+        if fused and options.interpret and not _runs_kernels(graph):
+            raise RuntimeError(_HOW_TO_INTERPRET)
 
     def uuid(self) -> tuple[str, tuple[Any, ...]]:
         return source_hash(), Options.current().as_tuple()
+
+
+_HOW_TO_INTERPRET = "mixorder_interpret needs TRITON_INTERPRET=1 in the environment before triton is imported"
+
+
+def _runs_kernels(graph: torch.fx.Graph) -> bool:
+    """Whether what Inductor makes of the graph can launch kernels. It knows nothing of the interpreter."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values) or _has_driver()
+
+
+def _has_driver() -> bool:
+    import triton
+
+    try:
+        return triton.runtime.driver.active is not None and not _interprets()
+    except RuntimeError:  # as triton says that there is none
+        return False
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def wrap_compile_fx(module: ModuleType) -> None:
@@ -106,11 +134,31 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # With config_patches, torch applies them and calls this function again without.
-        if not config_patches:
+        with config.patch(config_patches or {}):
             options = Options.current()
-            if options.enabled:
-                inner_compile = config.patch(options.as_config())(inner_compile)
-        return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
+        caches: Any = contextlib.nullcontext()
+        if inner_compile is default_inner and _to_interpret(options, example_inputs_):
+            inner_compile, caches = _interpreted(options)
+        # With config_patches, torch applies them and calls this function again without.
+        if options.enabled and not config_patches:
+            inner_compile = config.patch(options.as_config())(inner_compile)
+        with caches:
+            return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     return compile_fx
+
+
+def _to_interpret(options: Options, inputs: Any) -> bool:
+    """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
+    return options.enabled and options.interpret and _interprets() and not on_gpu
+
+
+def _interpreted(options: Options) -> tuple[Callable[..., Any], Any]:
+    """What runs a graph node by node, with our kernels interpreted, and a context without AOTAutograd's
+    cache, where there may be what Inductor itself has made of the graph."""
+    import torch._functorch.config as functorch_config
+
+    import mixorder.interpret as interpret
+
+    return interpret._inner_compile(options), functorch_config.patch(enable_autograd_cache=False)

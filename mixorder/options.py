@@ -50,7 +50,7 @@ class Options:
     """A directory that gets one numbered text file per stage and region; empty for none."""
 
     interpret: bool = False
-    """Accept CPU tensors and run the kernels in the Triton interpreter. For tests: slow."""
+    """Accept CPU tensors and run the kernels in the Triton interpreter, with TRITON_INTERPRET=1. Slow."""
 
     @classmethod
     def current(cls) -> "Options":

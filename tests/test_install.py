@@ -385,6 +385,25 @@ print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
     assert python(code) == "True"
 
 
+INTERPRET = """
+import torch
+options = {"mixorder": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+x, norm = torch.randn(33, 64, requires_grad=True), torch.nn.LayerNorm(64)
+y = torch.compile(norm, options=options)(x)
+torch.testing.assert_close(*(torch.autograd.grad(z.sin().sum(), norm.weight) for z in (y, norm(x))))
+"""
+
+
+def test_the_interpreter_that_is_not_asked_for_is_told_in_few_lines() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", INTERPRET], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "mixorder_interpret needs TRITON_INTERPRET=1 in the environment" in done.stderr
+    assert len(done.stderr.splitlines()) < 8, done.stderr
+
+
 OTHER_PROCESS = """
 import sys, torch
 from pathlib import Path

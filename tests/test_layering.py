@@ -83,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "interpret.py": {"options", "pipeline", "codegen.exchange", "_compat"},
     "retry.py": {"record", "report"},
-    "install.py": {"options", "pipeline", "analysis", "launches", "retry", "_compat"},
+    "install.py": {"options", "pipeline", "analysis", "interpret", "launches", "retry", "_compat"},
     "launches.py": {"_compat", "analysis", "codegen.dependent"},
     "analysis.py": set(),
 }
