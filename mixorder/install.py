@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,14 @@ class MixOrderPass(CustomGraphPass):
 
     def uuid(self) -> tuple[str, tuple[Any, ...]]:
         return source_hash(), Options.current().as_tuple()
+
+
+@functools.cache
+def _stays_off() -> bool:
+    """Whether this torch is too old; says so once."""
+    if why := _compat.unsupported():
+        warnings.warn(f"mixorder stays off: {why}", stacklevel=2)
+    return bool(why)
 
 
 _HOW_TO_INTERPRET = "mixorder_interpret needs TRITON_INTERPRET=1 in the environment before triton is imported"
@@ -95,7 +104,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         options = Options.current()
-        if not options.enabled:
+        if not options.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
         import mixorder.retry as retry
 
@@ -151,7 +160,7 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
 def _to_interpret(options: Options, inputs: Any) -> bool:
     """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU."""
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
-    return options.enabled and options.interpret and _interprets() and not on_gpu
+    return options.enabled and options.interpret and _interprets() and not on_gpu and not _stays_off()
 
 
 def _interpreted(options: Options) -> tuple[Callable[..., Any], Any]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mixorder import __main__, pipeline
+from mixorder._compat import TESTED, release
 from mixorder.cli import bench, doctor, progress, tune
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
@@ -199,14 +200,40 @@ def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.M
 
     monkeypatch.setattr(doctor.metadata, "version", version)
     status, out, _ = run(monkeypatch, "doctor")
-    assert status == 1 and "FAILED  triton is not installed" in out and "pip install triton" in out
+    assert status == 1 and "FAILED  triton is not installed" in out
+    assert f"pip install triton=={TESTED[release(torch.__version__)]} (" in out
     assert "kernels compile" not in out
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("3.0.0a0+git1", "ok")]
+    ("triton", "status", "remedy"),
+    [("3.7.0", "ok", ""), ("3.9.0", "note", "torch 2.13 is built against, and tested with, 3.7.1")],
 )
-def test_doctor_knows_the_oldest_torch(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_doctor_knows_the_tested_pair(
+    monkeypatch: pytest.MonkeyPatch, triton: str, status: str, remedy: str
+) -> None:
+    versions = {"torch": "2.13.0+cpu", "triton": triton}
+    monkeypatch.setattr(doctor.metadata, "version", versions.__getitem__)
+    found = doctor.triton_version()
+    assert found.status == status and remedy in found.remedy
+
+
+def test_doctor_without_numpy_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = doctor.is_right()
+    assert found.status == "note" and "NumPy" in found.text and "pip install numpy" in found.remedy
+    status, _, err = run(monkeypatch, "demo", "--device", "interpreter")
+    assert status == 2 and "numpy is not installed" in err
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("2.15.0", "ok"), ("3.0.0a0+git1", "note")],
+)
+def test_doctor_knows_which_torch_was_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
     assert doctor.torch_version().status == status
 

@@ -21,6 +21,7 @@ from torch._inductor.utils import fresh_cache
 
 import mixorder
 from mixorder import _compat, install
+from mixorder.errors import CannotExplain
 from mixorder.options import SOURCE_HASH_KEY, Options
 
 Recorder = list[tuple[torch.fx.Graph, Options, bool]]
@@ -78,6 +79,28 @@ def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -
     with config.patch({"mixorder": bool(options), "post_grad_custom_post_pass": spy}):
         train_step(compiled(**options))
     assert runs == [] and seen[0] == (True, spy)
+
+
+def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compat.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.10.1+cu128")
+        with pytest.warns(UserWarning, match=r"mixorder stays off: torch 2.10.1\+cu128 is not supported"):
+            train_step(compiled(mixorder=True))
+        with pytest.raises(CannotExplain, match="2.11 is the oldest"):
+            mixorder.explain(loss)(torch.randn(8))
+    _compat.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    assert runs == []
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [("2.9.1", True), ("2.10.0+cu128", True), ("2.11.0a0+git1", False), ("3.0", False), ("unknown", False)],
+)
+def test_which_versions_are_too_old(version: str, older: bool) -> None:
+    assert _compat.older(version, _compat.OLDEST) == older
 
 
 def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> None:

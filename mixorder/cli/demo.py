@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import platform
 import sys
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     on_gpu = _choose_device(parser, args.device)
     if not on_gpu:
-        _interpret_triton()
+        _interpret_triton(parser)
     for name, default in (GPU_SHAPE if on_gpu else CPU_SHAPE).items():
         setattr(args, name, getattr(args, name) or default)
     from mixorder.demo_model import Problem
@@ -144,8 +145,11 @@ def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
     return available and device != "interpreter"
 
 
-def _interpret_triton() -> None:
+def _interpret_triton(parser: argparse.ArgumentParser) -> None:
     """Switch Triton to its interpreter. It looks at the variable while it is imported."""
+    for name in ("triton", "numpy"):
+        if importlib.util.find_spec(name) is None:
+            parser.error(f"{name} is not installed; `python -m mixorder doctor` says more")
     if os.environ.get("TRITON_INTERPRET") != "1":
         os.environ["TRITON_INTERPRET"] = "1"
         if "triton" in sys.modules:

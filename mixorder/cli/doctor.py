@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import platform
 import shutil
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
+from mixorder import _compat
 from mixorder.cli.progress import progress
 
 DESCRIPTION = """\
@@ -25,7 +27,8 @@ Each line begins with "ok", "note" (it works, but look) or "FAILED", and the lin
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 11)
+OLDEST_PYTHON = (3, 10)
+TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
 SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
 
@@ -76,18 +79,26 @@ def torch_version() -> Finding:
         found = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding(FAILED, "torch is not installed", "Install it as https://pytorch.org says.")
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if numbers < OLDEST_TORCH:
-        return Finding(FAILED, f"torch {found}", "mixorder needs torch 2.11 or newer.")
+    if _compat.older(found, _compat.OLDEST):
+        return Finding(FAILED, f"torch {found}", f"mixorder needs torch {_compat.OLDEST} or newer.")
+    if _compat.older(_compat.NEWEST, found):
+        remedy = f"The newest that mixorder was tested with is {_compat.NEWEST}."
+        return Finding(NOTE, f"torch {found}", remedy)
     return Finding(OK, f"torch {found}")
 
 
 def triton_version() -> Finding:
-    try:
-        return Finding(OK, f"triton {metadata.version('triton')}")
-    except metadata.PackageNotFoundError:
-        remedy = "pip install triton (builds of torch for the CPU do not bring it)."
-        return Finding(FAILED, "triton is not installed", remedy)
+    torch = metadata.version("torch")
+    tested, command = _compat.TESTED.get(_compat.release(torch)), _compat.install_triton(torch)
+    found = next((version for name in TRITON for version in _metadata_of(name)), None)
+    if found is None:
+        return Finding(
+            FAILED, "triton is not installed", f"{command} (builds of torch for the CPU do not bring it)."
+        )
+    if tested and _compat.release(found) != _compat.release(tested):
+        remedy = f"torch {_compat.release(torch)} is built against, and tested with, {tested}: {command}."
+        return Finding(NOTE, f"triton {found}", remedy)
+    return Finding(OK, f"triton {found}")
 
 
 # The plugin.
@@ -202,6 +213,9 @@ def is_right() -> Finding:
     import torch
 
     on_gpu = torch.cuda.is_available()
+    if not on_gpu and importlib.util.find_spec("numpy") is None:
+        remedy = "pip install numpy, to see gradients without a GPU; on one it is not needed."
+        return Finding(NOTE, "no gradients were computed: Triton's interpreter needs NumPy", remedy)
     shape = ("4", "512", "256") if on_gpu else ("2", "8", "32")
     sizes = [
         text for name, n in zip(("batch", "seq", "dim"), shape, strict=True) for text in (f"--{name}", n)

@@ -46,7 +46,7 @@ def explain(
     """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        _check_triton()
+        _check_versions()
         run, settings = uncompiled(function), _checked(options)
         tensors = _tensors(run, args, kwargs)
         if no_data := has_no_data(tensors):
@@ -94,12 +94,15 @@ class _Watch:
     seen: Callable[[GraphRecord], None] | None
 
 
-def _check_triton() -> None:
+def _check_versions() -> None:
+    if why := _compat.unsupported():
+        raise CannotExplain(why)
     try:
         import triton  # noqa: F401
     except ImportError as error:
         raise CannotExplain(
-            f"triton is not installed, and kernels are written in it: {_compat.install_triton()}"
+            "triton is not installed, and kernels are written in it: "
+            + _compat.install_triton(_compat.package_versions("torch")["torch"])
         ) from error
 
 
