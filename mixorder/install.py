@@ -12,6 +12,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from mixorder import _compat, analysis, launches
-from mixorder.options import Options, source_hash
+from mixorder.options import Options, config_key, source_hash
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,8 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
     ) -> Any:
         with config.patch(config_patches or {}):
             options = Options.current()
+        if config_patches and not options.enabled:
+            _say_what_does_nothing(config_patches)
         caches: Any = contextlib.nullcontext()
         if inner_compile is default_inner and _to_interpret(options, example_inputs_):
             inner_compile, caches = _interpreted(options)
@@ -155,6 +158,18 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
             return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     return compile_fx
+
+
+def _say_what_does_nothing(given: dict[str, Any]) -> None:
+    """Options of ours, where mixorder is off and nobody has said that it is to be."""
+    names = [config_key(f) for f in fields(Options) if config_key(f) in given]
+    if names and "mixorder" not in given:
+        _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 def _to_interpret(options: Options, inputs: Any) -> bool:

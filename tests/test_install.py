@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -
     with config.patch({"mixorder": bool(options), "post_grad_custom_post_pass": spy}):
         train_step(compiled(**options))
     assert runs == [] and seen[0] == (True, spy)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"mixorder_autotune": True, "mixorder_min_numel": 0}, True),
+        ({"mixorder_autotune": True, "mixorder": False}, False),
+        ({"max_autotune": False}, False),
+    ],
+)
+def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, Any], told: bool) -> None:
+    install._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.compile(loss, options=options)(torch.randn(8))
+    expected = 'mixorder_autotune, mixorder_min_numel does nothing without "mixorder": True'
+    assert [str(w.message) for w in said if "mixorder" in str(w.message)] == [expected] * told
+    assert runs == []
 
 
 def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,36 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
         torch.compile(lambda x: x, options={"mixorder_foo": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mixorder_splt_size", "mixorder_split_size"),
+        ("mixorder-stict", "mixorder_strict"),
+        ("mixorder_q", ""),
+    ],
+)
+def test_a_misspelt_option_is_told_before_torchs_list(name: str, meant: str) -> None:
+    """In a new process: it may be the first thing that torch is asked for."""
+    code = (
+        "import torch, sys\n"
+        "try:\n"
+        "    torch.compile(torch.sin, options={sys.argv[1]: 4})\n"
+        "except RuntimeError as error:\n"
+        "    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=120)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
+    assert (f"Did you mean {meant!r}?" in first) == bool(meant) and "mixorder_min_numel" in first
+    assert second.startswith(f"Unexpected optimization option {name}, known options are")
+
+
+def test_an_option_of_torchs_is_left_to_torch() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(torch.sin, options={"max_autotun": True})
+    assert str(error.value).startswith("Unexpected optimization option max_autotun")
+
+
 def test_attribute_assignment_and_deletion_of_override() -> None:
     with config.patch("mixorder", False):
         config.mixorder = True

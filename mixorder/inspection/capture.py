@@ -25,6 +25,7 @@ from ..errors import CannotExplain
 from ..options import Options
 from ..report import collect
 from ..schedule.device import device_info
+from ..spelling import misspelt
 from .backward import gradients, parameters_behind, roots_of
 from .breaks import Breaks
 from .calls import Calls
@@ -132,7 +133,8 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     Options.current()  # registers ours
     given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
     if unknown := sorted(given.keys() - inductor_config._config.keys()):
-        raise ValueError(f"unknown options: {', '.join(unknown)}; mixorder's begin with 'mixorder'")
+        said = " ".join(filter(None, map(misspelt, unknown))) or "Those of mixorder begin with 'mixorder'."
+        raise ValueError(f"unknown options: {', '.join(unknown)}. {said}")
     return {**given, **_NO_TUNING}
 
 
