@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mixorder
 from mixorder import __main__, pipeline
 from mixorder._compat import TESTED, release
 from mixorder.cli import bench, doctor, progress, tune
@@ -34,6 +35,19 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 def factory() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)), torch.randn(8, 32)
+
+
+class Scaled(nn.LayerNorm):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+def named() -> tuple[nn.Module, dict[str, Any]]:
+    return Scaled(32), {"x": torch.randn(8, 32, requires_grad=True), "scale": 2.0}
+
+
+def needing(size: int) -> nn.Module:
+    return nn.LayerNorm(size)
 
 
 def nothing() -> tuple[Callable[..., Tensor], Tensor]:
@@ -81,6 +95,61 @@ def test_explain_on_the_meta_device_and_its_other_outputs(monkeypatch: pytest.Mo
     assert status == 2 and "there is no region 1: 1 were fused" in err
 
 
+def test_a_dict_at_the_end_holds_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:named", "--device", "meta", "--min-numel", "0")
+    assert status == 0 and "8x32" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--html", "no/such/folder/page.html"), "argument --html: there is no folder no/such/folder"),
+        (("--html", "."), "argument --html: . is a folder"),
+        (("--min-numel", "-5"), "argument --min-numel: -5 is less than 0"),
+        (("--kernel", "-1"), "argument --kernel: -1 is less than 0"),
+        (("--graph", "one"), "argument --graph: invalid number value: 'one'"),
+    ],
+)
+def test_bad_values_are_told_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    status, _, err = run(monkeypatch, "explain", "no_such_module:factory", *args)
+    assert status == 2 and message in err
+
+
+def test_no_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "bench", f"{HERE}:factory", "--steps", "0")
+    assert status == 2 and "argument --steps: 0 is less than 1" in err
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--version") == (0, f"mixorder {mixorder.__version__}\n", "")
+
+
+def test_an_unknown_command_lists_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "explian", f"{HERE}:factory")
+    assert status == 2 and "there is no command 'explian' (did you mean explain?); there are demo, ex" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_interrupt_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupted)
+    assert run(monkeypatch, "doctor") == (130, "", "\nInterrupted.\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = "import sys, mixorder.__main__ as m; sys.argv[1:] = ['--version']; sys.exit(m.main())"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
     assert status == 1 and "Nothing was fused." in out
@@ -92,6 +161,8 @@ def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None
         ("factory", "'factory' is not package.module:factory"),
         ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
         (f"{HERE}:missing", "has no 'missing'"),
+        (f"{HERE.replace('.', '/')}.py:factory", f"(leave out .py: {HERE}:factory)"),
+        (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is a str, not a function that makes a model"),
         (f"{HERE}:not_a_model", "gave a int; it must give a model, then its inputs"),
     ],
@@ -146,7 +217,8 @@ def test_bench_times_each_way_and_compares_gradients(monkeypatch: pytest.MonkeyP
     weight = torch.ones(8, requires_grad=True)
     x = torch.randn(4, 8, requires_grad=True)
     ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]
-    bench.measure(ways, (lambda x: (x * weight).sin(), (x,)), 3, wall_clock)
+    example = (lambda x, scale: (x * weight * scale).sin(), (x,), {"scale": 1.0})
+    bench.measure(ways, example, 3, wall_clock)
     assert all(len(way.times) == 3 and way.compile_s > 0 for way in ways)
     assert all(0 < way.median(0) < way.median(1) for way in ways)
     assert [options["mixorder"] for options in given] == [False, True]
