@@ -22,6 +22,14 @@ DEVELOPMENT = [
 ]
 
 
+def outside_of_the_repository(text: str) -> str:
+    """The README without images, and with the names of files in place of links to them: there is no public
+    address that they could lead to."""
+    text = re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\(\1\)", r"`\1`", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", r"\1 (`\2`)", text)
+
+
 class WithDataFiles(Distribution):
     """Data files are part of an editable wheel, too, for which setuptools asks for `has_data`."""
 
@@ -33,10 +41,26 @@ setup(
     distclass=WithDataFiles,
     version=VERSION,
     description="One-pass norm backward (and every pair like it) for torch.compile",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=outside_of_the_repository((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
+    author="mixorder contributors",
     license="BSD-3-Clause",
-    classifiers=["Typing :: Typed", "Programming Language :: Python :: 3"],
+    license_files=["LICENSE"],
+    keywords=["torch", "torch.compile", "inductor", "triton", "layernorm", "rmsnorm", "kernel fusion"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: BSD License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Code Generators",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     packages=find_packages(include=["mixorder", "mixorder.*"]),
     # With it setuptools makes an editable installation an entry of the path. By default it makes an import

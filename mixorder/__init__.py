@@ -14,7 +14,7 @@ from mixorder._autoload import register as _register
 if TYPE_CHECKING:
     from mixorder.inspection.explanation import Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["explain"]
 
 

@@ -6,6 +6,7 @@ And an installation from a clone (`pip install -e`): used beside the clone, and 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,11 @@ def copied(source: Path) -> Path:
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "mixorder", source / "mixorder", ignore=shutil.ignore_patterns("__pycache__"))
     return source
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == mixorder.__version__ and len(versions) == len(set(versions))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,12 @@ def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
     required = [line for line in lines if line.startswith("Requires-Dist:")]
     assert required and all("extra ==" in line for line in required)
     assert any(line.startswith("Requires-Dist: torch>=2.11") for line in required)
+
+
+def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    described = read(wheel, "METADATA").partition("\n\n")[2]
+    assert described.startswith("# mixorder") and "several GPUs (`docs/distributed.md`)" in described
+    assert not re.findall(r"\]\((?!https?:)", described) and "`docs/benchmark.md` has more" in described
 
 
 def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path: Path) -> None:
