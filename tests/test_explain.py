@@ -235,6 +235,12 @@ def test_what_was_compiled_before_does_not_hide_the_pass() -> None:
     assert len(first.regions) == len(second.regions) == 1
 
 
+def test_without_inputs_it_says_what_is_missing() -> None:
+    expected = "<mixorder.explain of Block: call it with the inputs, explain(model)(*inputs)>"
+    assert repr(mixorder.explain(Block(32))) == expected
+    assert "explain of relu: call it" in repr(mixorder.explain(F.relu))
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown options: mixorder_splt_size"):
         mixorder.explain(Block(32), options={"mixorder_splt_size": 4})(torch.randn(8, 32))

@@ -10,14 +10,18 @@ import dataclasses
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from mixorder import _compat
 from mixorder.cli.progress import progress
+from mixorder.cli.values import new_file
 
 DESCRIPTION = """\
 Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
@@ -28,6 +32,7 @@ exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
 OLDEST_PYTHON = (3, 10)
+VARIABLES = ("MIXORDER", "TORCH", "TRITON", "CUDA_VISIBLE", "PYTORCH")
 TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
 SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
@@ -41,6 +46,9 @@ class Finding:
     text: str
     remedy: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.status:<6}  {self.text}" + (f"\n          {self.remedy}" if self.remedy else "")
+
 
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
@@ -49,19 +57,45 @@ def main(argv: Sequence[str]) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(argv)
-    failed = False
+    report_help = "write what is found to a file to send along: without paths, names or code of yours"
+    parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
+    args = parser.parse_args(argv)
+    findings = []
     for check in progress(CHECKS, "checking"):
-        finding = check()
-        failed |= finding.status == FAILED
-        print(f"{finding.status:<6}  {finding.text}", flush=True)
-        if finding.remedy:
-            print(f"          {finding.remedy}", flush=True)
+        findings.append(finding := check())
+        print(finding, flush=True)
         if finding.status == FAILED and check in NEEDED:
             print("\nThe other checks need this one.")
-            return 1
-    print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
-    return int(failed)
+            break
+    else:
+        failed = any(finding.status == FAILED for finding in findings)
+        print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
+    if args.report:
+        args.report.write_text(report(findings))
+        print(f"Written: {args.report}", file=sys.stderr)
+    return int(any(finding.status == FAILED for finding in findings))
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """Findings, packages and variables, for somebody else to read."""
+    packages = ("mixorder", "torch", *TRITON, "numpy")
+    found = _compat.package_versions(*packages)
+    lines = [
+        f"mixorder doctor on {platform.system()} {platform.machine()}",
+        *(f"{name} {version}" for name, version in found.items() if version != "not installed"),
+        *map(str, findings),
+        *(f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)),
+    ]
+    return without_paths("\n".join(lines)) + "\n"
+
+
+def without_paths(text: str) -> str:
+    """Every path in a text becomes `<path>`. One with spaces is known where it begins with a usual folder."""
+    usual = {str(Path.home()), os.getcwd(), sys.prefix, tempfile.gettempdir()} - {os.sep}
+    usual |= {value for value in os.environ.values() if os.path.isabs(value) and value != os.sep}
+    for folder in sorted(usual, key=len, reverse=True):
+        text = text.replace(folder, "/path")
+    return re.sub(r"""(?<![\w.<:/])(?:~|[A-Za-z]:)?[\\/][^\s'"(),;]+""", "<path>", text)
 
 
 # Versions.

@@ -82,7 +82,22 @@ def explain(
             notes=tuple(notes),
         )
 
-    return explained
+    return _Explainer(function, explained)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Explainer:
+    """`explain(model)`, which waits for the inputs."""
+
+    function: Callable[..., Any]
+    explained: Callable[..., Report]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return self.explained(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"<mixorder.explain of {name}: call it with the inputs, explain(model)(*inputs)>"
 
 
 @dataclasses.dataclass
