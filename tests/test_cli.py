@@ -340,6 +340,12 @@ def test_doctor_says_what_decides(env: dict[str, str], status: str, text: str) -
     assert done.stdout.startswith(f"{status} ") and text in done.stdout, done.stderr
 
 
+def test_doctor_tells_of_an_installation_that_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.0.1")
+    found = doctor.installed()
+    assert found.status == "note" and f"as mixorder 0.0.1, but {mixorder.__version__} runs" in found.text
+
+
 def test_doctor_writes_a_report_without_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [
         doctor.Finding(

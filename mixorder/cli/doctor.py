@@ -139,7 +139,14 @@ def triton_version() -> Finding:
 
 
 def installed() -> Finding:
+    import mixorder
+
     version = next(iter(_metadata_of("mixorder")), "")
+    if version and version != mixorder.__version__:
+        remedy = (
+            f"Install it again from the folder that it runs from: {Path(mixorder.__file__).parent.parent}"
+        )
+        return Finding(NOTE, f"installed as mixorder {version}, but {mixorder.__version__} runs", remedy)
     if any(point.name == "mixorder" for point in metadata.entry_points(group="torch.backends")):
         return Finding(OK, f"mixorder {version}: `import torch` loads it".replace("  ", " "))
     remedy = "pip install mixorder, or `import mixorder` before the first compile."

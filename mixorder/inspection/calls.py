@@ -34,7 +34,10 @@ def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(owner, nn.Module):
         yield from owner.named_modules()
     elif inspect.isfunction(function):
-        names = inspect.getclosurevars(function)
+        try:
+            names = inspect.getclosurevars(function)
+        except ValueError:  # a variable that has no value yet
+            return
         for name, value in {**names.globals, **names.nonlocals}.items():
             if isinstance(value, nn.Module):
                 yield from value.named_modules(prefix=name)
