@@ -204,6 +204,7 @@ def test_a_function_with_a_graph_break_and_symbolic_rows() -> None:
 
     explained = mixorder.explain(function, options=ANY_SIZE, dynamic=True)
     found = explained(torch.randn(700, 64, requires_grad=True))
+    assert found.notes == ()  # that a backward is compiled early does not say that it runs
     assert found.graph_breaks == 1 and found.norms == ()
     assert sorted(g.kind for g in found.graphs) == ["backward", "backward", "forward", "forward"]
     assert len(found.regions) == 2 and all(isinstance(r.rows, str) for r in found.regions)
@@ -325,6 +326,9 @@ def test_a_norm_without_a_region_says_why_not() -> None:
         none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(x)
     assert "gradients off" in none.norms[0].reason
     assert none.notes == ("no backward: gradients are off (no_grad or inference_mode)",)
+    with torch.inference_mode():
+        none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(torch.randn(300, 32))
+    assert "gradients off" in none.norms[0].reason and not none.regions
     assert none.notes[0] in str(none) and json.loads(none.to_json())["notes"] == list(none.notes)
 
 

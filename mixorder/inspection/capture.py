@@ -108,6 +108,7 @@ class _Watch:
     calls: Calls
     breaks: Breaks
     seen: Callable[[GraphRecord], None] | None
+    went_back: bool = False
 
 
 def _check_versions() -> None:
@@ -124,7 +125,7 @@ def _check_versions() -> None:
 
 def _backward(result: Any, watch: _Watch) -> list[str]:
     """Run the backward of what a model gave; what there is to say if that is not possible."""
-    own = any(graph.kind == "backward" for graph in watch.graphs)
+    own = watch.went_back
     roots = roots_of(result)
     try:
         if roots:
@@ -172,6 +173,7 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
             watch.seen(watch.graphs[-1])
 
         def call(args: list[Any]) -> Any:
+            watch.went_back |= kind == "backward"
             return torch.fx.Interpreter(gm).boxed_run(args)
 
         call._boxed_call = True  # type: ignore[attr-defined]

@@ -51,7 +51,9 @@ def _uncompiled_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
 @contextlib.contextmanager
 def _gradients_restored(tensors: Sequence[Tensor], said: list[str]) -> Iterator[None]:
     """A training step may fill them. Its optimizer writes to parameters, too, of which there is no copy."""
-    leaves = list({id(t): t for t in tensors if t.is_leaf and t.requires_grad}.values())
+    leaves = list(
+        {id(t): t for t in tensors if t.is_leaf and t.requires_grad and not t.is_inference()}.values()
+    )
     saved = [(t, t.grad, t._version) for t in leaves]
     for leaf in leaves:
         leaf.grad = None  # or the saved ones would be added to
