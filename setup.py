@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
 
 ROOT = Path(__file__).parent
 (VERSION,) = re.findall(
@@ -21,16 +21,51 @@ DEVELOPMENT = [
     "wheel",
 ]
 
+
+def outside_of_the_repository(text: str) -> str:
+    """The README without images, and with the names of files in place of links to them: there is no public
+    address that they could lead to."""
+    text = re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\(\1\)", r"`\1`", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", r"\1 (`\2`)", text)
+
+
+class WithDataFiles(Distribution):
+    """Data files are part of an editable wheel, too, for which setuptools asks for `has_data`."""
+
+    has_data = Distribution.has_data_files
+
+
 setup(
     name="mixorder",
+    distclass=WithDataFiles,
     version=VERSION,
     description="One-pass norm backward (and every pair like it) for torch.compile",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=outside_of_the_repository((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
+    author="mixorder contributors",
     license="BSD-3-Clause",
-    classifiers=["Typing :: Typed", "Programming Language :: Python :: 3"],
+    license_files=["LICENSE"],
+    keywords=["torch", "torch.compile", "inductor", "triton", "layernorm", "rmsnorm", "kernel fusion"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: BSD License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Code Generators",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     packages=find_packages(include=["mixorder", "mixorder.*"]),
+    # With it setuptools makes an editable installation an entry of the path. By default it makes an import
+    # hook, which comes after the path: in the clone's parent folder, the clone would be an empty package.
+    package_dir={"": "."},
     package_data={"mixorder": ["py.typed", "schedule/fitted.json"]},
     # No requirements: pip must neither replace the torch that is there nor put another triton over the one
     # that it was built with. `python -m mixorder doctor` says what is missing.
@@ -42,7 +77,9 @@ setup(
         "progress": ["tqdm"],
         "peers": ["liger-kernel", "quack-kernels"],
     },
-    # `import torch` calls every entry point of this group, so the option exists without
-    # `import mixorder` in the user's code.
-    entry_points={"torch.backends": ["mixorder = mixorder._autoload:register"]},
+    # `import torch` calls every entry point of this group, so the option exists without `import mixorder` in
+    # the user's code; an error in one is an error of `import torch`. Every wheel, an editable one too, puts
+    # the module into site-packages itself: it is there when a clone has gone.
+    entry_points={"torch.backends": ["mixorder = _mixorder_plugin:register"]},
+    data_files=[("../purelib", ["_mixorder_plugin.py"])],
 )

@@ -14,7 +14,7 @@ from mixorder._autoload import register as _register
 if TYPE_CHECKING:
     from mixorder.inspection.explanation import Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["explain"]
 
 
@@ -30,10 +30,12 @@ def explain(
     of mixorder's kernels runs: for CPU tensors the plan is for an H200. A module and inputs on the meta
     device do as well, at any size: nothing is computed then. Parameters, their `.grad`, a module's buffers
     and the random state are as before; what dynamo has compiled is dropped, as by `torch._dynamo.explain`.
-    The backward is that of `.loss`, where the output has one, or of every output.
+    The backward is that of `.loss`, where the output has one, or of every output; or the one that a function
+    runs itself. What an optimizer in a function writes to parameters stays.
 
     `options` are those of `torch.compile`, such as `{"mixorder_min_numel": 0}`; `dynamic` is torch's.
-    Raises ValueError for an option that there is not, and whatever the model raises.
+    Raises ValueError for an option that there is not, `mixorder.errors.CannotExplain` where there is no
+    triton or a model on the meta device asks for a value, and whatever the model raises.
     """
     from mixorder.inspection.capture import explain as explain_inputs
 

@@ -1,8 +1,13 @@
-"""`python -m mixorder [command] ...`: explain, bench, tune, doctor or, where none is named, the demo."""
+"""`python -m mixorder [command] ...`: explain, bench, tune, doctor or, where none is named, the demo.
+
+Exit status: the command's; 130 where it was interrupted; 141 where nobody reads what it prints.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
 import sys
 
 COMMANDS = ("demo", "explain", "bench", "tune", "doctor")
@@ -10,9 +15,38 @@ COMMANDS = ("demo", "explain", "bench", "tune", "doctor")
 
 def main() -> int:
     """Run the command that the arguments name; its exit status."""
-    arguments = sys.argv[1:]
-    command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "demo"
+    try:
+        try:
+            return _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would fail once more, at its end
+        return 141
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["--version"]:
+        from mixorder import __version__
+
+        print(f"mixorder {__version__}")
+        return 0
+    command = "demo"
+    if arguments and not arguments[0].startswith("-"):
+        command = arguments.pop(0)
+    if command not in COMMANDS:
+        print(f"python -m mixorder: error: {_unknown(command)}", file=sys.stderr)
+        return 2
     return int(importlib.import_module(f"mixorder.cli.{command}").main(arguments))
+
+
+def _unknown(command: str) -> str:
+    close = difflib.get_close_matches(command, COMMANDS, 1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    return f"there is no command {command!r}{meant}; there are {', '.join(COMMANDS)}"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from typing import Any
 
 def _register_options(module: ModuleType) -> None:
     from mixorder.options import register as register_options
+    from mixorder.spelling import wrap_apply_options
 
     register_options(module)
+    wrap_apply_options(sys.modules["torch"])
 
 
 def _wrap_compile_fx(module: ModuleType) -> None:

@@ -6,7 +6,9 @@ Imports torch inside functions only: `mixorder.options` is loaded while Inductor
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from types import ModuleType
@@ -132,3 +134,36 @@ def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
             return None if first_id is None else (first_id, second.uuid())
 
     return Chain()
+
+
+# The Triton that each torch is built against, which is the pair that is tested (docs/supported.md).
+TESTED = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
+OLDEST, NEWEST = next(iter(TESTED)), next(reversed(TESTED))
+
+
+def release(version: str) -> str:
+    """`2.13` of `2.13.0+cpu`; the version itself where it is no such number."""
+    found = re.match(r"\d+\.\d+", version)
+    return found[0] if found else version
+
+
+def older(version: str, other: str) -> bool:
+    """Whether the one's release comes before the other; False where that is not known."""
+    numbers = [[int(n) for n in release(v).split(".") if n.isdigit()] for v in (version, other)]
+    return len(numbers[0]) == 2 and numbers[0] < numbers[1]
+
+
+@functools.cache
+def unsupported() -> str:
+    """Why mixorder has to stay off with this torch; empty where it need not."""
+    import torch
+
+    if not older(torch.__version__, OLDEST):
+        return ""
+    return f"torch {torch.__version__} is not supported, {OLDEST} is the oldest that is"
+
+
+def install_triton(torch_version: str) -> str:
+    """The command that installs the Triton that was tested with this torch."""
+    tested = TESTED.get(release(torch_version))
+    return f"pip install triton=={tested}" if tested else "pip install triton"

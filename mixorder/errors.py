@@ -114,6 +114,10 @@ class TooWide(Decline):
         self.words = words
 
 
+class CannotExplain(RuntimeError):
+    """`mixorder.explain` cannot look at this model in this way, or here; the message says what to do."""
+
+
 class MixorderError(RuntimeError):
     """A bug in mixorder, raised at a stage border with the error that caused it as `__cause__`."""
 
@@ -129,6 +133,6 @@ class MixorderError(RuntimeError):
             f"mixorder failed in stage {self.stage!r} on {region}: "
             f"{type(self.__cause__).__name__}: {self.__cause__}\n"
             'This is a bug in mixorder. To switch it off: options={"mixorder": False}, or '
-            "TORCHINDUCTOR_MIX_ORDER_REDUCTION=0. To report it: run again with "
+            "MIXORDER=0. To report it: run again with "
             "MIXORDER_DUMP=<directory> and attach that directory and this message."
         )

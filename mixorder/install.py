@@ -4,11 +4,15 @@ In: the module `torch._inductor.compile_fx`, right after it was loaded. Out: the
 two functions wrapped. Must not change anything for a compile whose options leave mixorder off.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
 import logging
+import os
+import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +21,7 @@ import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from mixorder import _compat, analysis, launches
-from mixorder.options import Options, source_hash
+from mixorder.options import Options, config_key, source_hash
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +35,44 @@ class MixOrderPass(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         import mixorder.pipeline as pipeline
 
-        self.fused += pipeline.run(graph, Options.current())
+        options = Options.current()
+        fused = pipeline.run(graph, options)
+        self.fused += fused
+        if fused and options.interpret and not _runs_kernels(graph):
+            raise RuntimeError(_HOW_TO_INTERPRET)
 
     def uuid(self) -> tuple[str, tuple[Any, ...]]:
         return source_hash(), Options.current().as_tuple()
+
+
+@functools.cache
+def _stays_off() -> bool:
+    """Whether this torch is too old; says so once."""
+    if why := _compat.unsupported():
+        warnings.warn(f"mixorder stays off: {why}", stacklevel=2)
+    return bool(why)
+
+
+_HOW_TO_INTERPRET = "mixorder_interpret needs TRITON_INTERPRET=1 in the environment before triton is imported"
+
+
+def _runs_kernels(graph: torch.fx.Graph) -> bool:
+    """Whether what Inductor makes of the graph can launch kernels. It knows nothing of the interpreter."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values) or _has_driver()
+
+
+def _has_driver() -> bool:
+    import triton
+
+    try:
+        return triton.runtime.driver.active is not None and not _interprets()
+    except RuntimeError:  # as triton says that there is none
+        return False
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def wrap_compile_fx(module: ModuleType) -> None:
@@ -67,7 +105,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         options = Options.current()
-        if not options.enabled:
+        if not options.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
         import mixorder.retry as retry
 
@@ -106,11 +144,45 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # With config_patches, torch applies them and calls this function again without.
-        if not config_patches:
+        with config.patch(config_patches or {}):
             options = Options.current()
-            if options.enabled:
-                inner_compile = config.patch(options.as_config())(inner_compile)
-        return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
+        if config_patches and not options.enabled:
+            _say_what_does_nothing(config_patches)
+        caches: Any = contextlib.nullcontext()
+        if inner_compile is default_inner and _to_interpret(options, example_inputs_):
+            inner_compile, caches = _interpreted(options)
+        # With config_patches, torch applies them and calls this function again without.
+        if options.enabled and not config_patches:
+            inner_compile = config.patch(options.as_config())(inner_compile)
+        with caches:
+            return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     return compile_fx
+
+
+def _say_what_does_nothing(given: dict[str, Any]) -> None:
+    """Options of ours, where mixorder is off and nobody has said that it is to be."""
+    names = [config_key(f) for f in fields(Options) if config_key(f) in given]
+    if names and "mixorder" not in given:
+        _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _to_interpret(options: Options, inputs: Any) -> bool:
+    """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
+    return options.enabled and options.interpret and _interprets() and not on_gpu and not _stays_off()
+
+
+def _interpreted(options: Options) -> tuple[Callable[..., Any], Any]:
+    """What runs a graph node by node, with our kernels interpreted, and a context without AOTAutograd's
+    cache, where there may be what Inductor itself has made of the graph."""
+    import torch._functorch.config as functorch_config
+
+    import mixorder.interpret as interpret
+
+    return interpret._inner_compile(options), functorch_config.patch(enable_autograd_cache=False)

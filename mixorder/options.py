@@ -9,6 +9,7 @@ Tunables of a kernel are not options: they belong to its schedule.
 import functools
 import hashlib
 import os
+import warnings
 from dataclasses import Field, astuple, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
@@ -17,16 +18,18 @@ from typing import Any
 from mixorder import _compat
 
 SOURCE_HASH_KEY = "mixorder_source_hash"
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked of this compile."""
 
-    enabled: bool = field(
-        default=False, metadata={"env": "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "key": "mixorder"}
-    )
-    """Fuse mix-order reductions with mixorder, and switch Inductor's own implementation off."""
+    enabled: bool = field(default=False, metadata={"env": "MIXORDER", "shared": SHARED, "key": "mixorder"})
+    """Fuse mix-order reductions with mixorder, and switch Inductor's own implementation off.
+
+    Where `MIXORDER` is not set, torch's own variable decides, which others may set for stock's sake."""
 
     split_size: int = field(default=0, metadata={"minimum": 0})
     """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
@@ -47,7 +50,7 @@ class Options:
     """A directory that gets one numbered text file per stage and region; empty for none."""
 
     interpret: bool = False
-    """Accept CPU tensors and run the kernels in the Triton interpreter. For tests: slow."""
+    """Accept CPU tensors and run the kernels in the Triton interpreter, with TRITON_INTERPRET=1. Slow."""
 
     @classmethod
     def current(cls) -> "Options":
@@ -92,12 +95,32 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
+def variables(option: Field[Any]) -> list[tuple[str, str]]:
+    """The environment variables of an option that are set, and their values; the first one decides."""
+    names = (option.metadata.get("env"), option.metadata.get("shared"))
+    return [(name, os.environ[name]) for name in names if name and os.environ.get(name)]
+
+
+def understood(value: str) -> bool | None:
+    """What a switch's value means; None where it means nothing."""
+    word = value.strip().lower()
+    return True if word in ON else False if word in OFF else None
+
+
 def _from_env(option: Field[Any]) -> bool | str | None:
-    """The default that the environment sets, None if it is silent. Switches are on for "1" only."""
-    value = os.environ.get(option.metadata.get("env", ""))
-    if value is None or isinstance(option.default, str):
-        return value
-    return value == "1"
+    """The default that the environment sets, None if it is silent."""
+    for name, value in variables(option):
+        if isinstance(option.default, str):
+            return value
+        if (switch := understood(value)) is not None:
+            return switch
+        _warn_once(f"mixorder does not understand {name}={value!r}: it is one of {', '.join(ON + OFF)}")
+    return None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 def _checked(option: Field[Any], value: Any) -> Any:

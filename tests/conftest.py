@@ -12,7 +12,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(cache.cleanup)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
     # Options that the developer's shell sets would change what the tests test.
-    for name in ("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
+    for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
         os.environ.pop(name, None)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mixorder
 from mixorder import __main__, pipeline
+from mixorder._compat import TESTED, release
 from mixorder.cli import bench, doctor, progress, tune
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
@@ -34,6 +37,19 @@ def factory() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)), torch.randn(8, 32)
 
 
+class Scaled(nn.LayerNorm):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+def named() -> tuple[nn.Module, dict[str, Any]]:
+    return Scaled(32), {"x": torch.randn(8, 32, requires_grad=True), "scale": 2.0}
+
+
+def needing(size: int) -> nn.Module:
+    return nn.LayerNorm(size)
+
+
 def nothing() -> tuple[Callable[..., Tensor], Tensor]:
     return torch.sin, torch.randn(8, requires_grad=True)
 
@@ -43,6 +59,7 @@ def not_a_model() -> int:
 
 
 HERE = __name__
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
@@ -78,6 +95,61 @@ def test_explain_on_the_meta_device_and_its_other_outputs(monkeypatch: pytest.Mo
     assert status == 2 and "there is no region 1: 1 were fused" in err
 
 
+def test_a_dict_at_the_end_holds_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:named", "--device", "meta", "--min-numel", "0")
+    assert status == 0 and "8x32" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--html", "no/such/folder/page.html"), "argument --html: there is no folder no/such/folder"),
+        (("--html", "."), "argument --html: . is a folder"),
+        (("--min-numel", "-5"), "argument --min-numel: -5 is less than 0"),
+        (("--kernel", "-1"), "argument --kernel: -1 is less than 0"),
+        (("--graph", "one"), "argument --graph: invalid number value: 'one'"),
+    ],
+)
+def test_bad_values_are_told_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    status, _, err = run(monkeypatch, "explain", "no_such_module:factory", *args)
+    assert status == 2 and message in err
+
+
+def test_no_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "bench", f"{HERE}:factory", "--steps", "0")
+    assert status == 2 and "argument --steps: 0 is less than 1" in err
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--version") == (0, f"mixorder {mixorder.__version__}\n", "")
+
+
+def test_an_unknown_command_lists_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "explian", f"{HERE}:factory")
+    assert status == 2 and "there is no command 'explian' (did you mean explain?); there are demo, ex" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_interrupt_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupted)
+    assert run(monkeypatch, "doctor") == (130, "", "\nInterrupted.\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = "import sys, mixorder.__main__ as m; sys.argv[1:] = ['--version']; sys.exit(m.main())"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
     assert status == 1 and "Nothing was fused." in out
@@ -89,6 +161,8 @@ def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None
         ("factory", "'factory' is not package.module:factory"),
         ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
         (f"{HERE}:missing", "has no 'missing'"),
+        (f"{HERE.replace('.', '/')}.py:factory", f"(leave out .py: {HERE}:factory)"),
+        (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is a str, not a function that makes a model"),
         (f"{HERE}:not_a_model", "gave a int; it must give a model, then its inputs"),
     ],
@@ -143,7 +217,8 @@ def test_bench_times_each_way_and_compares_gradients(monkeypatch: pytest.MonkeyP
     weight = torch.ones(8, requires_grad=True)
     x = torch.randn(4, 8, requires_grad=True)
     ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]
-    bench.measure(ways, (lambda x: (x * weight).sin(), (x,)), 3, wall_clock)
+    example = (lambda x, scale: (x * weight * scale).sin(), (x,), {"scale": 1.0})
+    bench.measure(ways, example, 3, wall_clock)
     assert all(len(way.times) == 3 and way.compile_s > 0 for way in ways)
     assert all(0 < way.median(0) < way.median(1) for way in ways)
     assert [options["mixorder"] for options in given] == [False, True]
@@ -197,14 +272,40 @@ def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.M
 
     monkeypatch.setattr(doctor.metadata, "version", version)
     status, out, _ = run(monkeypatch, "doctor")
-    assert status == 1 and "FAILED  triton is not installed" in out and "pip install triton" in out
+    assert status == 1 and "FAILED  triton is not installed" in out
+    assert f"pip install triton=={TESTED[release(torch.__version__)]} (" in out
     assert "kernels compile" not in out
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("3.0.0a0+git1", "ok")]
+    ("triton", "status", "remedy"),
+    [("3.7.0", "ok", ""), ("3.9.0", "note", "torch 2.13 is built against, and tested with, 3.7.1")],
 )
-def test_doctor_knows_the_oldest_torch(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_doctor_knows_the_tested_pair(
+    monkeypatch: pytest.MonkeyPatch, triton: str, status: str, remedy: str
+) -> None:
+    versions = {"torch": "2.13.0+cpu", "triton": triton}
+    monkeypatch.setattr(doctor.metadata, "version", versions.__getitem__)
+    found = doctor.triton_version()
+    assert found.status == status and remedy in found.remedy
+
+
+def test_doctor_without_numpy_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = doctor.is_right()
+    assert found.status == "note" and "NumPy" in found.text and "pip install numpy" in found.remedy
+    status, _, err = run(monkeypatch, "demo", "--device", "interpreter")
+    assert status == 2 and "numpy is not installed" in err
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("2.15.0", "ok"), ("3.0.0a0+git1", "note")],
+)
+def test_doctor_knows_which_torch_was_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
     assert doctor.torch_version().status == status
 
@@ -212,11 +313,58 @@ def test_doctor_knows_the_oldest_torch(monkeypatch: pytest.MonkeyPatch, version:
 def test_doctor_on_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert doctor.loads_by_itself().status == "note"
-    monkeypatch.setenv(doctor.SWITCH, "0")
-    assert "off, except" in doctor.switched_on().text
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/no/such/folder")
     found = doctor.cache_folder()
     assert found.status == "FAILED" and "TORCHINDUCTOR_CACHE_DIR" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "text"),
+    [
+        ({}, "ok", "off by default (no variable is set)"),
+        ({"MIXORDER": "on"}, "ok", "on for every compile that does not say otherwise (MIXORDER='on')"),
+        ({SHARED: "0"}, "note", f"off, except where options say otherwise ({SHARED}='0')"),
+        ({"MIXORDER": "1", SHARED: "0"}, "ok", f"(MIXORDER='1', {SHARED}='0', MIXORDER decides)"),
+        ({SHARED: "2"}, "note", f"not understood: {SHARED}='2'"),
+    ],
+)
+def test_doctor_says_what_decides(env: dict[str, str], status: str, text: str) -> None:
+    code = "from mixorder.cli import doctor; f = doctor.switched_on(); print(f.status, f.text)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(f"{status} ") and text in done.stdout, done.stderr
+
+
+def test_doctor_tells_of_an_installation_that_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.0.1")
+    found = doctor.installed()
+    assert found.status == "note" and f"as mixorder 0.0.1, but {mixorder.__version__} runs" in found.text
+
+
+def test_doctor_writes_a_report_without_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = [
+        doctor.Finding(
+            "note", f"caches in {Path.home()}/my caches/x", "see https://pytorch.org and 'C:\\a\\b'"
+        ),
+        doctor.Finding("FAILED", f'File "{tmp_path}/model.py", line 3: no /opt/secret/nvcc', "do 1/2"),
+    ]
+    monkeypatch.setattr(doctor, "CHECKS", [lambda f=f: f for f in found])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/project/cache")
+    monkeypatch.setenv("MIXORDER", "on")
+    status, out, err = run(monkeypatch, "doctor", "--report", str(tmp_path / "report.txt"))
+    text = (tmp_path / "report.txt").read_text()
+    assert status == 1 and "Something is wrong" in out and "Written: " in err
+    assert (
+        f"mixorder {mixorder.__version__}" in text and "MIXORDER='on'" in text and "line 3: no <path>" in text
+    )
+    assert "https://pytorch.org" in text and "do 1/2" in text and "TORCHINDUCTOR_CACHE_DIR='<path>'" in text
+    for hidden in (str(Path.home()), str(tmp_path), "secret", "scratch", "model.py", "C:"):
+        assert hidden not in text
 
 
 def test_doctor_reports_a_wrong_kernel_and_one_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,3 +84,22 @@ def test_how_it_works_is_what_the_pass_does() -> None:
     import walkthrough
 
     assert walkthrough.page() == walkthrough.PAGE.read_text(), "run python tools/walkthrough.py"
+
+
+def test_the_api_page_lists_what_a_report_has() -> None:
+    """Each public name of a report, and no other; of a region, the names that the page has exist."""
+    from mixorder.inspection.explanation import Report
+    from mixorder.record import RegionRecord
+
+    public = {name for name in dir(Report) if name[0] != "_"} | set(Report.__dataclass_fields__)
+    page = PAGES["api.md"].read_text()
+    of_report, of_region = page.partition("## `Report`")[2].split("## `RegionRecord`")
+    assert _first_cells(of_report) == public
+    has = {name for name in dir(RegionRecord) if name[0] != "_"} | set(RegionRecord.__dataclass_fields__)
+    assert _first_cells(of_region) <= has and len(_first_cells(of_region)) > 10
+
+
+def _first_cells(text: str) -> set[str]:
+    """The names in the first column of a text's tables, without their arguments."""
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mixorder
-from mixorder.errors import Decline, DeclineReason
+from mixorder.errors import CannotExplain, Decline, DeclineReason
 from mixorder.inspection.explanation import Report
 from mixorder.inspection.table import source
 from mixorder.record import RegionRecord
@@ -204,6 +204,7 @@ def test_a_function_with_a_graph_break_and_symbolic_rows() -> None:
 
     explained = mixorder.explain(function, options=ANY_SIZE, dynamic=True)
     found = explained(torch.randn(700, 64, requires_grad=True))
+    assert found.notes == ()  # that a backward is compiled early does not say that it runs
     assert found.graph_breaks == 1 and found.norms == ()
     assert sorted(g.kind for g in found.graphs) == ["backward", "backward", "forward", "forward"]
     assert len(found.regions) == 2 and all(isinstance(r.rows, str) for r in found.regions)
@@ -235,6 +236,12 @@ def test_what_was_compiled_before_does_not_hide_the_pass() -> None:
     assert len(first.regions) == len(second.regions) == 1
 
 
+def test_without_inputs_it_says_what_is_missing() -> None:
+    expected = "<mixorder.explain of Block: call it with the inputs, explain(model)(*inputs)>"
+    assert repr(mixorder.explain(Block(32))) == expected
+    assert "explain of relu: call it" in repr(mixorder.explain(F.relu))
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown options: mixorder_splt_size"):
         mixorder.explain(Block(32), options={"mixorder_splt_size": 4})(torch.randn(8, 32))
@@ -245,6 +252,130 @@ def test_options_hold() -> None:
     options = {**ANY_SIZE, "mixorder_split_size": 10}
     (region,) = mixorder.explain(Block(32), options=options)(x).regions
     assert isinstance(region, RegionRecord) and region.schedule.num_splits == 30
+
+
+class Broken(Block):
+    """Captured once, for the first of two, with the graph break between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(self.norm(x))
+        torch._dynamo.graph_break()
+        return x.sin()
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.last = nn.Sequential(Broken(32), Broken(32)), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.parts(x))
+
+
+def test_names_are_whole_after_a_graph_break_and_for_each_module_of_a_graph() -> None:
+    found = mixorder.explain(Around(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
+    origins = {path for region in found.regions for path, _ in region.origin.modules}
+    assert origins == {"parts.0.norm", "last"}
+    assert {norm.path for norm in found.norms if not norm.reason} == {"parts.0.norm", "parts.1.norm", "last"}
+    assert "some graphs run for several modules" in str(found)
+
+
+class Twice(nn.Module):
+    """One norm by two names; dynamo knows it by the second, `named_modules` by the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LayerNorm(32)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x)
+
+
+def test_a_norm_with_two_names_is_one() -> None:
+    found = mixorder.explain(Twice(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
+    assert [(norm.path, norm.reason) for norm in found.norms] == [("first", "")]
+
+
+class Choice(nn.Module):
+    """Four norms: one that trains, one that does not run, one with gradients off, one that is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(32, 32)
+        self.used, self.idle, self.off, self.cut = (nn.LayerNorm(32) for _ in range(4))
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        if other:
+            return self.idle(x)
+        with torch.no_grad():
+            y = self.off(x)
+        return self.used(self.mix(x)) + y + self.cut(x).detach()
+
+
+def test_a_norm_without_a_region_says_why_not() -> None:
+    x = torch.randn(300, 32, requires_grad=True)
+    found = {norm.path: norm.reason for norm in mixorder.explain(Choice(), options=ANY_SIZE)(x).norms}
+    assert found["used"] == ""
+    assert "did not run" in found["idle"]
+    assert "gradients off" in found["off"]
+    assert "no gradient reaches it" in found["cut"]
+    (plain,) = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(x.detach()).norms
+    assert "its input needs no gradient" in plain.reason
+    with torch.no_grad():
+        none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(x)
+    assert "gradients off" in none.norms[0].reason
+    assert none.notes == ("no backward: gradients are off (no_grad or inference_mode)",)
+    with torch.inference_mode():
+        none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(torch.randn(300, 32))
+    assert "gradients off" in none.norms[0].reason and not none.regions
+    assert none.notes[0] in str(none) and json.loads(none.to_json())["notes"] == list(none.notes)
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y.sin() if y.mean() > 0 else y.cos()
+
+
+def test_a_branch_on_a_value_is_a_graph_break_and_impossible_without_data() -> None:
+    x = torch.randn(300, 32, requires_grad=True)
+    found = mixorder.explain(Branch(), options=ANY_SIZE)(x)
+    assert found.graph_breaks == 1 and len(found.graphs) == 4 and len(found.regions) == 1
+    with torch.device("meta"):
+        model, x = Branch(), torch.randn(300, 32, requires_grad=True)
+    with pytest.raises(CannotExplain, match=r"value of a tensor at .*test_explain.py:\d+, .* on the CPU"):
+        mixorder.explain(model)(x)
+
+
+def test_a_training_step_runs_its_own_backward() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[1].weight.grad = torch.full((32,), 3.0)
+
+    def step(x: Tensor, update: bool) -> Tensor:
+        loss = model(x).sin().sum()
+        loss.backward()
+        if update:
+            optimizer.step()
+        return loss
+
+    x = torch.randn(300, 32, requires_grad=True)
+    found = mixorder.explain(step, options=ANY_SIZE)(x, False)
+    assert [norm.path for norm in found.norms if not norm.reason] == ["model.1"] and len(found.regions) == 1
+    assert found.notes == ("it runs a backward itself, which is the one that was looked at",)
+    assert model[0].weight.grad is None and torch.equal(model[1].weight.grad, torch.full((32,), 3.0))
+    assert any("writes to its parameters" in n for n in mixorder.explain(step)(x, True).notes)
+
+
+def test_without_triton_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(CannotExplain, match="triton is not installed.*: pip install triton"):
+        mixorder.explain(Block(32), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch._inductor.utils import fresh_cache
 
 import mixorder
 from mixorder import _compat, install
+from mixorder.errors import CannotExplain
 from mixorder.options import SOURCE_HASH_KEY, Options
 
 Recorder = list[tuple[torch.fx.Graph, Options, bool]]
@@ -78,6 +80,46 @@ def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -
     with config.patch({"mixorder": bool(options), "post_grad_custom_post_pass": spy}):
         train_step(compiled(**options))
     assert runs == [] and seen[0] == (True, spy)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"mixorder_autotune": True, "mixorder_min_numel": 0}, True),
+        ({"mixorder_autotune": True, "mixorder": False}, False),
+        ({"max_autotune": False}, False),
+    ],
+)
+def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, Any], told: bool) -> None:
+    install._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.compile(loss, options=options)(torch.randn(8))
+    expected = 'mixorder_autotune, mixorder_min_numel does nothing without "mixorder": True'
+    assert [str(w.message) for w in said if "mixorder" in str(w.message)] == [expected] * told
+    assert runs == []
+
+
+def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compat.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.10.1+cu128")
+        with pytest.warns(UserWarning, match=r"mixorder stays off: torch 2.10.1\+cu128 is not supported"):
+            train_step(compiled(mixorder=True))
+        with pytest.raises(CannotExplain, match="2.11 is the oldest"):
+            mixorder.explain(loss)(torch.randn(8))
+    _compat.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    assert runs == []
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [("2.9.1", True), ("2.10.0+cu128", True), ("2.11.0a0+git1", False), ("3.0", False), ("unknown", False)],
+)
+def test_which_versions_are_too_old(version: str, older: bool) -> None:
+    assert _compat.older(version, _compat.OLDEST) == older
 
 
 def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> None:
@@ -383,6 +425,25 @@ a.register()
 print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
 """
     assert python(code) == "True"
+
+
+INTERPRET = """
+import torch
+options = {"mixorder": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+x, norm = torch.randn(33, 64, requires_grad=True), torch.nn.LayerNorm(64)
+y = torch.compile(norm, options=options)(x)
+torch.testing.assert_close(*(torch.autograd.grad(z.sin().sum(), norm.weight) for z in (y, norm(x))))
+"""
+
+
+def test_the_interpreter_that_is_not_asked_for_is_told_in_few_lines() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", INTERPRET], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "mixorder_interpret needs TRITON_INTERPRET=1 in the environment" in done.stderr
+    assert len(done.stderr.splitlines()) < 8, done.stderr
 
 
 OTHER_PROCESS = """

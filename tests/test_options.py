@@ -38,7 +38,7 @@ def test_the_list_of_options() -> None:
     """Pinned, so that an option is added on purpose; each one costs every reader something."""
     declared = [(config_key(f), f.default, f.metadata.get("env")) for f in dataclasses.fields(Options)]
     assert declared == [
-        ("mixorder", False, "TORCHINDUCTOR_MIX_ORDER_REDUCTION"),
+        ("mixorder", False, "MIXORDER"),
         ("mixorder_split_size", 0, None),
         ("mixorder_autotune", False, None),
         ("mixorder_strict", False, "MIXORDER_STRICT"),
@@ -88,6 +88,36 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
         torch.compile(lambda x: x, options={"mixorder": 1})
     with pytest.raises(RuntimeError, match="Unexpected optimization option mixorder_foo"):
         torch.compile(lambda x: x, options={"mixorder_foo": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mixorder_splt_size", "mixorder_split_size"),
+        ("mixorder-stict", "mixorder_strict"),
+        ("mixorder_q", ""),
+    ],
+)
+def test_a_misspelt_option_is_told_before_torchs_list(name: str, meant: str) -> None:
+    """In a new process: it may be the first thing that torch is asked for."""
+    code = (
+        "import torch, sys\n"
+        "try:\n"
+        "    torch.compile(torch.sin, options={sys.argv[1]: 4})\n"
+        "except RuntimeError as error:\n"
+        "    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=120)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
+    assert (f"Did you mean {meant!r}?" in first) == bool(meant) and "mixorder_min_numel" in first
+    assert second.startswith(f"Unexpected optimization option {name}, known options are")
+
+
+def test_an_option_of_torchs_is_left_to_torch() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(torch.sin, options={"max_autotun": True})
+    assert str(error.value).startswith("Unexpected optimization option max_autotun")
 
 
 def test_attribute_assignment_and_deletion_of_override() -> None:
@@ -173,8 +203,25 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
     assert len({first, changed, hash_of()}) == 3
 
 
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_environment_switch(value: str, expected: bool) -> None:
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({SHARED: "1"}, True),
+        ({SHARED: "0"}, False),
+        ({SHARED: ""}, False),
+        ({SHARED: "true"}, True),
+        ({SHARED: "Yes "}, True),
+        ({SHARED: "on"}, True),
+        ({SHARED: "off"}, False),
+        ({SHARED: "0", "MIXORDER": "1"}, True),
+        ({SHARED: "1", "MIXORDER": "no"}, False),
+        ({SHARED: "1", "MIXORDER": ""}, True),
+    ],
+)
+def test_environment_switch(env: dict[str, str], expected: bool) -> None:
     code = (
         "import torch, torch._inductor.config as c\n"
         "from mixorder.options import Options\n"
@@ -182,7 +229,29 @@ def test_environment_switch(value: str, expected: bool) -> None:
         "with c.patch('mixorder', not env): assert Options.current().enabled is not env\n"
         "print(env)"
     )
-    assert python(code, TORCHINDUCTOR_MIX_ORDER_REDUCTION=value) == str(expected)
+    assert python(code, **env) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "expected"),
+    [
+        ({SHARED: "2"}, SHARED, False),
+        ({"MIXORDER": "enable", SHARED: "1"}, "MIXORDER", True),
+        ({"MIXORDER_STRICT": "sure"}, "MIXORDER_STRICT", False),
+    ],
+)
+def test_a_value_that_means_nothing_is_told(env: dict[str, str], name: str, expected: bool) -> None:
+    code = (
+        "import torch, warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from mixorder.options import Options\n"
+        "    enabled = [Options.current().enabled for _ in range(3)][0]\n"
+        "(one,) = [str(w.message) for w in said if 'does not understand' in str(w.message)]\n"
+        "print(enabled, one)"
+    )
+    expected_text = f"{expected} mixorder does not understand {name}={env[name]!r}: it is one of 1, true, "
+    assert python(code, **env).startswith(expected_text)
 
 
 def test_environment_of_strict_and_dump() -> None:

@@ -1,11 +1,16 @@
-"""The wheel: what is in it, that it asks for nothing, and that the option works once it is installed."""
+"""The wheel: what is in it, that it asks for nothing, and that the option works once it is installed.
+
+And an installation from a clone (`pip install -e`): used beside the clone, and after the clone has gone.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -16,13 +21,24 @@ import mixorder
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that no build folder is left in the tree."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+def copied(source: Path) -> Path:
+    """What a build needs, in a folder of its own, so that no build folder is left in the tree."""
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "_mixorder_plugin.py"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "mixorder", source / "mixorder", ignore=shutil.ignore_patterns("__pycache__"))
+    return source
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == mixorder.__version__ and len(versions) == len(set(versions))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = copied(tmp_path_factory.mktemp("source") / "mixorder")
+    built = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "-w", built, source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -42,7 +58,8 @@ def test_it_has_the_package_and_nothing_else(wheel: Path) -> None:
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
     sources = {p for p in (ROOT / "mixorder").rglob("*") if p.suffix in (".py", ".json")}
     sources.add(ROOT / "mixorder" / "py.typed")
-    assert names == {p.relative_to(ROOT).as_posix() for p in sources}
+    plugin = f"mixorder-{mixorder.__version__}.data/purelib/_mixorder_plugin.py"
+    assert names == {p.relative_to(ROOT).as_posix() for p in sources} | {plugin}
 
 
 def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
@@ -50,6 +67,12 @@ def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
     required = [line for line in lines if line.startswith("Requires-Dist:")]
     assert required and all("extra ==" in line for line in required)
     assert any(line.startswith("Requires-Dist: torch>=2.11") for line in required)
+
+
+def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    described = read(wheel, "METADATA").partition("\n\n")[2]
+    assert described.startswith("# mixorder") and "several GPUs (`docs/distributed.md`)" in described
+    assert not re.findall(r"\]\((?!https?:)", described) and "`docs/benchmark.md` has more" in described
 
 
 def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path: Path) -> None:
@@ -65,3 +88,57 @@ def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).parent == tmp_path / "mixorder"
     assert "torch.backends" in read(wheel, "entry_points.txt")
+
+
+# An editable installation.
+
+CODE = """
+import sys, site
+site.addsitedir({site!r})  # where it is installed
+sys.path.append({torch!r})  # and not what lines in this folder's .pth files would add
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Installed into `site` beside it."""
+    source = copied(tmp_path / "mixorder")
+    code = "import sys, setuptools.build_meta as build; build.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
+    subprocess.run([*command, wheel], check=True, capture_output=True)
+    return source
+
+
+def beside(clone: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code from the clone's parent folder, where `mixorder` is the clone, with nothing else installed."""
+    paths = {"site": str(clone.parent / "site"), "torch": sysconfig.get_path("purelib")}
+    return subprocess.run(
+        [sys.executable, "-S", "-c", CODE.format(**paths) + code],
+        env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
+        cwd=clone.parent,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_clone_does_not_hide_what_is_installed_from_it(clone: Path) -> None:
+    code = (
+        "import mixorder, torch\n"
+        "torch.compile(lambda x: x, options={'mixorder': True})\n"
+        "print(mixorder.explain, mixorder.__file__)"
+    )
+    done = beside(clone, code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(str(clone / "mixorder" / "__init__.py"))
+    # Type checkers read lines that are paths, and run no import hooks.
+    (lines,) = (path.read_text().split() for path in (clone.parent / "site").glob("*.pth"))
+    assert lines == [str(clone)]
+
+
+def test_torch_works_when_the_clone_has_gone(clone: Path) -> None:
+    shutil.rmtree(clone)
+    done = beside(clone, "import torch; print(torch.ones(2).sum())")
+    assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr
+    assert "mixorder is installed, but cannot be loaded" in done.stderr and "pip uninstall" in done.stderr

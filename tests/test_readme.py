@@ -8,6 +8,7 @@ from pathlib import Path
 
 from graphs import bf16, f32, layer_norm_backward, merged, only, rms_norm_backward
 
+from mixorder._compat import TESTED, release
 from mixorder.errors import DeclineReason
 from mixorder.options import Options, config_key
 from mixorder.schedule.device import H200
@@ -72,6 +73,16 @@ def test_the_files_that_it_names_exist() -> None:
     assert len(names) > 5
     for name in names:
         assert (ROOT / name).exists(), name
+
+
+def test_the_tested_pairs() -> None:
+    supported = (ROOT / "docs" / "supported.md").read_text()
+    pairs = {release(torch): triton for torch, triton, *_ in table("torch", supported) if triton}
+    assert pairs == TESTED
+    pinned = re.findall(
+        r"^(?:TORCH|TRITON)_VERSION=(.+)$", (ROOT / "tools/setup.sh").read_text(), re.MULTILINE
+    )
+    assert TESTED[release(pinned[0])] == pinned[1]
 
 
 def test_the_place_for_measured_figures() -> None:

@@ -404,7 +404,8 @@ def supervise(argv: Sequence[str], args: argparse.Namespace) -> int:
             "TEARDOWN_CUPTI": "0",  # profiling again after a teardown can crash CUDA graphs
             **os.environ,
         }
-        env.pop("TORCHINDUCTOR_MIX_ORDER_REDUCTION", None)  # would change what `stock` means
+        for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"):
+            env.pop(name, None)  # would change what `stock` means
         while True:
             command = [sys.executable, str(Path(__file__).resolve()), *argv, "--worker"]
             status = subprocess.call(command, env=env)

@@ -162,7 +162,7 @@ def environment(folder: str, gpu: bool) -> dict[str, str]:
     }
     if not gpu:
         env["TRITON_INTERPRET"] = "1"
-    for name in ("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
+    for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
         env.pop(name, None)
     return env
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format check, types and tests, as CI runs them. Arguments go to pytest, and then only what they name is
+# Lint, format check, types, the archives of a release, and tests, as CI runs them. Arguments go to pytest, and then only what they name is
 # run; without any, all tests are, on all CPUs, those of tests/interpreter in a second run: whether Triton
 # interprets kernels is decided when it is imported.
 set -euo pipefail
@@ -12,6 +12,7 @@ NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy"
 if [ $# -gt 0 ]; then
   exec "$PY" -m pytest "$@"
 fi
+PY=$PY bash tools/packages.sh
 # Each worker has a CPU, a thread, and compiles by itself.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
 workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs

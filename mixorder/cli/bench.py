@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.factory import HELP, Example, add_factory, make
 from mixorder.cli.progress import progress
+from mixorder.cli.values import at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,7 @@ class Stepper:
     def __init__(self, example: Example, options: dict[str, Any]) -> None:
         import torch
 
-        function, self.inputs = example
+        function, self.inputs, self.named = example
         # Among the options, since a GPU's backward is compiled on a thread that a patch does not reach.
         self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False})
         self.roots: list[Tensor] = []
@@ -130,7 +131,7 @@ class Stepper:
     def forward(self) -> None:
         from mixorder.inspection.backward import roots_of
 
-        self.roots = roots_of(self.compiled(*self.inputs))
+        self.roots = roots_of(self.compiled(*self.inputs, **self.named))
 
     def backward(self) -> None:
         from mixorder.inspection.backward import gradients
@@ -203,6 +204,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_factory(parser)
-    parser.add_argument("--steps", type=int, default=30, help="timed steps (default: %(default)s)")
+    parser.add_argument("--steps", type=at_least(1), default=30, help="timed steps (default: %(default)s)")
     parser.add_argument("--autotune", action="store_true", help="also with mixorder_autotune")
     return parser

@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from mixorder.cli.values import at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +46,7 @@ commands (each has its own --help):
   python -m mixorder tune package.module:factory     time schedules for its regions on a GPU
   python -m mixorder doctor                          whether everything is in place, and what to do if not
   python -m mixorder demo                            this
+  python -m mixorder --version
 
 examples:
   python -m mixorder                                 LayerNorm, bf16
@@ -80,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     on_gpu = _choose_device(parser, args.device)
     if not on_gpu:
-        _interpret_triton()
+        _interpret_triton(parser)
     for name, default in (GPU_SHAPE if on_gpu else CPU_SHAPE).items():
         setattr(args, name, getattr(args, name) or default)
     from mixorder.demo_model import Problem
@@ -114,24 +118,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--norm", choices=("layer", "rms", "hf"), default="layer", help=norm_help)
     dtype_help = "of input and parameters (default: %(default)s)"
     add("--dtype", choices=tuple(DTYPES), default="bf16", help=dtype_help)
-    add("--layers", type=_positive, default=2, help="transformer blocks (default: %(default)s)")
+    add("--layers", type=at_least(1), default=2, help="transformer blocks (default: %(default)s)")
     for name, meaning in {"batch": "sequences", "seq": "tokens each", "dim": "model width"}.items():
         default = f"{GPU_SHAPE[name]} on a GPU, {CPU_SHAPE[name]} without"
-        add(f"--{name}", type=_positive, metavar="N", help=f"{meaning} (default: {default})")
+        add(f"--{name}", type=at_least(1), metavar="N", help=f"{meaning} (default: {default})")
     device_help = "interpreter: CPU tensors, no GPU needed (default: a GPU if there is one)"
     add("--device", choices=("auto", "cuda", "interpreter"), default="auto", help=device_help)
     add("--show-kernel", action="store_true", help="print the Triton source of the kernels")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-_positive.__name__ = "number"  # argparse puts it into "invalid ... value"
 
 
 def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
@@ -144,8 +138,11 @@ def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
     return available and device != "interpreter"
 
 
-def _interpret_triton() -> None:
+def _interpret_triton(parser: argparse.ArgumentParser) -> None:
     """Switch Triton to its interpreter. It looks at the variable while it is imported."""
+    for name in ("triton", "numpy"):
+        if importlib.util.find_spec(name) is None:
+            parser.error(f"{name} is not installed; `python -m mixorder doctor` says more")
     if os.environ.get("TRITON_INTERPRET") != "1":
         os.environ["TRITON_INTERPRET"] = "1"
         if "triton" in sys.modules:

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 
+from mixorder import _compat
 from mixorder.cli.progress import progress
+from mixorder.cli.values import new_file
 
 DESCRIPTION = """\
 Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
@@ -25,8 +31,10 @@ Each line begins with "ok", "note" (it works, but look) or "FAILED", and the lin
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 11)
-SWITCH = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+OLDEST_PYTHON = (3, 10)
+VARIABLES = ("MIXORDER", "TORCH", "TRITON", "CUDA_VISIBLE", "PYTORCH")
+TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
+SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
 
 
@@ -38,6 +46,9 @@ class Finding:
     text: str
     remedy: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.status:<6}  {self.text}" + (f"\n          {self.remedy}" if self.remedy else "")
+
 
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
@@ -46,19 +57,45 @@ def main(argv: Sequence[str]) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(argv)
-    failed = False
+    report_help = "write what is found to a file to send along: without paths, names or code of yours"
+    parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
+    args = parser.parse_args(argv)
+    findings = []
     for check in progress(CHECKS, "checking"):
-        finding = check()
-        failed |= finding.status == FAILED
-        print(f"{finding.status:<6}  {finding.text}", flush=True)
-        if finding.remedy:
-            print(f"          {finding.remedy}", flush=True)
+        findings.append(finding := check())
+        print(finding, flush=True)
         if finding.status == FAILED and check in NEEDED:
             print("\nThe other checks need this one.")
-            return 1
-    print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
-    return int(failed)
+            break
+    else:
+        failed = any(finding.status == FAILED for finding in findings)
+        print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
+    if args.report:
+        args.report.write_text(report(findings))
+        print(f"Written: {args.report}", file=sys.stderr)
+    return int(any(finding.status == FAILED for finding in findings))
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """Findings, packages and variables, for somebody else to read."""
+    packages = ("mixorder", "torch", *TRITON, "numpy")
+    found = _compat.package_versions(*packages)
+    lines = [
+        f"mixorder doctor on {platform.system()} {platform.machine()}",
+        *(f"{name} {version}" for name, version in found.items() if version != "not installed"),
+        *map(str, findings),
+        *(f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)),
+    ]
+    return without_paths("\n".join(lines)) + "\n"
+
+
+def without_paths(text: str) -> str:
+    """Every path in a text becomes `<path>`. One with spaces is known where it begins with a usual folder."""
+    usual = {str(Path.home()), os.getcwd(), sys.prefix, tempfile.gettempdir()} - {os.sep}
+    usual |= {value for value in os.environ.values() if os.path.isabs(value) and value != os.sep}
+    for folder in sorted(usual, key=len, reverse=True):
+        text = text.replace(folder, "/path")
+    return re.sub(r"""(?<![\w.<:/])(?:~|[A-Za-z]:)?[\\/][^\s'"(),;]+""", "<path>", text)
 
 
 # Versions.
@@ -76,25 +113,40 @@ def torch_version() -> Finding:
         found = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding(FAILED, "torch is not installed", "Install it as https://pytorch.org says.")
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if numbers < OLDEST_TORCH:
-        return Finding(FAILED, f"torch {found}", "mixorder needs torch 2.11 or newer.")
+    if _compat.older(found, _compat.OLDEST):
+        return Finding(FAILED, f"torch {found}", f"mixorder needs torch {_compat.OLDEST} or newer.")
+    if _compat.older(_compat.NEWEST, found):
+        remedy = f"The newest that mixorder was tested with is {_compat.NEWEST}."
+        return Finding(NOTE, f"torch {found}", remedy)
     return Finding(OK, f"torch {found}")
 
 
 def triton_version() -> Finding:
-    try:
-        return Finding(OK, f"triton {metadata.version('triton')}")
-    except metadata.PackageNotFoundError:
-        remedy = "pip install triton (builds of torch for the CPU do not bring it)."
-        return Finding(FAILED, "triton is not installed", remedy)
+    torch = metadata.version("torch")
+    tested, command = _compat.TESTED.get(_compat.release(torch)), _compat.install_triton(torch)
+    found = next((version for name in TRITON for version in _metadata_of(name)), None)
+    if found is None:
+        return Finding(
+            FAILED, "triton is not installed", f"{command} (builds of torch for the CPU do not bring it)."
+        )
+    if tested and _compat.release(found) != _compat.release(tested):
+        remedy = f"torch {_compat.release(torch)} is built against, and tested with, {tested}: {command}."
+        return Finding(NOTE, f"triton {found}", remedy)
+    return Finding(OK, f"triton {found}")
 
 
 # The plugin.
 
 
 def installed() -> Finding:
+    import mixorder
+
     version = next(iter(_metadata_of("mixorder")), "")
+    if version and version != mixorder.__version__:
+        remedy = (
+            f"Install it again from the folder that it runs from: {Path(mixorder.__file__).parent.parent}"
+        )
+        return Finding(NOTE, f"installed as mixorder {version}, but {mixorder.__version__} runs", remedy)
     if any(point.name == "mixorder" for point in metadata.entry_points(group="torch.backends")):
         return Finding(OK, f"mixorder {version}: `import torch` loads it".replace("  ", " "))
     remedy = "pip install mixorder, or `import mixorder` before the first compile."
@@ -115,15 +167,23 @@ def loads_by_itself() -> Finding:
 
 
 def switched_on() -> Finding:
-    from mixorder.options import Options
+    from dataclasses import fields
 
-    value = os.environ.get(SWITCH)
-    if value == "0":
-        remedy = f"Unset {SWITCH}, or say {USE}."
-        return Finding(NOTE, f"{SWITCH}=0: off, except where options say otherwise", remedy)
-    if Options.current().enabled:
-        return Finding(OK, f"on for every compile ({SWITCH}=1)")
-    return Finding(OK, f"off by default; {USE}, or {SWITCH}=1 for every compile")
+    from mixorder.options import Options, understood, variables
+
+    (switch,) = (option for option in fields(Options) if option.name == "enabled")
+    found = variables(switch)
+    said = ", ".join(f"{name}={value!r}" for name, value in found) or "no variable is set"
+    strange = [name for name, value in found if understood(value) is None]
+    if strange:
+        return Finding(NOTE, f"not understood: {said}", f"Set {', '.join(strange)} to 1 or 0.")
+    decides = f"{found[0][0]} decides" if len(found) > 1 else ""
+    why = f" ({said}{', ' if decides else ''}{decides})"
+    if found and not Options.current().enabled:
+        return Finding(NOTE, f"off, except where options say otherwise{why}", f"{SWITCH}=1, or say {USE}.")
+    if found:
+        return Finding(OK, f"on for every compile that does not say otherwise{why}")
+    return Finding(OK, f"off by default{why}; {USE}, or {SWITCH}=1 for every compile")
 
 
 def cache_folder() -> Finding:
@@ -194,6 +254,9 @@ def is_right() -> Finding:
     import torch
 
     on_gpu = torch.cuda.is_available()
+    if not on_gpu and importlib.util.find_spec("numpy") is None:
+        remedy = "pip install numpy, to see gradients without a GPU; on one it is not needed."
+        return Finding(NOTE, "no gradients were computed: Triton's interpreter needs NumPy", remedy)
     shape = ("4", "512", "256") if on_gpu else ("2", "8", "32")
     sizes = [
         text for name, n in zip(("batch", "seq", "dim"), shape, strict=True) for text in (f"--{name}", n)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mixorder.cli.factory import HELP, add_factory, make
+from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
     from mixorder.inspection.found import GraphRecord
@@ -42,14 +42,18 @@ def main(argv: Sequence[str]) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
-    function, inputs = make(parser, args.factory, device)
+    function, inputs, named = make(parser, args.factory, device)
+    from mixorder.errors import CannotExplain
     from mixorder.inspection.capture import explain
 
     options = {} if args.min_numel is None else {"mixorder_min_numel": args.min_numel}
     print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
-    report = explain(function, options, True if args.dynamic else None, _seen)(*inputs)
+    try:
+        report = explain(function, options, True if args.dynamic else None, _seen)(*inputs, **named)
+    except CannotExplain as error:
+        parser.error(str(error))
     for i in (args.kernel, args.graph):
-        if i is not None and not 0 <= i < len(report.regions):
+        if i is not None and i >= len(report.regions):
             parser.error(f"there is no region {i}: {len(report.regions)} were fused")
     if args.kernel is not None:
         print(report.kernel(args.kernel))
@@ -80,10 +84,17 @@ def _parser() -> argparse.ArgumentParser:
     device_help = "where the factory's tensors go (default: a GPU if there is one)"
     add("--device", choices=("cpu", "cuda", "meta"), help=device_help)
     add("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
-    add("--min-numel", type=int, metavar="N", help="leave regions of fewer elements alone (default: 65536)")
+    add(
+        "--min-numel",
+        type=at_least(0),
+        metavar="N",
+        help="leave regions of fewer elements alone (default: 65536)",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--json", action="store_true", help="print everything there is, as JSON")
-    what.add_argument("--kernel", type=int, metavar="I", help="print region I's Triton text")
-    what.add_argument("--graph", type=int, metavar="I", help="print region I's loops, before and after")
-    add("--html", type=Path, metavar="FILE", help="write a page with pictures as well")
+    what.add_argument("--kernel", type=at_least(0), metavar="I", help="print region I's Triton text")
+    what.add_argument(
+        "--graph", type=at_least(0), metavar="I", help="print region I's loops, before and after"
+    )
+    add("--html", type=new_file, metavar="FILE", help="write a page with pictures as well")
     return parser

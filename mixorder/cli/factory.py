@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ a factory is a function without arguments that gives a model (or function) and i
       model = torch.nn.TransformerEncoderLayer(1024, 16, batch_first=True).bfloat16()
       return model, torch.randn(8, 1024, 1024, dtype=torch.bfloat16, requires_grad=True)
 
-It is called with its tensors going to the device by default. The backward is that of `.loss`, where the
+A dict at the end holds keyword arguments: `return model, {"input_ids": tokens, "labels": tokens}`. The
+factory is called with its tensors going to the device by default. The backward is that of `.loss`, where the
 model's output has one, or of every output."""
 
-Example = tuple[Callable[..., Any], tuple[Any, ...]]
+Example = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A model, and its positional and keyword arguments."""
 
 
 def add_factory(parser: argparse.ArgumentParser) -> None:
@@ -41,17 +44,34 @@ def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
         for part in attribute.split("."):
             factory = getattr(factory, part)
     except ImportError as error:
-        parser.error(f"cannot import {module!r} from here: {error}")
+        hint = (
+            f" (leave out .py: {module[:-3].replace('/', '.')}:{attribute})" if module.endswith(".py") else ""
+        )
+        parser.error(f"cannot import {module!r} from here{hint}: {error}")
     except AttributeError:
         parser.error(f"{module!r} has no {attribute!r}")
     if not callable(factory):
         parser.error(f"{name} is a {type(factory).__name__}, not a function that makes a model")
+    if not _takes_nothing(factory):
+        parser.error(f"{name} takes arguments; a factory takes none")
     with torch.device(device):
         made = factory()
     function, *inputs = made if isinstance(made, (tuple, list)) else (made,)
     if not callable(function):
         parser.error(f"{name} gave a {type(function).__name__}; it must give a model, then its inputs")
-    return _on(function, device), tuple(_on(value, device) for value in inputs)
+    named = dict(inputs.pop()) if inputs and isinstance(inputs[-1], Mapping) else {}
+    return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
+
+
+def _takes_nothing(factory: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments, as far as that can be known."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        pass
+    return True
 
 
 def _on(value: Any, device: str) -> Any:

@@ -16,19 +16,22 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from .. import _compat, pipeline
+from ..errors import CannotExplain
 from ..options import Options
 from ..report import collect
 from ..schedule.device import device_info
+from ..spelling import misspelt
 from .backward import gradients, parameters_behind, roots_of
+from .breaks import Breaks
+from .calls import Calls
 from .explanation import Report
 from .found import GraphRecord
-from .meta import faked, has_no_data
+from .meta import faked, has_no_data, without_values
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled
 
@@ -44,39 +47,98 @@ def explain(
     """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
+        _check_versions()
         run, settings = uncompiled(function), _checked(options)
         tensors = _tensors(run, args, kwargs)
-        if has_no_data(tensors):
+        if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
-        before = sum(counters["graph_break"].values())
+        watch = _Watch([], Calls(run), Breaks(), seen)
         torch._dynamo.reset()
         try:
             with (
-                as_it_was(run, tensors),
+                as_it_was(run, tensors) as notes,
                 inductor_config.patch(settings),
                 functorch_config.patch(enable_autograd_cache=False),  # a hit runs no pass
                 detect_fake_mode(tensors) or contextlib.nullcontext(),
+                without_values() if no_data else contextlib.nullcontext(),
             ):
-                graphs: list[GraphRecord] = []
                 ours = dataclasses.replace(Options.current(), **_FIXED)
-                backend = _backend(graphs, seen, settings, ours)
-                result = torch.compile(run, backend=backend, dynamic=dynamic)(*args, **kwargs)
-                if roots := roots_of(result):
-                    gradients(roots, parameters_behind(roots))
+                compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
+                notes += _backward(compiled(*args, **kwargs), watch)
+                if watch.calls.same:
+                    notes.append("some graphs run for several modules; what is in them counts once")
         finally:
             torch._dynamo.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
+        graphs, graph_breaks = tuple(watch.graphs), watch.breaks.count()
         return Report(
-            tuple(graphs),
-            norms_of(run, graphs),
-            sum(counters["graph_break"].values()) - before,
+            graphs,
+            norms_of(run, graphs, watch.calls, graph_breaks),
+            graph_breaks,
             device_info(device),
             on_gpu=device.type == "cuda",
             versions=_compat.package_versions("mixorder", "torch", "triton"),
+            notes=tuple(notes),
         )
 
-    return explained
+    return _Explainer(function, explained)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Explainer:
+    """`explain(model)`, which waits for the inputs."""
+
+    function: Callable[..., Any]
+    explained: Callable[..., Report]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return self.explained(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"<mixorder.explain of {name}: call it with the inputs, explain(model)(*inputs)>"
+
+
+@dataclasses.dataclass
+class _Watch:
+    """What is noted while the model runs."""
+
+    graphs: list[GraphRecord]
+    calls: Calls
+    breaks: Breaks
+    seen: Callable[[GraphRecord], None] | None
+    went_back: bool = False
+
+
+def _check_versions() -> None:
+    if why := _compat.unsupported():
+        raise CannotExplain(why)
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise CannotExplain(
+            "triton is not installed, and kernels are written in it: "
+            + _compat.install_triton(_compat.package_versions("torch")["torch"])
+        ) from error
+
+
+def _backward(result: Any, watch: _Watch) -> list[str]:
+    """Run the backward of what a model gave; what there is to say if that is not possible."""
+    own = watch.went_back
+    roots = roots_of(result)
+    try:
+        if roots:
+            gradients(roots, parameters_behind(roots))
+    except RuntimeError as error:
+        if not (own and "second time" in str(error)):
+            raise
+    if own:
+        return ["it runs a backward itself, which is the one that was looked at"]
+    if roots:
+        return []
+    off = "gradients are off (no_grad or inference_mode)"
+    return [f"no backward: {'nothing that it gives needs a gradient' if torch.is_grad_enabled() else off}"]
 
 
 _FIXED: dict[str, Any] = {"enabled": True, "autotune": False, "interpret": True}
@@ -87,7 +149,8 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     Options.current()  # registers ours
     given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
     if unknown := sorted(given.keys() - inductor_config._config.keys()):
-        raise ValueError(f"unknown options: {', '.join(unknown)}; mixorder's begin with 'mixorder'")
+        said = " ".join(filter(None, map(misspelt, unknown))) or "Those of mixorder begin with 'mixorder'."
+        raise ValueError(f"unknown options: {', '.join(unknown)}. {said}")
     return {**given, **_NO_TUNING}
 
 
@@ -96,30 +159,30 @@ def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tenso
     return own + [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
-def _backend(
-    graphs: list[GraphRecord],
-    seen: Callable[[GraphRecord], None] | None,
-    settings: dict[str, Any],
-    options: Options,
-) -> Callable[..., Any]:
+def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
     from torch._inductor.compile_fx import compile_fx
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
+        if kind == "backward":
+            watch.calls.backward(gm)
         with inductor_config.patch(settings):  # a GPU's backward is compiled on a thread of its own
-            graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
-        if seen is not None:
-            seen(graphs[-1])
+            watch.graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
+        if watch.seen is not None:
+            watch.seen(watch.graphs[-1])
 
         def call(args: list[Any]) -> Any:
+            watch.went_back |= kind == "backward"
             return torch.fx.Interpreter(gm).boxed_run(args)
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_fx(gm, example_inputs, inner_compile=inner_compile)
+        watch.breaks.add(gm)
+        watch.calls.forward(gm)
+        return watch.calls.watched(compile_fx(gm, example_inputs, inner_compile=inner_compile))
 
     return backend
 

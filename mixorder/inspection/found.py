@@ -49,6 +49,7 @@ class Found:
     """What mixorder does to a model; regions are numbered over all graphs.
 
     `device`: what schedules were chosen for; without a GPU the H200. `versions`: of the packages, by name.
+    `notes`: what else there is to know of the run, such as that it has no backward.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -57,6 +58,7 @@ class Found:
     device: DeviceInfo
     on_gpu: bool
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def regions(self) -> tuple[RegionRecord, ...]:
@@ -100,6 +102,7 @@ class Found:
                 "device": dataclasses.asdict(self.device),
                 "on_gpu": self.on_gpu,
                 "graph_breaks": self.graph_breaks,
+                "notes": self.notes,
                 "totals": dataclasses.asdict(self.totals),
                 "norms": [dataclasses.asdict(norm) for norm in self.norms],
                 "graphs": [

@@ -5,14 +5,26 @@ So a model of any size can be explained on any machine: nothing is allocated, no
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils import _pytree as pytree
+
+from ..errors import CannotExplain
+
+_NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def has_no_data(tensors: Sequence[Tensor]) -> bool:
@@ -43,3 +55,27 @@ def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any]
                 held.update({name: fake(t) for name, t in held.items() if t is not None})
         function = module_copy
     return function, pytree.tree_map_only(Tensor, fake, inputs)
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Say where a model asks for the value of a tensor, which has none here."""
+    try:
+        yield
+    except Exception as error:  # dynamo wraps some errors of its own in others
+        chain = [error]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
+            chain.append(cause)
+        if not any(isinstance(one, _NEED_VALUES) for one in chain):
+            raise
+        raise CannotExplain(
+            f"the model depends on the value of a tensor{_place(error)}, and on the meta device there are "
+            "only sizes: give it tensors on the CPU"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the traceback that is in a file and not in torch or here."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_TORCH, str(Path(__file__).parent), "<"))]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

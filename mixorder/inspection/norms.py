@@ -1,4 +1,4 @@
-"""The normalisation modules of a module, and what became of each."""
+"""The normalisation modules of a model, and what became of each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 
 from ..errors import Decline
+from .calls import Called, Calls, modules_of
 from .found import GraphRecord, Norm
 
 
-def norms_of(function: Callable[..., Any], graphs: Sequence[GraphRecord]) -> tuple[Norm, ...]:
-    """The modules of a module whose class is named after a norm, and what became of each."""
-    if not isinstance(function, nn.Module):
-        return ()
+def norms_of(
+    function: Callable[..., Any], graphs: Sequence[GraphRecord], calls: Calls, graph_breaks: int
+) -> tuple[Norm, ...]:
+    """The modules whose class is named after a norm, and what became of each."""
     records = [record for graph in graphs for record in graph.records]
     fused: set[str] = set()
     declined: dict[str, str] = {}
@@ -24,17 +25,36 @@ def norms_of(function: Callable[..., Any], graphs: Sequence[GraphRecord]) -> tup
             declined.update(dict.fromkeys(paths, f"{record.reason.value}: {record.detail}"))
         else:
             fused.update(paths)
+
+    def reason(path: str, module: nn.Module) -> str:
+        path = calls.first_of(path)
+        if path in fused:
+            return ""
+        if path not in declined and path not in calls.found and (calls.found or not graphs):
+            return _NOT_RUN_BREAKS if graph_breaks else _NOT_RUN
+        return declined.get(path) or _why_none(module, calls.found.get(path))
+
     return tuple(
-        Norm(path, type(module).__name__, "" if path in fused else declined.get(path) or _why_none(module))
-        for path, module in function.named_modules()
+        Norm(path, type(module).__name__, reason(path, module))
+        for path, module in modules_of(function)
         if "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
     )
 
 
-def _why_none(module: nn.Module) -> str:
-    """Why a norm has no pair at all, as far as its module shows."""
+_NOT_RUN = "it did not run with these inputs"
+_NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
+
+
+def _why_none(module: nn.Module, called: Called | None) -> str:
+    """Why a norm that ran has no pair at all, as far as its module and its calls show."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
         return "no weight or bias that trains, so nothing is reduced over rows"
+    if called and not called.output_needs:
+        return "it ran with gradients off (no_grad or inference_mode), so it has no backward"
     if "batch" in type(module).__name__.lower():
         return "its statistics are over rows: there is no inner reduction"
-    return "no pair of reductions in its backward, as where its input needs no gradient"
+    if called and not called.input_needs:
+        return "its input needs no gradient, so nothing is reduced over columns"
+    if called and not called.has_backward:
+        return "no gradient reaches it: the result is detached from it, or has no gradient"
+    return "no pair of reductions in its backward"

@@ -49,7 +49,8 @@ def heading(report: Found) -> str:
     graphs = Counter(graph.kind for graph in report.graphs)
     counted = ", ".join(f"{count} {kind}" for kind, count in graphs.items()) or "none"
     breaks = f"; graph breaks: {report.graph_breaks}" if report.graph_breaks else ""
-    return f"{versions}; {where}\ngraphs: {counted}{breaks}"
+    notes = "".join(f"\nnote: {note}" for note in report.notes)
+    return f"{versions}; {where}\ngraphs: {counted}{breaks}{notes}"
 
 
 def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
@@ -104,7 +105,7 @@ def norms(report: Found) -> str:
     for norm in left:
         kinds.setdefault((_pattern(norm.path), norm.kind, norm.reason), []).append(norm.path)
     for (pattern, kind, reason), paths in kinds.items():
-        where = paths[0] if len(paths) == 1 else f"{pattern} x {len(paths)}"
+        where = (paths[0] or "the model itself") if len(paths) == 1 else f"{pattern} x {len(paths)}"
         lines.append(f"  {where} ({kind}): {reason}")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Run a model once without leaving a trace: random state, buffers, and what was compiled in place."""
+"""Run a model once without leaving a trace: random state, buffers, gradients, what was compiled in place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
+from .calls import modules_of
+
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `torch.compile` was given, where a function is what it gave back."""
@@ -19,15 +21,19 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put everything back at the end. Meanwhile no module runs what `module.compile()` has made of it."""
-    modules = list(function.modules()) if isinstance(function, nn.Module) else []
+def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[list[str]]:
+    """Put everything back at the end, and fill a list with what cannot be. Meanwhile no module runs what
+    `module.compile()` has made of it."""
+    modules = [module for _, module in modules_of(function)]
+    said: list[str] = []
     with _uncompiled_calls(modules), contextlib.ExitStack() as stack:
         if detect_fake_mode(tensors) is None:
             devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
             stack.enter_context(torch.random.fork_rng(devices))
             stack.enter_context(_buffers_restored(modules))
-        yield
+            own = [p for module in modules for p in module.parameters(recurse=False)]
+            stack.enter_context(_gradients_restored([*tensors, *own], said))
+        yield said
 
 
 @contextlib.contextmanager
@@ -40,6 +46,24 @@ def _uncompiled_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, call in compiled:
             module._compiled_call_impl = call
+
+
+@contextlib.contextmanager
+def _gradients_restored(tensors: Sequence[Tensor], said: list[str]) -> Iterator[None]:
+    """A training step may fill them. Its optimizer writes to parameters, too, of which there is no copy."""
+    leaves = list(
+        {id(t): t for t in tensors if t.is_leaf and t.requires_grad and not t.is_inference()}.values()
+    )
+    saved = [(t, t.grad, t._version) for t in leaves]
+    for leaf in leaves:
+        leaf.grad = None  # or the saved ones would be added to
+    try:
+        yield
+    finally:
+        for leaf, gradient, _ in saved:
+            leaf.grad = gradient
+        if any(leaf._version != version for leaf, _, version in saved):
+            said.append("it writes to its parameters (an optimizer's step?), and what is written stays")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,149 @@
+"""Which modules ran in a model's graphs, under which path, and whether gradients were asked for around them.
+
+Takes the graphs that dynamo has captured. After a graph break, and in a function, its names begin at some
+local variable. The keys beside them are the modules' identities: by these every node gets the path from the
+model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+
+
+@dataclasses.dataclass
+class Called:
+    """Of all calls of a module: whether what goes in, and what is computed, needs a gradient, and whether one
+    flows back through it."""
+
+    input_needs: bool = False
+    output_needs: bool = False
+    has_backward: bool = False
+
+
+def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and modules of a module, of a module's method, or of what a function's own names stand for."""
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.Module):
+        yield from owner.named_modules()
+    elif inspect.isfunction(function):
+        try:
+            names = inspect.getclosurevars(function)
+        except ValueError:  # a variable that has no value yet
+            return
+        for name, value in {**names.globals, **names.nonlocals}.items():
+            if isinstance(value, nn.Module):
+                yield from value.named_modules(prefix=name)
+
+
+class Calls:
+    """What the graphs of a module or function say about its modules; `found` is by path.
+
+    `same`: modules that run in a graph that was captured for another one, with the path of that one.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        modules = dict(modules_of(function))
+        self.paths = {id(module): path for path, module in modules.items()}
+        self.owners = {id(p): path for path, m in modules.items() for p in m.parameters(recurse=False)}
+        self.found: dict[str, Called] = {}
+        self.same: dict[str, str] = {}
+
+    def watched(self, graph: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled graph that notes for which modules it runs again: their parameters are its inputs."""
+        first: list[str | None] = []
+
+        def run(*args: Any) -> Any:
+            owners = [self.owners.get(id(arg)) for arg in args]
+            if not first:
+                first.extend(owners)
+            for was, now in zip(first, owners, strict=False):
+                if was is not None and now is not None and was != now:
+                    self._are_same(was, now)
+            return graph(*args)
+
+        return run
+
+    def _are_same(self, was: str, now: str) -> None:
+        """Of two modules that run in one graph, those that they are in do as well, up to where both meet."""
+        while was and now and was != now:
+            self.same.setdefault(now, was)
+            (was, _, end), (now, _, other_end) = was.rpartition("."), now.rpartition(".")
+            if end != other_end:
+                break
+
+    def first_of(self, path: str) -> str:
+        """The path of the module for which the graph was captured that this module runs in."""
+        for end in [path, *_parents(path)]:
+            if (first := self.same.get(end)) is not None:
+                return first + path[len(end) :]
+        return path
+
+    def forward(self, graph: GraphModule) -> None:
+        """Note what runs in a graph that dynamo has captured, and give its nodes the paths."""
+        for node in _nodes(graph):
+            if node.op not in ("placeholder", "get_attr", "output"):
+                for path in self._paths(node):
+                    self._note(path, node)
+        for node in _nodes(graph):
+            for name in _STACKS:
+                if stack := node.meta.get(name):
+                    node.meta[name] = {key: self._entry(key, entry) for key, entry in stack.items()}
+
+    def backward(self, graph: GraphModule) -> None:
+        """Note what a graph of AOTAutograd's has a backward of."""
+        for node in _nodes(graph):
+            for path in self._paths(node):
+                self.found.setdefault(path, Called()).has_backward = True
+
+    def _note(self, path: str, node: Node) -> None:
+        called = self.found.setdefault(path, Called())
+        called.output_needs |= _needs_grad(node)
+        outside = (n for n in node.all_input_nodes if n.op == "placeholder" or path not in self._paths(n))
+        called.input_needs |= any(_needs_grad(n) and not _is_parameter(n) for n in outside)
+
+    def _paths(self, node: Node) -> list[str]:
+        """Of the modules that a node is in, from the outermost to the innermost."""
+        stack: dict[str, Any] = next(
+            (node.meta[name] for name in reversed(_STACKS) if node.meta.get(name)), {}
+        )
+        found = (self._path(key) for key in stack)
+        return [path for path in found if path is not None]
+
+    def _path(self, key: str) -> str | None:
+        """Of a module by its identity; the second of several calls has a key like `140541479800848@1`."""
+        identity = str(key).partition("@")[0]
+        return self.paths.get(int(identity)) if identity.isdigit() else None
+
+    def _entry(self, key: str, entry: Any) -> Any:
+        path = self._path(key)
+        return entry if path is None else (f"L['self'].{path}".rstrip("."), entry[1])
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+
+
+def _nodes(graph: GraphModule) -> Iterator[Node]:
+    """Those of a graph, and of the graphs in it."""
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
+
+
+def _needs_grad(node: Node) -> bool:
+    values = node.meta.get("example_value")
+    leaves = values if isinstance(values, (tuple, list)) else (values,)
+    return any(isinstance(value, Tensor) and value.requires_grad for value in leaves)
+
+
+def _is_parameter(node: Node) -> bool:
+    return node.op == "get_attr" or isinstance(node.meta.get("example_value"), nn.Parameter)
