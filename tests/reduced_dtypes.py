@@ -13,7 +13,7 @@ import torch
 
 Tensors = tuple[torch.Tensor, ...]
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+OPERANDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, bf16, f32, f64)
 
 
 class Reduction(NamedTuple):
@@ -29,15 +29,14 @@ class Reduction(NamedTuple):
         return f"{self.name}-{str(self.of)[6:]}{into}"
 
 
-def reductions() -> Iterator[Reduction]:
+def reductions(of: torch.dtype) -> Iterator[Reduction]:
+    """All of an operand's dtype."""
     for name, operator in (("sum", torch.sum), ("prod", torch.prod), ("mean", torch.mean)):
-        for of in (torch.bool, *INTS, bf16, f32, f64):
-            for into in (None, torch.int8, torch.int32, torch.int64, f16, f32, f64):
-                exact = into is None or into.is_floating_point or not of.is_floating_point
-                if name == "mean" and not (into or of).is_floating_point:
-                    continue
-                if exact:
-                    yield Reduction(name, of, into, _with_dtype(operator, into))
+        for into in (None, torch.int8, torch.int32, torch.int64, f16, f32, f64):
+            if name == "mean" and not (into or of).is_floating_point:
+                continue
+            if into is None or into.is_floating_point or not of.is_floating_point:
+                yield Reduction(name, of, into, _with_dtype(operator, into))
     for name, function in (
         ("amax", torch.amax),
         ("amin", torch.amin),
@@ -45,8 +44,7 @@ def reductions() -> Iterator[Reduction]:
         ("all", torch.all),
         ("count_nonzero", torch.count_nonzero),
     ):
-        for of in (torch.bool, *INTS, bf16, f32, f64):
-            yield Reduction(name, of, None, function)  # type: ignore[arg-type]
+        yield Reduction(name, of, None, function)  # type: ignore[arg-type]
 
 
 def _with_dtype(operator: Any, into: torch.dtype | None) -> Callable[[torch.Tensor, int], torch.Tensor]:
@@ -69,16 +67,15 @@ def operand(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     return whole.to(torch.int32).to(reduction.of)
 
 
-def program(reduction: Reduction, inside: bool) -> Callable[[torch.Tensor, torch.Tensor], Tensors]:
-    """The reduction over rows and columns beside a pair, and scaled by row, behind a value of the pair."""
+def program(chosen: list[Reduction], inside: bool) -> Callable[[torch.Tensor, torch.Tensor], Tensors]:
+    """A pair, then each reduction over the rows, then each over the columns."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> Tensors:
         scale = (x * y).sum(-1, keepdim=True)
         z = x * scale
         # The scale's sign and size leave no trace in what is reduced, but the graph does not know that.
         values = y * (z / z) if inside else y
-        source = operand(values, reduction)
-        columns, rows = reduction.function(source, 0), reduction.function(source, 1)
-        return z, (z * y).sum(0), columns, rows
+        sources = [(r, operand(values, r)) for r in chosen]
+        return z, (z * y).sum(0), *(r.function(source, dim) for dim in (0, 1) for r, source in sources)
 
     return function

@@ -406,7 +406,10 @@ def test_autoload_takes_a_400th_of_the_time_of_importing_torch() -> None:
 
 def test_autoload_imports_nothing_of_torch_or_triton() -> None:
     code = LOAD + "print(sorted(new))"
-    assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "['mixorder', 'mixorder._autoload']"
+    assert (
+        python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        == "['_mixorder_plugin', 'mixorder', 'mixorder._autoload']"
+    )
 
 
 def test_module_keeps_its_real_loader_and_reloads() -> None:

@@ -97,25 +97,33 @@ def transposed() -> Graph:
 
 
 def symbolic_factor() -> Graph:
-    """x is multiplied by a symbolic number, which is no tensor."""
-    graph = graphs.pair_graph()
-    mul = node(graph, "mul")
-    mode = mul.meta["val"].fake_mode
+    """Both sums are of x multiplied by a symbolic number, which is no tensor and no size."""
+    graph = traced(lambda x: ((x * 2).sum(0), (x * 2).sum(1)), FULL)
+    (x, *_), multiplied = graph.nodes, [n for n in graph.nodes if n.target is torch.ops.aten.mul.Tensor]
     with graph.inserting_before(next(iter(graph.nodes))):
         number = graph.placeholder("number")
-    number.meta["val"] = mode.shape_env.create_unbacked_symint()
-    mul.args = (mul.args[0], mul.args[1])
-    with graph.inserting_before(mul):
-        scaled = graph.call_function(torch.ops.aten.mul.Tensor, (mul.args[0], number))
-    scaled.meta["val"] = mul.meta["val"]
-    mul.args = (scaled, mul.args[1])
+    number.meta["val"] = x.meta["val"].fake_mode.shape_env.create_unbacked_symfloat()
+    for mul in multiplied:
+        mul.args = (x, number)
     return graph
+
+
+def sent_before_it_is_complete() -> Graph:
+    """A sum goes into one collective before another gives what the region reads."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        total = torch.ops._c10d_functional.all_reduce((x * dy).sum(0), "sum", "0")
+        scaled = dy * torch.ops._c10d_functional.all_reduce(w, "avg", "0")
+        return scaled - x * (x * scaled).sum(-1, keepdim=True), total
+
+    return traced(function, FULL, FULL, ((256,), f32))
 
 
 SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385, torch.float64),
     DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(255, 256),
     DeclineReason.CYCLE: cycle,
+    DeclineReason.ORDER: sent_before_it_is_complete,
     DeclineReason.INPUT_MUTATED: mutated,
     DeclineReason.UNSUPPORTED_OP: symbolic_factor,
     DeclineReason.UNSUPPORTED_DTYPE: complex_input,

@@ -254,7 +254,7 @@ def missing(words: torch.Tensor, schedule: Schedule, rows: int) -> int:
     """Words of parts that have not been told, of the rows of all tiles; others are never written."""
     tile_rows = schedule.tile.xblock * schedule.period
     lanes = 1 << (schedule.parts - 1).bit_length()
-    records = words.view(rows + tile_rows - 1, -1, lanes)
+    records = words.view(rows + tile_rows, -1, lanes)
     tile_rows *= -(-rows // tile_rows)
     assert bool((records[:, :, schedule.parts :] == EMPTY).all())
     assert bool((records[tile_rows:] == EMPTY).all())
