@@ -79,3 +79,12 @@ def program(chosen: list[Reduction], inside: bool) -> Callable[[torch.Tensor, to
         return z, (z * y).sum(0), *(r.function(source, dim) for dim in (0, 1) for r, source in sources)
 
     return function
+
+
+BATCH = 6  # reductions in one program: more would be cut to several regions
+ALL = [list(reductions(of)) for of in OPERANDS]
+CASES = [found[i : i + BATCH] for found in ALL for i in range(0, len(found), BATCH)]
+
+
+def case_name(chosen: list[Reduction]) -> str:
+    return f"{chosen[0]}-and-{len(chosen) - 1}-more"

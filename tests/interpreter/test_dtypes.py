@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reduced_dtypes import OPERANDS, Reduction, f32, program, reductions
+from reduced_dtypes import CASES, Reduction, case_name, f32, program
 from running import ON
 
 from mixorder.interpret import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 300, 24
-BATCH = 6  # reductions in one program: more would be cut to several regions
-CASES = [
-    chosen[i : i + BATCH]
-    for of in OPERANDS
-    for chosen in [list(reductions(of))]
-    for i in range(0, len(chosen), BATCH)
-]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-@pytest.mark.parametrize("chosen", CASES, ids=lambda chosen: f"{chosen[0]}-and-{len(chosen) - 1}-more")
+@pytest.mark.parametrize("chosen", CASES, ids=case_name)
 def test_a_reduction_is_computed_in_its_own_dtype(chosen: list[Reduction], inside: bool) -> None:
     generator = torch.Generator().manual_seed(7)
     # Half integers: whatever the row's scale does to them, dividing by it gives them back.
