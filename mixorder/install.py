@@ -34,10 +34,15 @@ class MixOrderPass(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         import mixorder.pipeline as pipeline
+        from mixorder.graph.effects import may_be_reordered
 
         options = Options.current()
         fused = pipeline.run(graph, options)
         self.fused += fused
+        if fused and may_be_reordered(graph):
+            # H200, torch 2.11: of three effects beside a region, Inductor launched the last one first to save
+            # memory, which it did not do without the region. The caller puts the setting back.
+            config.reorder_for_peak_memory = False
         if fused and options.interpret and not _runs_kernels(graph):
             raise RuntimeError(_HOW_TO_INTERPRET)
 
@@ -114,6 +119,7 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
         ours, untouched = MixOrderPass(), retry.Untouched(gm)
         passes = _compat.append_graph_pass(config.post_grad_custom_post_pass, ours)
         patches = {"post_grad_custom_post_pass": passes, **_compat.builtin_mix_order_off()}
+        patches["reorder_for_peak_memory"] = config.reorder_for_peak_memory  # the pass may change it
         try:
             with config.patch(patches):
                 return original(self, gm, *args, **kwargs)

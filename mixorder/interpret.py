@@ -41,6 +41,7 @@ def prepare() -> None:
     _map_inline_asm()
     _round_as_a_gpu()
     _keep_truth()
+    _invert_unsigned()
     _count_by_one_element()
     _leave_out_overflow_checks()
     _patch_language_once()
@@ -142,7 +143,8 @@ def _map_inline_asm() -> None:
 @functools.cache
 def _round_as_a_gpu() -> None:
     """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter cuts off to bfloat16, and
-    loses the carry where rounding to fp8 reaches the next power of two. It takes no float64 for fp8."""
+    loses the carry where rounding to fp8 reaches the next power of two. It has no way between fp8 and
+    float64."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -156,6 +158,8 @@ def _round_as_a_gpu() -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
             target = dst_type.scalar
+            if src.dtype.scalar in narrow and target == tl.float64:
+                return TensorHandle(original(self, src, tl.float32, *mode).data.astype(numpy.float64), target)
             if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:
                 return original(self, src, dst_type, *mode)
             dtype, bits = narrow[target]
@@ -184,6 +188,23 @@ def _keep_truth() -> None:
         return result
 
     InterpreterBuilder.create_splat = create_splat
+
+
+@functools.cache
+def _invert_unsigned() -> None:
+    """All bits of an unsigned integer are not -1, which NumPy 2 does not take for one."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+
+    original = InterpreterBuilder.get_all_ones_value
+
+    def get_all_ones_value(self: InterpreterBuilder, of: Any) -> Any:
+        dtype = _get_np_dtype(of)
+        if not numpy.issubdtype(dtype, numpy.unsignedinteger):
+            return original(self, of)
+        return TensorHandle(numpy.full(1, numpy.iinfo(dtype).max, dtype), of.scalar)
+
+    InterpreterBuilder.get_all_ones_value = get_all_ones_value
 
 
 @functools.cache

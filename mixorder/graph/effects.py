@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 # Whose operators are known by their schemas and tags. Of all others nothing is promised: a custom operator
 # may count, print or communicate, and so do collectives.
@@ -64,6 +64,23 @@ def _has_effect(target: object) -> bool:
     if isinstance(target, HigherOrderOperator):
         return target.name() not in _PURE
     return False
+
+
+def may_be_reordered(graph: Graph) -> bool:
+    """Whether Inductor may launch two of a graph's effects in another order than the graph's.
+
+    It adds dependencies between writes and reads of one memory, and between collectives. Random and custom
+    operators depend on nothing but their arguments (torch 2.11; from 2.13 on random ones are in a chain).
+    """
+    return sum(map(_is_free, graph.nodes)) > 1
+
+
+def _is_free(node: Node) -> bool:
+    if node.op != "call_function" or not _has_effect(node.target):
+        return False
+    if isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN:
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return getattr(node.target, "namespace", None) != "_c10d_functional"
 
 
 def between(first: Node, last: Node) -> Iterator[Node]:

@@ -11,7 +11,7 @@ import torch._inductor.inductor_prims  # noqa: F401
 import torch.distributed._functional_collectives  # registers the operators  # noqa: F401
 from torch.fx import Graph, Node
 
-from mixorder.graph.effects import has_effect, mutated_args
+from mixorder.graph.effects import has_effect, may_be_reordered, mutated_args
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -104,3 +104,28 @@ def test_what_is_written(node: Node, written: list[str]) -> None:
 def test_a_custom_operator_writes_what_its_schema_says(custom: Callable[[str], Any]) -> None:
     operator = custom("fill_all(Tensor x, Tensor(a!)[] y) -> ()")
     assert [n.name for n in mutated_args(call(operator, "a", ["b", "a"]))] == ["b", "a"]
+
+
+def graph_of(*targets: Any) -> Graph:
+    graph = Graph()
+    a = graph.placeholder("a")
+    for target in targets:
+        graph.call_function(target, (a,))
+    return graph
+
+
+def test_inductor_orders_writes_and_collectives_by_itself() -> None:
+    assert not may_be_reordered(
+        graph_of(c10d.all_reduce.default, c10d.wait_tensor.default, c10d.wait_tensor.default)
+    )
+    assert not may_be_reordered(graph_of(aten.copy_.default, aten.copy_.default, aten.mul.Tensor))
+
+
+def test_inductor_is_not_told_of_the_order_of_random_and_custom_operators(
+    custom: Callable[[str], Any],
+) -> None:
+    looks_pure = custom("looks_pure_as_well(Tensor x) -> Tensor")
+    random = aten.rand_like.default
+    for pair in ((random, random), (random, looks_pure), (torch.ops.higher_order.with_effects, looks_pure)):
+        assert may_be_reordered(graph_of(*pair))
+    assert not may_be_reordered(graph_of(random, aten.mul.Tensor, aten.copy_.default))
