@@ -253,3 +253,13 @@ def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> 
     assert again.rereads == 2 and again.load_bytes == 4 and again.staged_bytes == 8
     assert choose(again, H200).tile.num_stages == stages
     assert schedule.tile.num_stages >= 1 and schedule.r0_block == cols  # 12288 are held, in chunks
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("split_size", [1, 2, 100])
+def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, device: DeviceInfo) -> None:
+    """262,144 programs would make a tile beyond Triton's 1,048,576 elements."""
+    schedule = choose(dataclasses.replace(RMS, rows=262_144), device, split_size)
+    held = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
+    assert held <= device.registers
+    assert schedule.num_splits == min(-(-262_144 // split_size), device.registers // 8)

@@ -1,0 +1,83 @@
+"""Each value of a kernel has in Triton the dtype that the IR states, as compiled without a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import f32, traced
+from reduced_dtypes import CASES, Reduction, case_name, program
+from torch._inductor.codegen.triton import triton_compute_type
+
+from mixorder import pipeline
+from mixorder.codegen.ops import OpPrinter
+from mixorder.codegen.source import KernelSource
+from mixorder.loops.ir import LoopProgram
+from mixorder.options import Options
+from mixorder.tune.compile import compile_job, job_of
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
+)
+
+OPTIONS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+SM_90 = ("cuda", 90, 32)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
+    """The kernels of a pass, with an assertion about each value behind its line."""
+    found: list[tuple[LoopProgram, KernelSource]] = []
+    define, generate = OpPrinter.define, pipeline.generate
+
+    def asserting(self: OpPrinter, text: str, dtype: torch.dtype, name: str | None = None) -> Any:
+        variable = define(self, text, dtype, name)
+        stated = "tl.int1" if dtype == torch.bool else triton_compute_type(dtype)
+        self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
+        return variable
+
+    def noting(loops: LoopProgram, *rest: Any) -> Any:
+        kernels = generate(loops, *rest)
+        found.extend((loops, kernel) for kernel in kernels)
+        return kernels
+
+    monkeypatch.setattr(OpPrinter, "define", asserting)
+    monkeypatch.setattr(pipeline, "generate", noting)
+    return found
+
+
+def compiled(made: list[tuple[LoopProgram, KernelSource]]) -> int:
+    for loops, kernel in made:
+        assert "tl.static_assert" in kernel.text
+        compile_job(job_of(loops, kernel, SM_90))
+    return len(made)
+
+
+@pytest.mark.parametrize("chosen", CASES[::2], ids=case_name)
+def test_reductions(chosen: list[Reduction], made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    graph = traced(program(chosen, inside=True), ((300, 24), f32), ((300, 24), f32))
+    pipeline.run(graph, OPTIONS)
+    assert compiled(made) >= 2
+
+
+def bytes_that_overflow(x: Any, y: Any) -> Any:
+    """Triton makes 32-bit numbers of such expressions, which a byte's would not be."""
+    z = x * (x * y).sum(-1, keepdim=True)
+    small = (z * 8).to(torch.uint8)
+    halved = (small // 2 + 200) * 3 - ~small
+    return z, (z * y).sum(0), halved, (halved * small).sum(0), (halved.to(torch.int8) << 1).amax(1)
+
+
+def test_bytes(made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    pipeline.run(traced(bytes_that_overflow, ((300, 24), f32), ((300, 24), f32)), OPTIONS)
+    assert compiled(made) >= 2
+
+
+@pytest.mark.parametrize("graph", ["layer", "rms"])
+def test_norms(graph: str, made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    make = {"layer": graphs.layer_norm_backward, "rms": graphs.rms_norm_backward}[graph]
+    pipeline.run(make(512, 256), OPTIONS)
+    assert compiled(made) == 2
