@@ -115,7 +115,7 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tup
     key = plan.key and (plan.key, named)
     plan = runner.once(key and ("tuned", key), lambda: tuned(plan, named, options, runner)).of(region)
     loops, schedule = plan.loops, plan.schedule
-    if schedule.parts == 1:  # or the second attempt would read what the first has written
+    if schedule.parts == 1:  # or another turn would read what the first has written
         over = step("overwrite", overwrite, loops, step("dying", dying, region))
         loops = loops if over == loops else show("overwriting.txt", over, Stage.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))

@@ -82,7 +82,8 @@ def _allowed(program: Program, mine: Tensor, letter: str) -> tuple[float, float]
     if letter == "a":
         own = str(mine.dtype).removeprefix("torch.")
         eps = max(eps, (2 if mine.dtype.itemsize == 1 else PLACES) * 2.0 ** -BITS[own])
-    return eps, places * 2.0 ** -NARROWEST["float64" if dtype == "float64" else "float32"]
+    exact = dtype == "float64" and mine.dtype == torch.float64
+    return eps, places * 2.0 ** -NARROWEST["float64" if exact else "float32"]
 
 
 def _compare_exactly(i: int, mine: Tensor, theirs: Sequence[Tensor]) -> None:
