@@ -27,6 +27,7 @@ from .errors import Decline, MixorderError, TooWide
 from .graph import legality
 from .graph.cut import parts, without_culprit, without_gathers
 from .graph.dying import dying
+from .graph.effects import may_be_reordered
 from .graph.find import Found, find_regions
 from .graph.nodes import leaves_the_graph
 from .graph.origin import origin_of
@@ -97,6 +98,11 @@ def run(graph: Graph, options: Options) -> list[RegionRecord]:
                 break  # the search itself failed: there is nothing to go on with
     finished(ends, time.perf_counter() - started)
     return [end for end in ends if isinstance(end, RegionRecord)]
+
+
+def may_lose_order(graph: Graph) -> bool:
+    """Whether Inductor may launch two effects of a graph in another order, such as random operators."""
+    return may_be_reordered(graph)
 
 
 def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tuple[Region, RegionRecord]:

@@ -151,8 +151,9 @@ EFFECTS: dict[str, Op] = {
     "all_reduce_count": op("col.i", "col.i", "effects.all_reduce({0}, 'sum')", kept=True),
     "foreach": op(FULL, "full full", "torch._foreach_mul([{0}, {1}], 0.5)[0]"),
     "foreach_cols": op(COL, "col col", "torch._foreach_add([{0}, {1}], [{1}, {0}])[1] * 0.5"),
-    "bump": op(WRITE, "input full", "effects.bump([{0}], {1}, {k})", forward_only=True),
-    "bump_both": op(WRITE, "input full", "effects.bump([{0}, w], {1}, {k})", forward_only=True),
+    # `+ 0`: what an operator reads must not be what it writes.
+    "bump": op(WRITE, "input full", "effects.bump([{0}], {1} + 0, {k})", forward_only=True),
+    "bump_both": op(WRITE, "input full", "effects.bump([{0}, w], {1} + 0, {k})", forward_only=True),
     "write_foreach": op(
         WRITE, "input full", "torch._foreach_add_([{0}], [{1}.to({0}.dtype)])", forward_only=True
     ),
