@@ -86,5 +86,7 @@ ALL = [list(reductions(of)) for of in OPERANDS]
 CASES = [found[i : i + BATCH] for found in ALL for i in range(0, len(found), BATCH)]
 
 
-def case_name(chosen: list[Reduction]) -> str:
+def case_name(chosen: list[Reduction] | bool) -> str:
+    if isinstance(chosen, bool):
+        return "inside" if chosen else "beside"
     return f"{chosen[0]}-and-{len(chosen) - 1}-more"

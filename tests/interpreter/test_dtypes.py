@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from reduced_dtypes import CASES, Reduction, case_name, f32, program
-from running import ON
+from running import ON, crossed
 
 from mixorder.interpret import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
@@ -13,8 +13,7 @@ from mixorder.report import RegionRecord, collect
 ROWS, COLS = 300, 24
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
-@pytest.mark.parametrize("chosen", CASES, ids=case_name)
+@pytest.mark.parametrize(("chosen", "inside"), crossed(CASES, [False, True]), ids=case_name)
 def test_a_reduction_is_computed_in_its_own_dtype(chosen: list[Reduction], inside: bool) -> None:
     generator = torch.Generator().manual_seed(7)
     # Half integers: whatever the row's scale does to them, dividing by it gives them back.
