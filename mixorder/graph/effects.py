@@ -48,19 +48,32 @@ _FUNCTIONAL = frozenset(
 
 def has_effect(node: Node) -> bool:
     """Whether a node has to keep its place among others like it, whatever its result is used for."""
-    return node.op == "call_module" or (
-        node.op == "call_function" and (_has_effect(node.target) or node.is_impure())
-    )
+    if node.op != "call_function":
+        return node.op == "call_module"
+    return (_has_effect(node.target) or node.is_impure()) and not _draws_nothing(node)
+
+
+def _draws_nothing(node: Node) -> bool:
+    """Whether an operator that may draw random numbers is asked for none: attention without dropout."""
+    if not _is_random(node.target) or node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return False
+    places = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in places:
+        return False
+    place = places.index("dropout_p")
+    given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+    return given == 0
+
+
+@functools.cache
+def _is_random(target: object) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 @functools.cache
 def _has_effect(target: object) -> bool:
     if isinstance(target, OpOverload):
-        return (
-            target.namespace not in _KNOWN
-            or target._schema.is_mutable
-            or torch.Tag.nondeterministic_seeded in target.tags
-        )
+        return target.namespace not in _KNOWN or target._schema.is_mutable or _is_random(target)
     if isinstance(target, HigherOrderOperator):
         return target.name() not in _PURE
     return False
@@ -69,18 +82,17 @@ def _has_effect(target: object) -> bool:
 def may_be_reordered(graph: Graph) -> bool:
     """Whether Inductor may launch two of a graph's effects in another order than the graph's.
 
-    It adds dependencies between writes and reads of one memory, and between collectives. Random and custom
-    operators depend on nothing but their arguments (torch 2.11; from 2.13 on random ones are in a chain).
+    It adds dependencies between writes and reads of one memory, and between collectives. Random operators and
+    stated effects of custom ones depend on nothing but their arguments (torch 2.11; from 2.13 on random ones
+    are in a chain). Custom operators that state no effect it may reorder with or without a region.
     """
     return sum(map(_is_free, graph.nodes)) > 1
 
 
 def _is_free(node: Node) -> bool:
-    if node.op != "call_function" or not _has_effect(node.target):
-        return False
-    if isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN:
-        return torch.Tag.nondeterministic_seeded in node.target.tags
-    return getattr(node.target, "namespace", None) != "_c10d_functional"
+    if isinstance(node.target, HigherOrderOperator):
+        return has_effect(node)
+    return _is_random(node.target) and has_effect(node)
 
 
 def between(first: Node, last: Node) -> Iterator[Node]:

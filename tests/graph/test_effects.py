@@ -46,6 +46,7 @@ def custom() -> Iterator[Callable[[str], Any]]:
         call(aten.rand_like.default, "a"),
         call(aten.multinomial.default, "a", 3),
         call(aten.bernoulli.p, "a", 0.5),
+        call(aten._scaled_dot_product_flash_attention.default, "a", "a", "a", 0.1, True),
         call(torch.ops.prims.inductor_seeds.default, 2, torch.device("cpu")),
         call(aten.copy_.default, "a", "b"),
         call(aten._foreach_add_.List, ["a"], ["b"]),
@@ -71,6 +72,8 @@ def test_these_keep_their_order(node: Node) -> None:
         call(torch.ops.prims.convert_element_type.default, "a", torch.float32),
         call(torch.ops.higher_order.triton_kernel_wrapper_functional),
         call(torch.ops.higher_order.flex_attention_backward, "a"),
+        call(aten._scaled_dot_product_flash_attention.default, "a", "a", "a", 0.0, True),
+        call(aten._scaled_dot_product_efficient_attention.default, "a", "a", "a", None, True),
     ],
     ids=lambda node: str(node.target),
 )
@@ -121,11 +124,13 @@ def test_inductor_orders_writes_and_collectives_by_itself() -> None:
     assert not may_be_reordered(graph_of(aten.copy_.default, aten.copy_.default, aten.mul.Tensor))
 
 
-def test_inductor_is_not_told_of_the_order_of_random_and_custom_operators(
+def test_inductor_is_not_told_of_the_order_of_random_operators_and_stated_effects(
     custom: Callable[[str], Any],
 ) -> None:
     looks_pure = custom("looks_pure_as_well(Tensor x) -> Tensor")
-    random = aten.rand_like.default
-    for pair in ((random, random), (random, looks_pure), (torch.ops.higher_order.with_effects, looks_pure)):
-        assert may_be_reordered(graph_of(*pair))
+    random, effect = aten.rand_like.default, torch.ops.higher_order.with_effects
+    assert may_be_reordered(graph_of(random, random)) and may_be_reordered(graph_of(random, effect))
     assert not may_be_reordered(graph_of(random, aten.mul.Tensor, aten.copy_.default))
+    assert not may_be_reordered(graph_of(looks_pure, looks_pure))
+    attention = aten._scaled_dot_product_flash_attention.default
+    assert not may_be_reordered(graph_of(attention, attention))
