@@ -15,21 +15,21 @@ from typing import Any
 
 
 def _register_options(module: ModuleType) -> None:
+    from mixorder.inductor.spelling import wrap_apply_options
     from mixorder.options import register as register_options
-    from mixorder.spelling import wrap_apply_options
 
     register_options(module)
     wrap_apply_options(sys.modules["torch"])
 
 
 def _wrap_compile_fx(module: ModuleType) -> None:
-    from mixorder.install import wrap_compile_fx
+    from mixorder.inductor.hooks import wrap_compile_fx
 
     wrap_compile_fx(module)
 
 
 def _fit_launches(module: ModuleType) -> None:
-    from mixorder.launches import fit
+    from mixorder.inductor.launch_options import fit
 
     fit(module)
 

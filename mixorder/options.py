@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mixorder import _compat
+from mixorder.inductor import versions
 
 SOURCE_HASH_KEY = "mixorder_source_hash"
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
@@ -78,7 +78,7 @@ def register(config: ModuleType) -> None:
     """Add one entry per option, and the source hash, to Inductor's config module. Idempotent."""
     entries = [(config_key(f), f.default, _from_env(f)) for f in fields(Options)]
     entries.append((SOURCE_HASH_KEY, source_hash(), None))
-    _compat.add_config_entries(config, entries)
+    versions.add_config_entries(config, entries)
 
 
 @functools.cache

@@ -21,37 +21,37 @@ from torch._inductor import config
 from torch.fx import Graph
 
 from .codegen.kernel import generate
-from .codegen.ops import check_printable
+from .codegen.op_printer import check_printable
 from .codegen.source import KernelSource
 from .errors import Decline, MixorderError, TooWide
-from .graph import legality
-from .graph.cut import parts, without_culprit, without_gathers
-from .graph.dying import dying
-from .graph.effects import may_be_reordered
-from .graph.find import Found, find_regions
-from .graph.nodes import leaves_the_graph
-from .graph.origin import origin_of
-from .graph.region import Region
-from .graph.rewrite import replace
-from .graph.structure import structure
-from .loops.contract import contract
-from .loops.ir import LoopProgram
-from .loops.lower import lower
-from .loops.overwrite import overwrite
-from .loops.reload import reload
-from .loops.reorder import merge, reorder
-from .loops.share import check_shareable, share
-from .loops.split import split_outer
-from .loops.verify import Stage, verify
+from .ir.program import LoopProgram
+from .ir.verify import Stage, verify
+from .lowering.lower import lower
 from .options import Options
 from .record import RegionRecord, describe
+from .region import legality
+from .region.effects import may_be_reordered
+from .region.find import Found, find_regions
+from .region.key import structure
+from .region.liveness import dying
+from .region.nodes import leaves_the_graph
+from .region.partition import parts, without_culprit, without_gathers
+from .region.provenance import origin_of
+from .region.region import Region
 from .report import Dump, declined, finished, fused
+from .rewrite.rewrite import replace
 from .schedule import cost
+from .schedule.cooperative import choose_shared, shared_workload
 from .schedule.device import DeviceInfo, device_info
-from .schedule.expected import expected
-from .schedule.heuristics import STRATEGIES, Workload, choose, workload
+from .schedule.persistent import STRATEGIES, Workload, choose, workload
+from .schedule.predicted import expected
 from .schedule.schedule import Schedule
-from .schedule.sharing import choose_shared, shared_workload
+from .transform.cooperative import check_shareable, share
+from .transform.fma import contract
+from .transform.in_place import overwrite
+from .transform.reorder import merge, reorder
+from .transform.reread import reload
+from .transform.split import split_outer
 from .tune.search import Tuning
 from .tune.tuner import Problem, tune, wanted
 

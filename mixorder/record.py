@@ -12,12 +12,12 @@ from torch.fx import Node
 
 from .codegen.source import KernelSource
 from .errors import Decline
-from .graph.nodes import fake, is_mean, is_moment, is_variance, size_of
-from .graph.origin import Origin, origin_of
-from .graph.region import Region
-from .loops.ir import LoopProgram, short_dtype
+from .ir.program import LoopProgram, short_dtype
+from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
+from .region.provenance import Origin, origin_of
+from .region.region import Region
 from .schedule.cost import Traffic
-from .schedule.expected import Expected, strategy_of
+from .schedule.predicted import Expected, strategy_of
 from .schedule.schedule import Schedule
 from .tune.search import Tuning
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
+from cases import CASES, Case, Compile, Example, found_in, relative_errors
 from graphs import bf16, f32
 
 from mixorder.report import collect
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
-from cases import CASES, Case, Compile, Example, found_in, relative_errors  # noqa: E402
 
 
 def check_case(

@@ -30,20 +30,20 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline, TooWide
-from mixorder.graph.find import find_regions
-from mixorder.graph.region import Region
-from mixorder.graph.rewrite import replace
-from mixorder.loops.contract import contract
-from mixorder.loops.ir import LoopProgram
-from mixorder.loops.lower import lower
-from mixorder.loops.reload import reload
-from mixorder.loops.reorder import merge, reorder
-from mixorder.loops.share import check_shareable, share
-from mixorder.loops.split import split_outer
+from mixorder.ir.program import LoopProgram
+from mixorder.lowering.lower import lower
+from mixorder.region.find import find_regions
+from mixorder.region.region import Region
+from mixorder.rewrite.rewrite import replace
+from mixorder.schedule.cooperative import choose_shared, shared_workload
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.heuristics import choose, workload
+from mixorder.schedule.persistent import choose, workload
 from mixorder.schedule.schedule import Schedule
-from mixorder.schedule.sharing import choose_shared, shared_workload
+from mixorder.transform.cooperative import check_shareable, share
+from mixorder.transform.fma import contract
+from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reread import reload
+from mixorder.transform.split import split_outer
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

@@ -21,8 +21,8 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import MixorderError
-from mixorder.graph import rewrite
 from mixorder.options import Options
+from mixorder.rewrite import rewrite
 from mixorder.schedule.device import H200
 from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned

@@ -160,7 +160,7 @@ def test_entries_added_late_reach_hash_and_dicts() -> None:
         seen["after"] = fill()
         seen["saved"] = pickle.loads(config.save_config())
 
-    from mixorder._compat import _forget_config_caches
+    from mixorder.inductor.versions import _forget_config_caches
 
     try:
         _forget_config_caches(config)

@@ -15,8 +15,9 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import MixorderError
-from mixorder.graph import legality, rewrite
 from mixorder.options import Options
+from mixorder.region import legality
+from mixorder.rewrite import rewrite
 from mixorder.schedule import cost
 
 FULL = ((512, 256), f32)

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch._inductor.config as config
 from graphs import f32, traced
-from test_install import Recorder, runs  # noqa: F401
+from test_hooks import Recorder, runs  # noqa: F401
 
 import mixorder
 from mixorder import pipeline

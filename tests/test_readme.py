@@ -8,12 +8,12 @@ from pathlib import Path
 
 from graphs import bf16, f32, layer_norm_backward, merged, only, rms_norm_backward
 
-from mixorder._compat import TESTED, release
 from mixorder.errors import DeclineReason
+from mixorder.inductor.versions import TESTED, release
 from mixorder.options import Options, config_key
+from mixorder.schedule.cooperative import MAX_PARTS, choose_shared, shared_workload
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import MAX_COLS
-from mixorder.schedule.sharing import MAX_PARTS, choose_shared, shared_workload
+from mixorder.schedule.persistent import MAX_COLS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

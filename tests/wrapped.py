@@ -108,7 +108,7 @@ def _serve() -> None:
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
-    from mixorder.interpret import prepare
+    from mixorder.inductor.interpreter import prepare
 
     prepare()
     extra.libdevice = triton_helpers.libdevice  # whence Inductor 2.15 imports it for kernels of others

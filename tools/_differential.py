@@ -266,7 +266,7 @@ class _Trial:
         if self.device == "cuda":
             ours = {**ON, "mixorder_split_size": split_size} if options["mixorder"] else {}
             return {"options": {**ours, **options, "fx_graph_cache": False}}
-        from mixorder.interpret import compile_for_interpreter
+        from mixorder.inductor.interpreter import compile_for_interpreter
         from mixorder.options import Options
 
         on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=split_size)

@@ -8,7 +8,7 @@ from _case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixorder.graph.axes import Reduced, columns_alone
+from mixorder.region.axes import Reduced, columns_alone
 
 
 class CohereNorm(nn.Module):

@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.heuristics import Workload
+from mixorder.schedule.persistent import Workload
 from mixorder.schedule.schedule import Schedule, Tile
-from mixorder.schedule.sharing import SharedWork
 
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
 # `overlap` is the device's, and not chosen.

@@ -15,13 +15,13 @@ from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.errors import Decline
-from mixorder.graph.find import find_regions
-from mixorder.loops.contract import contract
-from mixorder.loops.ir import LoopProgram
-from mixorder.loops.lower import lower
-from mixorder.loops.reorder import merge, reorder
-from mixorder.loops.split import split_outer
+from mixorder.ir.program import LoopProgram
+from mixorder.lowering.lower import lower
+from mixorder.region.find import find_regions
 from mixorder.schedule import cost
+from mixorder.transform.fma import contract
+from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.split import split_outer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -199,7 +199,7 @@ def how(mixorder: bool, checked: bool) -> Compile:
     if GPU:
         options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
         return {"options": {**options, "mixorder_min_numel": 0} if checked else options}
-    from mixorder.interpret import compile_for_interpreter
+    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
 
     options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=0)

@@ -27,10 +27,10 @@ from _schedules import Data, Row, Target, read
 
 from mixorder.errors import Decline
 from mixorder.schedule.constants import FILE, Constants
+from mixorder.schedule.cooperative import choose_shared
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.heuristics import ALIGNMENT, STRATEGIES, choose
+from mixorder.schedule.persistent import ALIGNMENT, STRATEGIES, choose
 from mixorder.schedule.schedule import Schedule
-from mixorder.schedule.sharing import choose_shared
 
 THRESHOLD = 0.0005  # of the mean regret of some 40 targets: less is noise, and the number stays what it is
 NEAR = {"tile", "final_block", "final_warps"}  # in a tile: the stages. What may differ in what is looked up

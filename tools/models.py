@@ -81,7 +81,7 @@ def compiler_of(provider: str) -> Compiler:
 
 
 def interpreter_of(provider: str) -> Compiler:
-    from mixorder.interpret import compile_for_interpreter
+    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
 
     enabled = provider.startswith("mixorder")

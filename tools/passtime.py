@@ -35,9 +35,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 import mixorder.pipeline as pipeline
-from mixorder import analysis
 from mixorder.demo_model import HuggingFaceRMSNorm, Transformer
-from mixorder.install import MixOrderPass
+from mixorder.inductor import mutation_cache as analysis
+from mixorder.inductor.hooks import MixOrderPass
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 

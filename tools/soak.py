@@ -152,7 +152,7 @@ def compiler(device: str, cudagraphs: bool) -> Callable[..., Any]:
         options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
         options |= {"fx_graph_cache": False, "triton.cudagraphs": cudagraphs}
         return lambda function: torch.compile(function, options=options)
-    from mixorder.interpret import compile_for_interpreter
+    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
 
     backend = compile_for_interpreter(Options(enabled=True, strict=True, interpret=True, min_numel=0))

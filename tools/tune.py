@@ -34,22 +34,21 @@ from _schedules import Data, Row, read, write
 from _schedules import Target as Measured
 from _targets import Target, case_targets, norm_target
 
-from mixorder.codegen.dependent import waits
 from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
+from mixorder.codegen.programmatic_launch import waits
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
-from mixorder.loops.ir import BufferRole, LoopProgram
-from mixorder.loops.reload import reload
-from mixorder.loops.share import check_shareable, share
-from mixorder.loops.split import NUM_SPLITS
+from mixorder.ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from mixorder.options import source_hash
 from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule.cooperative import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.heuristics import STRATEGIES, Workload, choose, even, final, layouts, workload
+from mixorder.schedule.persistent import STRATEGIES, Workload, choose, even, final, layouts, workload
 from mixorder.schedule.schedule import Schedule, Tile
-from mixorder.schedule.sharing import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
+from mixorder.transform.cooperative import check_shareable, share
+from mixorder.transform.reread import reload
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
 AHEAD = 3  # targets that are compiled while one is timed

@@ -117,7 +117,7 @@ class Rank:
         if self.gpu:
             options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
             return {"options": {**options, "mixorder_min_numel": min_numel}}
-        from mixorder.interpret import compile_for_interpreter
+        from mixorder.inductor.interpreter import compile_for_interpreter
         from mixorder.options import Options
 
         options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=min_numel)

@@ -42,14 +42,14 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Find and grow",
         "text",
         "An inner and an outer reduction that read the same large tensors make a pair "
-        "(`graph/find.py`); pointwise ops and views around them join it (`graph/grow.py`). Where a pair "
+        "(`region/find.py`); pointwise ops and views around them join it (`region/grow.py`). Where a pair "
         "cannot be taken, there is a reason instead ([reasons.md](reasons.md)). Here all of the graph "
         "belongs to it.",
     ),
     "loops.txt": (
         "Lower",
         "text",
-        "Inductor's own lowerings turn each op into scalar ones (`loops/lower.py`). Two nests: rows "
+        "Inductor's own lowerings turn each op into scalar ones (`lowering/lower.py`). Two nests: rows "
         "outside for the inner reduction, columns outside for the outer one. As two kernels they read "
         "both tensors twice.",
     ),
@@ -57,29 +57,29 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Split",
         "text",
         "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to a "
-        "partial sum of its own, and a third nest adds up the partials (`loops/split.py`). `InHalves` is the "
-        "order of columns in which threads that load 8 of them at once can store their partials without gaps "
-        "(`loops/halves.py`).",
+        "partial sum of its own, and a third nest adds up the partials (`transform/split.py`). "
+        "`InHalves` is the order of columns in which threads that load 8 of them at once can store their "
+        "partials without gaps (`transform/interleave.py`).",
     ),
     "reordered.txt": (
         "Reorder",
         "text",
         "Nothing in the second nest depends on the order of its loops any more: the rows go outside "
-        "(`loops/reorder.py`).",
+        "(`transform/reorder.py`).",
     ),
     "merged.txt": (
         "Merge",
         "text",
         "The two nests now have the same loops and become one, which reads each tensor once. What does "
         "not depend on the row is hoisted (`once:`). In fp32, dx takes products before they are rounded "
-        "(`loops/contract.py`). Wider rows are shared by several programs (`loops/share.py`) or read twice "
-        "(`loops/reload.py`) instead.",
+        "(`transform/fma.py`). Wider rows are shared by several programs (`transform/cooperative.py`) "
+        "or read twice (`transform/reread.py`) instead.",
     ),
     "schedule.txt": (
         "Schedule",
         "text",
         "Rows per tile, warps, stages and programs, from a few numbers of the region and of the device, "
-        "here an H200 (`schedule/heuristics.py`, [tuning.md](tuning.md)).",
+        "here an H200 (`schedule/persistent.py`, [tuning.md](tuning.md)).",
     ),
     "kernel.py": (
         "Generate",
@@ -87,12 +87,12 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "The main kernel and the finalisation (`codegen/kernel.py`). Programs stay on the GPU and go "
         "from tile to tile; the order of all sums is fixed, so that gradients are the same bit for bit "
         "from run to run. Where nobody reads the incoming gradient afterwards, as between two layers, "
-        "dx takes its place (`loops/overwrite.py`).",
+        "dx takes its place (`transform/in_place.py`).",
     ),
     "fx_after.txt": (
         "Rewrite",
         "text",
-        "Two launches take the region's place in the graph (`graph/rewrite.py`, the only stage that "
+        "Two launches take the region's place in the graph (`rewrite/rewrite.py`, the only stage that "
         "changes it), and Inductor carries on.",
     ),
 }

@@ -155,7 +155,7 @@ def _interpret_triton(parser: argparse.ArgumentParser) -> None:
 def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
     import torch
 
-    from mixorder.interpret import compile_for_interpreter
+    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
     from mixorder.report import RegionRecord, collect
 
@@ -214,7 +214,7 @@ def _warm_up_compiler(options: dict[str, bool]) -> None:
 def _heading(args: argparse.Namespace, problem: Problem) -> str:
     import torch
 
-    from mixorder._compat import package_versions
+    from mixorder.inductor.versions import package_versions
 
     device = torch.cuda.get_device_name() if problem.x.is_cuda else "CPU, Triton interpreter"
     versions = [f"{name} {version}" for name, version in package_versions(*PACKAGES).items()]

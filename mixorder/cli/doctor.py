@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from mixorder import _compat
 from mixorder.cli.progress import progress
 from mixorder.cli.values import new_file
+from mixorder.inductor import versions
 
 DESCRIPTION = """\
 Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 def report(findings: Sequence[Finding]) -> str:
     """Findings, packages and variables, for somebody else to read."""
     packages = ("mixorder", "torch", *TRITON, "numpy")
-    found = _compat.package_versions(*packages)
+    found = versions.package_versions(*packages)
     lines = [
         f"mixorder doctor on {platform.system()} {platform.machine()}",
         *(f"{name} {version}" for name, version in found.items() if version != "not installed"),
@@ -113,24 +113,24 @@ def torch_version() -> Finding:
         found = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding(FAILED, "torch is not installed", "Install it as https://pytorch.org says.")
-    if _compat.older(found, _compat.OLDEST):
-        return Finding(FAILED, f"torch {found}", f"mixorder needs torch {_compat.OLDEST} or newer.")
-    if _compat.older(_compat.NEWEST, found):
-        remedy = f"The newest that mixorder was tested with is {_compat.NEWEST}."
+    if versions.older(found, versions.OLDEST):
+        return Finding(FAILED, f"torch {found}", f"mixorder needs torch {versions.OLDEST} or newer.")
+    if versions.older(versions.NEWEST, found):
+        remedy = f"The newest that mixorder was tested with is {versions.NEWEST}."
         return Finding(NOTE, f"torch {found}", remedy)
     return Finding(OK, f"torch {found}")
 
 
 def triton_version() -> Finding:
     torch = metadata.version("torch")
-    tested, command = _compat.TESTED.get(_compat.release(torch)), _compat.install_triton(torch)
+    tested, command = versions.TESTED.get(versions.release(torch)), versions.install_triton(torch)
     found = next((version for name in TRITON for version in _metadata_of(name)), None)
     if found is None:
         return Finding(
             FAILED, "triton is not installed", f"{command} (builds of torch for the CPU do not bring it)."
         )
-    if tested and _compat.release(found) != _compat.release(tested):
-        remedy = f"torch {_compat.release(torch)} is built against, and tested with, {tested}: {command}."
+    if tested and versions.release(found) != versions.release(tested):
+        remedy = f"torch {versions.release(torch)} is built against, and tested with, {tested}: {command}."
         return Finding(NOTE, f"triton {found}", remedy)
     return Finding(OK, f"triton {found}")
 

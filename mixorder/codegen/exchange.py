@@ -17,8 +17,8 @@ import dataclasses
 import re
 from typing import Any
 
-from ..loops.ir import AMAX, AMIN, PROD, SUM, ReductionKind
-from ..loops.share import lanes_of
+from ..ir.program import AMAX, AMIN, PROD, SUM, ReductionKind
+from ..transform.cooperative import lanes_of
 from .assembly import inline, mark_of
 
 EMPTY = -1  # as a float, a NaN that no computation gives

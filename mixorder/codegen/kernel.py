@@ -15,14 +15,13 @@ import dataclasses
 import sympy
 from torch._inductor.codegen.triton import texpr
 
-from ..loops.alignment import skew_of
-from ..loops.ir import Axis, AxisClass, Load, LoopProgram, Nest, PartialAccumulate
-from ..loops.split import SPLIT_SYMBOL
+from ..ir.alignment_phase import skew_of
+from ..ir.program import SPLIT_SYMBOL, Axis, AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..schedule.schedule import Schedule
-from .ahead import Ahead
-from .dependent import PROGRAM, awaited, released
-from .ops import printing_triton
-from .shared import shared_kernel
+from .cooperative import shared_kernel
+from .op_printer import printing_triton
+from .prefetch import Ahead
+from .programmatic_launch import PROGRAM, awaited, released
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
 

@@ -22,14 +22,15 @@ from torch._inductor.codegen.common import CSEVariable
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
-from ..loops.alignment import Skew
-from ..loops.halves import GROUP, STORED, beside, column_at, spelled
-from ..loops.ir import (
+from ..ir.alignment_phase import Skew
+from ..ir.program import (
     AMAX,
     AMIN,
     ANY,
     INTEGERS,
+    NUM_SPLITS,
     PROD,
+    SPLIT_SYMBOL,
     SUM,
     AxisClass,
     Buffer,
@@ -45,8 +46,8 @@ from ..loops.ir import (
     Statement,
     Store,
 )
-from ..loops.split import NUM_SPLITS, SPLIT_SYMBOL
-from .ops import OpPrinter
+from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
+from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 
 _INT32_LIMIT = 2**31

@@ -20,12 +20,13 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from .. import _compat, pipeline
+from .. import pipeline
 from ..errors import CannotExplain
+from ..inductor import versions
+from ..inductor.spelling import misspelt
 from ..options import Options
 from ..report import collect
 from ..schedule.device import device_info
-from ..spelling import misspelt
 from .backward import gradients, parameters_behind, roots_of
 from .breaks import Breaks
 from .calls import Calls
@@ -78,7 +79,7 @@ def explain(
             graph_breaks,
             device_info(device),
             on_gpu=device.type == "cuda",
-            versions=_compat.package_versions("mixorder", "torch", "triton"),
+            versions=versions.package_versions("mixorder", "torch", "triton"),
             notes=tuple(notes),
         )
 
@@ -112,14 +113,14 @@ class _Watch:
 
 
 def _check_versions() -> None:
-    if why := _compat.unsupported():
+    if why := versions.unsupported():
         raise CannotExplain(why)
     try:
         import triton  # noqa: F401
     except ImportError as error:
         raise CannotExplain(
             "triton is not installed, and kernels are written in it: "
-            + _compat.install_triton(_compat.package_versions("torch")["torch"])
+            + versions.install_triton(versions.package_versions("torch")["torch"])
         ) from error
 
 

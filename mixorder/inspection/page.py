@@ -11,8 +11,7 @@ from collections.abc import Collection
 
 import sympy
 
-from ..loops.ir import Load, LoopProgram, Nest, PartialAccumulate, Store
-from ..loops.split import NUM_SPLITS
+from ..ir.program import NUM_SPLITS, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord
 from .found import Found
 from .table import grouped, schedule_of, source, text

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..errors import Decline
-from ..graph.origin import Origin
 from ..record import RegionRecord
+from ..region.provenance import Origin
 from .found import Found
 
 WIDTH = 110

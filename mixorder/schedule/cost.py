@@ -22,7 +22,8 @@ from collections.abc import Collection, Iterable, Iterator
 import sympy
 
 from ..errors import Decline, DeclineReason
-from ..loops.ir import (
+from ..ir.program import (
+    NUM_SPLITS,
     Buffer,
     BufferRole,
     Compute,
@@ -36,7 +37,6 @@ from ..loops.ir import (
     Value,
     operands,
 )
-from ..loops.split import NUM_SPLITS
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 MIN_ROWS = 256  # from here on, fusing pays even where it moves more bytes

@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import _compat
-from ..codegen.dependent import waits
 from ..codegen.load import load_function
+from ..codegen.programmatic_launch import waits
 from ..codegen.source import KernelSource
-from ..loops.ir import LoopProgram
+from ..inductor import versions
+from ..ir.program import LoopProgram
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
     try:
         if len(jobs) < 2 or not _workers_are_there():
             return failed
-        _compat.name_triton_tools()
+        versions.name_triton_tools()
         pool, settings = AsyncCompile.process_pool(), triton_settings()
         futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):

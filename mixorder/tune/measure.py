@@ -24,8 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 from ..codegen.exchange import EMPTY
 from ..codegen.kernel import generate
 from ..codegen.source import KernelSource
-from ..loops.ir import Buffer, BufferRole, LoopProgram
-from ..loops.split import NUM_SPLITS
+from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from .compile import compile_all, job_of
 from .search import Candidate
 

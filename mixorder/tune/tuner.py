@@ -18,20 +18,19 @@ from pathlib import Path
 
 import torch
 
-from .. import _compat
 from ..codegen.kernel import generate
 from ..errors import Decline
-from ..loops.ir import BufferRole, LoopProgram
-from ..loops.reload import reload
-from ..loops.share import check_shareable, share
-from ..loops.split import NUM_SPLITS
+from ..inductor import versions
+from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..options import Options, source_hash
-from ..schedule import candidates
+from ..schedule import persistent_space as candidates
+from ..schedule.cooperative import shared_schedules, shared_workload
+from ..schedule.cooperative_space import SharedSpace
 from ..schedule.device import DeviceInfo
-from ..schedule.heuristics import choose, workload
+from ..schedule.persistent import choose, workload
 from ..schedule.schedule import Schedule
-from ..schedule.shared_candidates import SharedSpace
-from ..schedule.sharing import shared_schedules, shared_workload
+from ..transform.cooperative import check_shareable, share
+from ..transform.reread import reload
 from . import cache
 from .measure import Bench, NotEnoughMemory
 from .search import MOST, Candidate, Measure, Space, Tuning, search
@@ -185,7 +184,7 @@ def key_of(problem: Problem, programs: Mapping[str, LoopProgram], spaces: Mappin
             "hints": [(str(symbol), value) for symbol, value in problem.chosen.hints],
             "split_size": problem.split_size,
             "device": [dataclasses.asdict(problem.info), capability],
-            "versions": _compat.versions(),
+            "versions": versions.versions(),
             "source": source_hash(),
         }
     )

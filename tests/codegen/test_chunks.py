@@ -19,9 +19,9 @@ from test_offline import H200, TARGETS, compiled, main_loop, pytestmark, spilled
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
-from mixorder.loops.ir import LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.heuristics import choose, layouts, workload
+from mixorder.schedule.persistent import choose, layouts, workload
 from mixorder.schedule.schedule import Schedule
 
 NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}

@@ -13,9 +13,9 @@ from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
 
 from mixorder import pipeline
-from mixorder.codegen.ops import OpPrinter
+from mixorder.codegen.op_printer import OpPrinter
 from mixorder.codegen.source import KernelSource
-from mixorder.loops.ir import LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.options import Options
 from mixorder.tune.compile import compile_job, job_of
 

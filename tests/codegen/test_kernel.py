@@ -17,7 +17,7 @@ from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_kernel
 from mixorder.codegen.source import KernelSource
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import choose, workload
+from mixorder.schedule.persistent import choose, workload
 
 FULL = ((4096, 768), f32)
 
@@ -324,8 +324,8 @@ def test_grid_is_the_splits_and_the_column_blocks() -> None:
 
 
 def test_a_program_that_is_not_merged_is_refused() -> None:
-    from mixorder.loops.lower import lower
-    from mixorder.loops.split import split_outer
+    from mixorder.lowering.lower import lower
+    from mixorder.transform.split import split_outer
 
     program = split_outer(lower(only(graphs.pair_graph())))
     schedule = choose(workload(graphs.merged(only(graphs.pair_graph()))), H200)

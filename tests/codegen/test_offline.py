@@ -28,9 +28,9 @@ from triton.compiler import ASTSource
 
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
-from mixorder.loops.ir import Load, LoopProgram
-from mixorder.loops.overwrite import overwrite
+from mixorder.ir.program import Load, LoopProgram
 from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.transform.in_place import overwrite
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"

@@ -1,16 +1,10 @@
 """A few random programs of tools/fuzz.py at a GPU's sizes, and that what they may read is poisoned."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from _differential import check  # noqa: E402
-from _inputs import poison_free_memory  # noqa: E402
-from _programs import Seeded, make  # noqa: E402
+from _differential import check
+from _inputs import poison_free_memory
+from _programs import Seeded, make
 
 pytestmark = pytest.mark.gpu
 

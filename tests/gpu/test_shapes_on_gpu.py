@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from mixorder import pipeline
 from mixorder.report import collect
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.heuristics import choose
+from mixorder.schedule.persistent import choose
 
 pytestmark = pytest.mark.gpu
 

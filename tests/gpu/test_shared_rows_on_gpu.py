@@ -12,7 +12,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
-from mixorder.codegen import exchange, shared
+from mixorder.codegen import cooperative as shared
+from mixorder.codegen import exchange
 from mixorder.report import collect
 
 pytestmark = pytest.mark.gpu

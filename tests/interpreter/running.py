@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)

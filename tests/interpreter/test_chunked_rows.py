@@ -15,11 +15,11 @@ from running import OFF, ON, check, exact_gradients, gradients, run_fused
 from torch import nn
 
 from mixorder import pipeline
-from mixorder.interpret import compile_for_interpreter
+from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import choose
+from mixorder.schedule.persistent import choose
 
 from cases import CASES  # isort: skip
 

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import train_gpt
 from torch._dynamo.utils import counters
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-import train_gpt  # noqa: E402
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the example does not interpret")

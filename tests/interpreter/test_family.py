@@ -16,7 +16,7 @@ from running import OFF, ON, exact_gradients, gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mixorder.interpret import compile_for_interpreter
+from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from _differential import check, run
+from _effects import sequence
+from _programs import OPS, Program, Seeded, Step, make
 from torch.fx import Graph
 
 from mixorder import pipeline
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from _differential import check, run  # noqa: E402
-from _effects import sequence  # noqa: E402
-from _programs import OPS, Program, Seeded, Step, make  # noqa: E402
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.graph.gathers import is_gather
-from mixorder.graph.region import Region
-from mixorder.interpret import compile_for_interpreter, prepare
-from mixorder.loops.ir import LoopProgram
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.ir.program import LoopProgram
+from mixorder.region.gathers import is_gather
+from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 

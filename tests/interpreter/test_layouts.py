@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.fx import Graph, GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
 
 aten = torch.ops.aten

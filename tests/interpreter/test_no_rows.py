@@ -16,7 +16,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder
 
 from mixorder import pipeline
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
 
 COLS = 64

@@ -9,7 +9,7 @@ from running import check, exact_gradients
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder import install
+from mixorder.inductor import hooks as install
 
 OPTIONS = {"mixorder": True, "mixorder_interpret": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 

@@ -14,13 +14,13 @@ from torch import nn
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.interpret import compile_for_interpreter
-from mixorder.loops.ir import LoopProgram
-from mixorder.loops.reload import reload
+from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.ir.program import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import Workload, workload
+from mixorder.schedule.persistent import Workload, workload
 from mixorder.schedule.schedule import Schedule
+from mixorder.transform.reread import reload
 
 SHAPE = (3, 37, 40)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+import soak
 import torch
 from graphs import NORMS as MODULES
 from graphs import PAIRED_NORMS, f32, randomised
@@ -14,11 +14,7 @@ from running import ON, exact_gradients, gradients
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder.interpret import compile_for_interpreter
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import soak  # noqa: E402
+from mixorder.inductor.interpreter import compile_for_interpreter
 
 ROWS, COLS = 26, 20
 

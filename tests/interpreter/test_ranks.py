@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,20 +20,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from graphs import f32, traced
 from running import OFF, ON, with_options
 from torch.fx import Node
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.interpret import compile_for_interpreter
+from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 

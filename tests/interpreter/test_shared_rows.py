@@ -21,11 +21,11 @@ from torch.fx import GraphModule, Interpreter
 from mixorder import pipeline
 from mixorder.codegen.exchange import EMPTY
 from mixorder.errors import TooWide
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.schedule import Schedule, Tile
-from mixorder.schedule.sharing import SharedWork
 
 from cases import CASES, Example  # isort: skip
 

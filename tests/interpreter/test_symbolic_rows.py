@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.interpret import compile_for_interpreter, prepare
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _torch_cases import Case, cases
+from _torch_trial import Ended, run_case
 
 from mixorder import pipeline
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from _torch_cases import Case, cases  # noqa: E402
-from _torch_trial import Ended, run_case  # noqa: E402
 
 PARTS, OF_A_KIND = 6, 15
 

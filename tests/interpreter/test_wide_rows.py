@@ -17,11 +17,11 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.interpret import compile_for_interpreter, prepare
-from mixorder.loops.ir import LoopProgram
-from mixorder.loops.reload import reload
+from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.ir.program import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
+from mixorder.transform.reread import reload
 
 from cases import CASES  # isort: skip
 

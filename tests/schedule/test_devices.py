@@ -11,12 +11,12 @@ import torch
 
 from mixorder.errors import TooWide
 from mixorder.schedule import device as device_module
-from mixorder.schedule.candidates import Space
 from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule.cooperative import MAX_PARTS, SharedWork, choose_shared
 from mixorder.schedule.device import H200, DeviceInfo, device_info
-from mixorder.schedule.heuristics import Workload, choose
+from mixorder.schedule.persistent import Workload, choose
+from mixorder.schedule.persistent_space import Space
 from mixorder.schedule.schedule import Schedule
-from mixorder.schedule.sharing import MAX_PARTS, SharedWork, choose_shared
 
 A100 = DeviceInfo("A100", 108, 166912, registers=65536, max_threads=2048, bandwidth=2.0e12, overlaps=False)
 RTX = DeviceInfo("RTX", 128, shared_memory=101376, registers=65536, max_threads=1536, bandwidth=1.0e12)

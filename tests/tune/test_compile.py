@@ -16,7 +16,7 @@ import pytest
 from graphs import bf16, f32, f64
 from triton.backends.nvidia import compiler as nvidia
 
-from mixorder.loops.ir import LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.tune import compile as compile_module
 from mixorder.tune.compile import Job, compile_all, compile_in_worker, environment, job_of, triton_settings
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from mixorder.schedule.candidates import Space
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import Workload, choose
+from mixorder.schedule.persistent import Workload, choose
+from mixorder.schedule.persistent_space import Space
 from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, SHORT_US, Candidate, Tuning, search
 
 WORK = Workload(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)

@@ -19,11 +19,11 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import MixorderError
-from mixorder.loops.ir import BufferRole
+from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.heuristics import workload
+from mixorder.schedule.persistent import workload
 from mixorder.tune import cache, tuner
 from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
 from mixorder.tune.search import Candidate

@@ -1,0 +1,405 @@
+"""Write the main kernel of a region whose rows are shared: `parts` programs have a row, each some columns.
+
+Stage after stage, a program works on a row tile, tells the others its parts of the stage's reductions, and
+goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next stage follows.
+
+The programs of a group need not run at the same time for the result to be right. One that has waited too
+long for the others runs the same loop once more for each of their parts, to tell what they have not told yet,
+and then for its own. All turns are one piece of code: whoever computes a sum, its bits are the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._inductor.codegen.triton import texpr, triton_compute_type
+
+from ..ir.alignment_phase import skew_of
+from ..ir.program import (
+    SPLIT_SYMBOL,
+    Carry,
+    Exchange,
+    Load,
+    LoopProgram,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Store,
+)
+from ..schedule.schedule import Schedule
+from ..transform.cooperative import WORDS, lanes_of
+from .exchange import POLLS, Record, carried
+from .exchange_phases import floating, stages_of, without_effect
+from .programmatic_launch import PROGRAM, released
+from .source import KernelSource, LaunchConfig
+from .writer import TileDim, Writer, pointer_of
+
+MINE = "mine"  # whether a turn of the kernel is for the program's own part
+
+_CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
+
+
+def shared_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of the first nest of a program that `loops.share` has cut into stages."""
+    return _SharedKernel(program, schedule).written(label)
+
+
+class _SharedKernel:
+    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+        self.program, self.schedule, self.nest = program, schedule, program.nests[0]
+        row, last = program.tile_axes
+        self.skew = skew_of(program) if schedule.period > 1 else None
+        self.step = schedule.num_splits // schedule.period
+        self.ragged = row.size % (schedule.tile.xblock * schedule.period) != 0
+        x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
+        full = schedule.parts * schedule.r0_block == last.size and self.skew is None
+        y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
+        self.x, self.y = x, y
+        self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
+        self.code = self.writer.code
+        self.stages = stages_of(self.nest.body, schedule.parts)
+        self.exchanged = [r for stage in self.stages for group in stage.groups for r in group]
+        self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
+        self.ages = self._ages()
+        self.idle = without_effect(self.nest, self.x.symbol)
+        self.writer.floating = floating(self.nest, self.y.symbol)
+
+    def written(self, label: str) -> KernelSource:
+        schedule, writer, code = self.schedule, self.writer, self.code
+        writer.begin(("XBLOCK", "NUM_STAGES"))
+        code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+        if not self.program.tile_axes[0].size.is_number:
+            code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
+        own = "own" if self.exchanged else "part"
+        code.writeline(f"{own} = {PROGRAM} % {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
+        if self.skew is None:
+            code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
+        else:
+            writer.shift(self.skew)
+            code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
+            code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
+        if self.exchanged:
+            self.turns()
+        else:
+            self.turn()
+        tile = schedule.tile
+        constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+        config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
+
+    def turns(self) -> None:
+        """One turn for the program's own part. If that waited in vain, one for each part of the others and
+        each exchange but for its own first words, which it has told already; then its own again."""
+        code, helped = self.code, (len(self.stages) - 1) * self.schedule.parts - 1
+        code.writeline("turn = tl.full([], 0, tl.int32)")
+        code.writeline("turns = tl.full([], 1, tl.int32)")
+        code.writeline("while turn < turns:")
+        with code.indent():
+            code.writeline(f"{MINE} = (turn == 0) | (turn == {helped + 1})")
+            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.parts})")
+            self.turn()
+            missed = self.any_warp(len(self.stages) - 1)
+            code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {helped + 2}, turns)")
+            code.writeline("turn += 1")
+
+    def turn(self) -> None:
+        """All of a part's rows, and its partial results."""
+        writer = self.writer
+        self.columns()
+        for stmt in self.nest.preamble:
+            writer.statement(stmt)
+        if writer.floating:
+            self.anchor()
+        self.empty_accumulators()
+        self.main_loop()
+        if self.schedule.overlap:
+            self.code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
+        for acc in self.accumulators:
+            value = " - ".join(writer.accumulators(acc))
+            writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
+
+    @staticmethod
+    def missed(stage: int) -> str:
+        """Whether the program has waited in vain for what stages up to `stage` need."""
+        found = [f"missed{k}" for k in range(1, stage + 1)]
+        return f"({' | '.join(found)})" if len(found) > 1 else found[0]
+
+    def any_warp(self, stage: int) -> str:
+        """Whether some warp has: they may have seen different words, and the maximum is the same in all."""
+        return f"tl.max({self.missed(stage)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
+
+    # Indices.
+
+    def columns(self) -> None:
+        """The columns of the part, and which lanes have one."""
+        cols, y = self.schedule.part_cols, self.y
+        if self.skew is not None:
+            self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
+            self.writer.shifted_columns(f"part * {cols}", "end")
+            return
+        self.code.writeline(f"{y.symbol} = part * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
+        if y.masked:
+            inside = f"{y.symbol} < {y.extent}"
+            if cols != self.schedule.r0_block:
+                inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
+            self.code.writeline(f"{y.mask} = {inside}")
+
+    def anchor(self) -> None:
+        """A load that never takes place, of a layout that suits the tiles: where a reduction has no load over
+        columns in it, Triton would lay its tile out as the row's word is stored, a row to a thread."""
+        full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
+        pointer = pointer_of(next(full).buffer)
+        self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
+
+    def rows(self, stage: int) -> None:
+        """The rows of the tile that a stage works on in this turn of the loop."""
+        tile = self.tile_of(stage)
+        x = self.x
+        if self.skew is None:
+            self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
+        else:
+            self.writer.shifted_rows(tile)
+        before = f"({x.symbol} >= 0) & " if stage else ""
+        self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
+
+    def tile_of(self, stage: int, ahead: int = 0) -> str:
+        late = stage * self.schedule.depth * self.step
+        ahead *= self.step
+        return f"tile - {late - ahead}" if late > ahead else "tile"
+
+    def record(self, stage: int, group: int, row: int, tile: str) -> str:
+        """The record of a row of the tile that a stage works on, within what there is."""
+        tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
+        row_of = f"({tile} * XBLOCK + {row})"
+        if self.skew is not None:
+            row_of = f"({row_of} * {self.skew.period} + first)"
+        lanes = lanes_of(self.schedule.parts)
+        first = self.exchanged.index(self.stages[stage - 1].groups[group][0])
+        return f"{pointer_of(WORDS)} + ({row_of} * {len(self.exchanged)} + {first}) * {lanes}"
+
+    # The loop.
+
+    def main_loop(self) -> None:
+        schedule, code, last = self.schedule, self.code, len(self.stages) - 1
+        for name, age in self.ages.items():
+            for i in range(1, age + 1):
+                code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
+        for k in range(1, last + 1):
+            code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
+        for k, group, row in self.records():
+            code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
+        turns = f"tiles + {last * schedule.depth * self.step}" if last else "tiles"
+        code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
+        with code.indent():
+            for k in range(last, -1, -1):
+                self.loads(k)
+            for k in range(last + 1):
+                self.stage(k)
+            for name, age in self.ages.items():
+                for i in range(age, 1, -1):
+                    code.writeline(f"{name}_{i} = {self.moved(name, i - 1)}")
+                code.writeline(f"{name}_1 = {self.held(name)}")
+
+    def loads(self, k: int) -> None:
+        """Outside every branch, so that Triton fetches them ahead of time."""
+        found = [s for s in self.stages[k].body if isinstance(s, Load)]
+        if found or k == 0:
+            self.rows(k)
+        for stmt in found:
+            self.writer.statement(stmt)
+
+    def stage(self, k: int) -> None:
+        if k == 0:
+            self.body(k)
+            return
+        code, ready = self.code, f"ready{k}"
+        code.writeline(f"{ready} = ({self.tile_of(k)} >= 0) & ({self.tile_of(k)} < tiles)")
+        self.totals(k)
+        self.rows(k)
+        # No branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with one, 91% with masks.
+        self.body(k)
+
+    def body(self, k: int) -> None:
+        for stmt in self.stages[k].body:
+            if isinstance(stmt, Carry):
+                self.carry(stmt)
+            elif not isinstance(stmt, Load):
+                self.statement(stmt)
+        if k and self.stages[k].groups:
+            self.code.writeline(f"failed{k} = {self.any_warp(k)}")
+        for group in self.stages[k].groups:
+            for reduce in group:
+                self.publish(reduce, k)
+
+    def statement(self, stmt: Statement) -> None:
+        if isinstance(stmt, PartialAccumulate):
+            some_idle = self.ragged or len(self.stages) > 1
+            with self.writer.ops.active():
+                self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
+        else:
+            self.writer.statement(stmt)
+
+    def publish(self, reduce: Reduce, k: int) -> None:
+        value = self.writer.ops.variables[reduce.name]
+        lanes = lanes_of(self.schedule.parts)
+        at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
+        # A NaN of other bits than EMPTY.
+        value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
+        # Before its first tile, and after a wait in vain, a later stage has nothing that is true to tell.
+        known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
+        inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
+        self.code.writeline(f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {known}({inside}))")
+
+    def totals(self, k: int) -> None:
+        """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
+        code = self.code
+        missed = self.missed(len(self.stages) - 1)
+        code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
+        for g, group in enumerate(self.stages[k - 1].groups):
+            for row in range(self.schedule.tile.xblock):
+                record = Record(group[0].kind, len(group), self.schedule.parts)
+                total = f"total{k}_{g}_{row}"
+                code.writeline(
+                    f"{total} = "
+                    + record.total(self.record(k, g, row, self.tile_of(k)), _seen(k, g, row), "polls")
+                )
+                code.writeline(f"missed{k} = missed{k} | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
+            for i, reduce in enumerate(group):
+                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile.xblock)]
+                self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
+            for row in range(self.schedule.tile.xblock):
+                code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
+
+    def peek(self, k: int, g: int, row: int, tile: str) -> str:
+        group = self.stages[k - 1].groups[g]
+        record = Record(group[0].kind, len(group), self.schedule.parts)
+        return record.peek(self.record(k, g, row, tile))
+
+    def records(self) -> list[tuple[int, int, int]]:
+        return [
+            (k + 1, g, row)
+            for k, stage in enumerate(self.stages)
+            for g in range(len(stage.groups))
+            for row in range(self.schedule.tile.xblock)
+        ]
+
+    # What is carried from stage to stage.
+
+    def _ages(self) -> dict[str, int]:
+        """For how many turns of the loop each carried value is held, by the name it is held under."""
+        ages: dict[str, int] = {}
+        for stmt in self.nest.body:
+            if isinstance(stmt, Carry):
+                self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
+                name = self.writer.held[stmt.value.name]
+                ages[name] = max(ages.get(name, 0), stmt.stages * self.schedule.depth)
+        self.writer.raw = {
+            s.name
+            for s in self.nest.body
+            if isinstance(s, Load) and s.name in self.writer.held and self.is_raw(s)
+        }
+        return ages
+
+    def is_raw(self, load: Load) -> bool:
+        """Whether a tile is held as it was loaded; a few values per row are not worth it."""
+        dtype = self.program.buffer(load.buffer).dtype
+        return dtype in _CARRIED_RAW and len(self.writer.deps[load.name]) == 2
+
+    def source(self, name: str) -> Load | Reduce:
+        value = next(v for v, held in self.writer.held.items() if held == name)
+        return next(s for s in self.nest.body if isinstance(s, Load | Reduce) and s.name == value)
+
+    def held_shape(self, name: str) -> str:
+        return self.writer.shape(self.writer.deps[self.source(name).name])
+
+    def held_torch_dtype(self, name: str) -> torch.dtype:
+        source = self.source(name)
+        if source.name in self.writer.raw:
+            assert isinstance(source, Load)
+            return self.program.buffer(source.buffer).dtype
+        return torch.int8 if source.dtype == torch.bool else source.dtype
+
+    def held_dtype(self, name: str) -> str:
+        names = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
+        dtype = self.held_torch_dtype(name)
+        return names.get(dtype, triton_compute_type(dtype))
+
+    def held(self, name: str) -> str:
+        source = self.source(name)
+        if source.name in self.writer.raw:
+            return f"{name}_raw"
+        value = str(self.writer.ops.variables[source.name])
+        return f"{value}.to(tl.int8)" if source.dtype == torch.bool else value
+
+    def moved(self, name: str, age: int) -> str:
+        bits = self.held_torch_dtype(name).itemsize * 8
+        return carried(f"{name}_{age}", bits, self.held_dtype(name))
+
+    def carry(self, stmt: Carry) -> None:
+        name = self.writer.held[stmt.value.name]
+        text = f"{name}_{stmt.stages * self.schedule.depth}"
+        if stmt.dtype == torch.bool:
+            text = f"({text} != 0)"
+        elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        self.writer.ops.define(text, stmt.dtype, stmt.name)
+
+    def empty_accumulators(self) -> None:
+        for acc in self.accumulators:
+            identity = self.writer.identity(acc.kind, self.writer.dtype(acc))
+            for name in self.writer.accumulators(acc):
+                self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {identity})")
+
+
+class _SharedWriter(Writer):
+    """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row. Where
+    rows are exchanged, results are stored in a program's own turns only."""
+
+    spread_columns = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.held: dict[str, str] = {}  # values that are carried, and the name that they are held under
+        self.raw: set[str] = set()  # the loads among them that are held as loaded
+        self.floating: frozenset[str] = frozenset()  # reductions of what no load over columns is in
+
+    def reduce(self, stmt: Reduce) -> None:
+        value = self.ops.variables[stmt.value.name]
+        if stmt.name in self.floating:
+            anchored = f"tl.where(anchor == 0, {value}, {self.filler(stmt.kind, stmt.dtype)})"
+            self.ops.variables[stmt.value.name] = anchored
+        super().reduce(stmt)
+        self.ops.variables[stmt.value.name] = value
+
+    def stored_where(self, mask: str) -> str:
+        if not any(isinstance(s, Exchange) for s in self.nest.body):
+            return mask
+        return f"{mask} & {MINE}" if mask else MINE
+
+    def loaded(self, stmt: Load, text: str) -> str:
+        if stmt.name not in self.raw:
+            return text
+        name = f"{self.held[stmt.name]}_raw"
+        self.code.writeline(f"{name} = {text}")
+        return name
+
+    def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
+        """Accumulate a tile's rows at once: a thread has all of them."""
+        dims = self.reduced_dims(stmt) if masked else ()
+        value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
+        value = self.reduced(stmt.kind, value, axis=0)
+        self.add(stmt, value)
+
+
+def _seen(stage: int, group: int, row: int) -> str:
+    return f"seen{stage}_{group}_{row}"
+
+
+def _column(values: list[str]) -> str:
+    """Scalars, one for each row of a tile, as a column."""
+    if len(values) == 1:
+        return f"tl.full([1, 1], {values[0]}, tl.float32)"
+    text = values[-1]
+    for row in reversed(range(len(values) - 1)):
+        text = f"tl.where(tl.arange(0, XBLOCK)[:, None] == {row}, {values[row]}, {text})"
+    return text

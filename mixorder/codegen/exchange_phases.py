@@ -1,0 +1,93 @@
+"""The stages of a program that shares rows, and what holds in them; read off the nest that it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sympy
+
+from ..ir.program import (
+    SUM,
+    Carry,
+    Compute,
+    Exchange,
+    Load,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Ref,
+    Statement,
+    closure,
+)
+from ..transform.cooperative import lanes_of
+from .exchange import MAX_WORDS
+
+# Ops that give zero if their operands, of that number, are zero.
+_KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
+
+    body: tuple[Statement, ...]
+    groups: tuple[tuple[Reduce, ...], ...]
+
+
+def stages_of(body: tuple[Statement, ...], parts: int) -> tuple[Stage, ...]:
+    stages: list[Stage] = []
+    here: list[Statement] = []
+    for stmt in body:
+        if isinstance(stmt, Exchange):
+            names = [ref.name for ref in stmt.values]
+            reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
+            stages.append(Stage(tuple(here), groups_of(reductions, parts)))
+            here = []
+        else:
+            here.append(stmt)
+    return (*stages, Stage(tuple(here), ()))
+
+
+def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
+    """Reductions of one kind, as many as one read brings in."""
+    most = MAX_WORDS // lanes_of(parts)
+    groups: list[list[Reduce]] = []
+    for kind in dict.fromkeys(r.kind for r in reductions):
+        same = [r for r in reductions if r.kind is kind]
+        groups += [same[i : i + most] for i in range(0, len(same), most)]
+    return tuple(map(tuple, groups))
+
+
+def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
+    """The reductions over columns of what depends on no load over columns: a label's place, say."""
+    deps = nest.dependence()
+    known = [s for s in nest.statements if not isinstance(s, Reduce | Exchange)]
+    return frozenset(
+        r.name
+        for r in nest.statements
+        if isinstance(r, Reduce)
+        and not any(isinstance(s, Load) and col in deps[s.name] for s in closure(known, [r]))
+    )
+
+
+def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
+    """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
+
+    What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
+    infinite ones included.
+    """
+    deps = nest.dependence()
+    loads = {s.name for s in nest.body if isinstance(s, Load)}
+    zero: set[str] = set()
+    found: set[Statement] = set()
+    for stmt in nest.body:
+        loaded = stmt.value.name in loads if isinstance(stmt, Carry) else isinstance(stmt, Load)
+        if loaded and row in deps[stmt.name]:  # type: ignore[union-attr]
+            zero.add(stmt.name)  # type: ignore[union-attr]
+        elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
+            args = [a.name for a in stmt.args if isinstance(a, Ref)]
+            if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
+                zero.add(stmt.name)
+        elif isinstance(stmt, PartialAccumulate) and stmt.kind is SUM and stmt.value.name in zero:
+            found.add(stmt)
+    return found

@@ -1,0 +1,279 @@
+"""Run a graph that mixorder has rewritten without a GPU: its kernels in the Triton interpreter.
+
+`TRITON_INTERPRET=1` must be set before `triton` is first imported. The interpreter has no `libdevice`; this
+maps the functions that Inductor's op printer calls onto NumPy-backed equivalents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import types as types_module
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..options import Options
+
+
+def compile_for_interpreter(options: Options) -> Callable[..., Any]:
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with ours
+    where Inductor runs it), then node by node on CPU tensors, kernels interpreted.
+
+    Raises RuntimeError if `TRITON_INTERPRET` is not set.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_fx(gm, example_inputs, inner_compile=_inner_compile(options))
+
+    return backend
+
+
+def prepare() -> None:
+    """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
+    _map_libdevice()
+    _map_inline_asm()
+    _round_as_a_gpu()
+    _keep_truth()
+    _invert_unsigned()
+    _count_by_one_element()
+    _leave_out_overflow_checks()
+    _patch_language_once()
+    _reduce_by_halves()
+
+
+def _inner_compile(options: Options) -> Callable[..., Any]:
+    def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        from torch._guards import detect_fake_mode
+        from torch._inductor import config
+        from torch._inductor.fx_passes.post_grad import post_grad_passes
+        from torch._inductor.virtualized import V
+
+        from .. import pipeline
+        from . import versions
+
+        prepare()
+        passes = config.post_grad_custom_post_pass
+        if options.enabled:
+            ours = functools.partial(pipeline.run, options=options)
+            passes = versions.append_graph_pass(passes, ours)
+        fake_mode = detect_fake_mode(example_inputs)
+        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=passes):
+            post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
+        gm.graph.lint()
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return inner_compile
+
+
+class _NumpyLibdevice:
+    """`libdevice` for the interpreter: each function is NumPy's of the same meaning, on the tensor's data."""
+
+    _NUMPY_NAMES = {
+        "nearbyint": "rint",
+        "rint": "rint",
+        "llrint": "rint",
+        "pow": "power",
+        "fabs": "abs",
+    }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        import numpy
+
+        if name == "rsqrt":
+            return self._lifted(lambda x: 1 / numpy.sqrt(x))
+        if name == "erf":
+            import math
+
+            return self._lifted(numpy.vectorize(math.erf, otypes=[float]))
+        return self._lifted(getattr(numpy, self._NUMPY_NAMES.get(name, name)))
+
+    @staticmethod
+    def _lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        def call(*args: Any) -> Any:
+            first = args[0]
+            data = function(*(a.handle.data for a in args)).astype(first.handle.data.dtype)
+            return tl.core.tensor(TensorHandle(data, first.handle.dtype), first.type)
+
+        return call
+
+
+def _map_libdevice() -> None:
+    """Generated kernels import `libdevice` from Inductor's helpers: give them one that can be interpreted."""
+    from torch._inductor.runtime import triton_helpers
+
+    triton_helpers.libdevice = _NumpyLibdevice()
+
+
+@functools.cache
+def _map_inline_asm() -> None:
+    """Triton's interpreter has no inline assembly: give it the few pieces that our kernels have."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    from ..codegen.exchange import interpreted
+
+    original = InterpreterBuilder.create_inline_asm
+
+    def create_inline_asm(
+        self: Any, text: str, constraints: str, values: list[Any], types: list[Any], pure: bool, pack: int
+    ) -> Any:
+        results = interpreted(text, [v.data for v in values])
+        if results is None:
+            return original(self, text, constraints, values, types, pure, pack)
+        handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]
+        return types_module.SimpleNamespace(get_result=handles.__getitem__)
+
+    InterpreterBuilder.create_inline_asm = create_inline_asm
+
+
+@functools.cache
+def _round_as_a_gpu() -> None:
+    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter cuts off to bfloat16, and
+    loses the carry where rounding to fp8 reaches the next power of two. It has no way between fp8 and
+    float64."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    narrow = {
+        tl.bfloat16: (torch.bfloat16, torch.uint16),
+        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
+        tl.float8e5: (torch.float8_e5m2, torch.uint8),
+    }
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
+            target = dst_type.scalar
+            if src.dtype.scalar in narrow and target == tl.float64:
+                return TensorHandle(original(self, src, tl.float32, *mode).data.astype(numpy.float64), target)
+            if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:
+                return original(self, src, dst_type, *mode)
+            dtype, bits = narrow[target]
+            rounded = torch.from_numpy(numpy.array(src.data)).to(dtype).view(bits)
+            return TensorHandle(rounded.numpy(), target)
+
+        return cast
+
+    InterpreterBuilder.cast_impl = wrap(InterpreterBuilder.cast_impl)
+    InterpreterBuilder.create_fp_to_fp = wrap(InterpreterBuilder.create_fp_to_fp)
+
+
+@functools.cache
+def _keep_truth() -> None:
+    """What a comparison of scalars gives stays a truth value where it is spread over a tile: the interpreter
+    makes a number of it, which triton 3.9 does not take for a mask."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_splat
+
+    def create_splat(self: InterpreterBuilder, ret_ty: Any, arg: Any) -> Any:
+        result = original(self, ret_ty, arg)
+        if arg.data.dtype == numpy.bool_:
+            result.data = result.data.astype(numpy.bool_)
+        return result
+
+    InterpreterBuilder.create_splat = create_splat
+
+
+@functools.cache
+def _invert_unsigned() -> None:
+    """All bits of an unsigned integer are not -1, which NumPy 2 does not take for one."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+
+    original = InterpreterBuilder.get_all_ones_value
+
+    def get_all_ones_value(self: InterpreterBuilder, of: Any) -> Any:
+        dtype = _get_np_dtype(of)
+        if not numpy.issubdtype(dtype, numpy.unsignedinteger):
+            return original(self, of)
+        return TensorHandle(numpy.full(1, numpy.iinfo(dtype).max, dtype), of.scalar)
+
+    InterpreterBuilder.get_all_ones_value = get_all_ones_value
+
+
+@functools.cache
+def _count_by_one_element() -> None:
+    """A loop's bounds are arrays of one element, numbers to triton 3.6, but not to NumPy 2.4."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+def _leave_out_overflow_checks() -> None:
+    """As compiled kernels have none; they take the interpreter a fifth of its time."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@functools.cache
+def _patch_language_once() -> None:
+    """The interpreter replaces all builtins of `triton.language` at every call of a jitted function from a
+    kernel (triton 3.6 to 3.9): half the time that small kernels take. What is replaced already is left."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+
+    @functools.cache
+    def languages(function: Callable[..., Any]) -> list[Any]:
+        return [lang for lang in (tl, tl.core) if any(lang is v for v in function.__globals__.values())]
+
+    def patch(function: Callable[..., Any]) -> Any:
+        if any(tl.core.is_builtin(lang.load) for lang in languages(function)):
+            return original(function)
+        return types_module.SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch
+
+
+@functools.cache
+def _reduce_by_halves() -> None:
+    """Reduce with a combine function of one's own as threads do, neighbours first, all pairs at once: the
+    interpreter calls it for one element after the other."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import ReduceOps
+
+    def generic_reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        rank = inputs[0].handle.data.ndim
+        values, axis = self.unravel(inputs, self.axis)
+        dtypes = [value.dtype for value in values]
+        parts = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
+        while len(parts[0]) > 1:
+            assert len(parts[0]) % 2 == 0
+            pairs = [part[side::2] for side in (0, 1) for part in parts]
+            operands = [self.to_tensor(d, t) for d, t in zip(pairs, dtypes * 2, strict=True)]
+            result = self.combine_fn.fn(*operands)
+            results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
+            parts = [r.handle.data for r in results]
+        joined = [part[0] for part in parts]
+        if self.keep_dims:
+            kept = range(rank) if self.axis is None else axis
+            joined = [numpy.expand_dims(data, kept) for data in joined]
+        return [self.to_tensor(d, t) for d, t in zip(joined, dtypes, strict=True)]
+
+    ReduceOps.generic_reduce = generic_reduce

@@ -1,0 +1,80 @@
+"""How Inductor launches our kernels, where it knows better for those that it writes itself.
+
+Early, those that wait for the one before them. With every product rounded before it is added, where eager's
+rounding is emulated. With loads less far ahead, where the device has too little shared memory for them.
+
+Inductor (2.11 to 2.15) takes the first two from `triton_meta`, and offers no way to set them for kernels of
+others. So they are written into their definitions, which are text.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..codegen.programmatic_launch import waits
+from . import versions
+from .mutation_cache import PREFIX
+
+
+def define(module: ModuleType) -> None:
+    """Wrap what writes a kernel's definition, of `torch._inductor.codegen.wrapper`. Idempotent."""
+    writer = module.PythonWrapperCodegen
+    if not getattr(writer.define_kernel, "_mixorder_wrapper", False):
+        writer.define_kernel = _defined(writer.define_kernel)
+
+
+def _defined(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
+        if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_body)):
+            kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
+        return original(self, kernel_name, kernel_body, *args, **kwargs)
+
+    define_kernel._mixorder_wrapper = True  # type: ignore[attr-defined]
+    return define_kernel
+
+
+def _meta(kernel_body: str) -> str:
+    """Entries of `triton_meta`, as text."""
+    import torch._inductor.config as config
+
+    early = "'launch_pdl': True, " if waits(kernel_body) else ""
+    # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
+    return early + ("'enable_fp_fusion': False, " if config.emulate_precision_casts else "")
+
+
+def fit(module: ModuleType) -> None:
+    """Wrap what loads a kernel, of `torch._inductor.runtime.triton_heuristics`. Idempotent."""
+    tuner = module.CachingAutotuner
+    if not versions.loads_with_less(tuner) and not getattr(tuner._make_launchers, "_mixorder_wrapper", False):
+        tuner._make_launchers = _with_fewer_stages(tuner._make_launchers)
+
+
+def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A kernel of ours that asks for too much shared memory is compiled with one stage less, and so on."""
+
+    @functools.wraps(original)
+    def _make_launchers(self: Any) -> None:
+        while True:
+            try:
+                return original(self)
+            except RuntimeError as error:
+                config = self.compile_results[-1].config
+                ours = self.fn.__name__.startswith(PREFIX)
+                if not ours or "OutOfResources" not in str(error) or config.num_stages < 2:
+                    raise
+            fewer = copy.deepcopy(config)
+            fewer.num_stages -= 1
+            if "NUM_STAGES" in fewer.kwargs:
+                fewer.kwargs["NUM_STAGES"] = fewer.num_stages
+            if self.fn.fn is None:  # compiled in another process, and only the result came back
+                self.fn = self._reload_kernel().fn
+            self.compile_results = [self._precompile_config(fewer)]
+
+    _make_launchers._mixorder_wrapper = True  # type: ignore[attr-defined]
+    return _make_launchers

@@ -1,0 +1,57 @@
+"""Whether an output may be written in the memory of an input. Reads a merged program, changes nothing."""
+
+from __future__ import annotations
+
+import sympy
+
+from .program import Buffer, Load, LoopProgram, Nest, Store, operands
+
+
+def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
+    """What forbids to store `output` where `source` lies; None if a program has read each element of
+    `source`, and needs it no more, when it writes that element."""
+    main, *others = program.nests
+    if output.dtype != source.dtype:
+        return "another dtype"
+    if not (_alike(output, source) or (_contiguous(output) and _contiguous(source))):
+        return "other strides"
+    if not (_same(output.numel, source.numel) and _same(output.max_offset + 1, output.numel)):
+        return "a gap, or another size"
+    if any(isinstance(s, Load) and s.buffer == source.name for n in others for s in n.statements):
+        return "another kernel reads the input"
+    store = next((s for s in main.body if isinstance(s, Store) and s.buffer == output.name), None)
+    if store is None:
+        return "the main kernel does not write the output"
+    loads = [s for s in main.statements if isinstance(s, Load) and s.buffer == source.name]
+    if any(load.predicate is not None or not _same(load.index, store.index) for load in loads):
+        return "an element is read at another place than it is written"
+    # A load that the stored value depends on comes first in every thread, whatever Triton's layouts are.
+    if not {load.name for load in loads} <= _needed(main, store):
+        return "the input is read for something else"
+    return None
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    return (a.shape, a.stride) == (b.shape, b.stride)
+
+
+def _contiguous(buffer: Buffer) -> bool:
+    stride = sympy.S.One
+    for n, s in zip(reversed(buffer.shape), reversed(buffer.stride), strict=True):
+        if n != 1 and not _same(s, stride):
+            return False
+        stride = stride * n
+    return True
+
+
+def _same(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return sympy.expand(a - b) == 0
+
+
+def _needed(nest: Nest, store: Store) -> set[str]:
+    """Names of the values before a store that it depends on."""
+    needed = set(operands(store))
+    for stmt in reversed(nest.statements[: nest.statements.index(store)]):
+        if not isinstance(stmt, Store) and getattr(stmt, "name", None) in needed:
+            needed.update(operands(stmt))
+    return needed

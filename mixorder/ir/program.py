@@ -1,0 +1,440 @@
+"""The loop IR: what one region computes, as loop nests over named axes.
+
+A `LoopProgram` is an immutable value. Statements are in static single assignment form and keep the name of
+the FX node that they come from, so that a line of the IR, a dump and the graph can be matched by eye. Index
+expressions are flat element offsets, as sympy expressions over the axes' symbols.
+
+This module holds data and its printed form only: no transforms, no torch graph, no device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import sympy
+import torch
+
+BOOL = torch.bool
+FLOAT8 = frozenset(  # which Triton can cast to
+    {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+)
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
+"""Groups of programs that share the rows out; a schedule says how many."""
+SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
+
+
+class AxisClass(enum.Enum):
+    """Who reduces an axis of the shared iteration space (`SPLIT` exists only after the outer split)."""
+
+    ROW = "row"  # the outer reduction only
+    COLUMN = "column"  # the inner reduction only
+    KEPT = "kept"  # neither
+    COMMON = "common"  # both
+    SPLIT = "split"  # numbers the programs that share the rows out
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One loop: `symbol` runs over `range(size)`."""
+
+    symbol: sympy.Symbol
+    size: sympy.Expr
+    kind: AxisClass
+
+    def __str__(self) -> str:
+        return f"{self.symbol} in {self.kind.value}({self.size})"
+
+
+class BufferRole(enum.Enum):
+    INPUT = "in"
+    OUTPUT = "out"
+    WORKSPACE = "ws"
+    WORDS = "words"  # by which the programs that share a row tell one another their parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
+
+    `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
+    storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
+    """
+
+    name: str
+    role: BufferRole
+    dtype: torch.dtype
+    shape: tuple[sympy.Expr, ...]
+    stride: tuple[sympy.Expr, ...]
+    over: str | None = None
+    offset: sympy.Expr = sympy.S.Zero
+    widened: bool = False
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.prod(self.shape)
+
+    @property
+    def max_offset(self) -> sympy.Expr:
+        """The largest element offset that an index into the buffer can have."""
+        return sum(((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True)), sympy.S.Zero)
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        over = "" if self.over is None else f" over {self.over}"
+        widened = " widened" if self.widened else ""
+        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{widened}"
+
+
+def computed_in(stored: torch.dtype) -> torch.dtype:
+    """The dtype in which values are computed that memory holds as `stored`."""
+    return torch.float32 if stored in (torch.float16, torch.bfloat16) else stored
+
+
+def added_up_in(dtype: torch.dtype) -> torch.dtype:
+    """The widest dtype in which partial results of `dtype` may be added up."""
+    return torch.float64 if dtype == torch.float32 else dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class ReductionKind:
+    """An associative operation with an identity; `combine` is the name of the Inductor op that joins two.
+
+    `identity` is that of floating-point numbers and bools.
+    """
+
+    name: str
+    combine: str
+    identity: float
+
+    def accumulates_in(self, stored: torch.dtype) -> torch.dtype:
+        """The dtype in which values are combined whose result the graph states as `stored`.
+
+        Sums and products of integers narrower than 32 bits are combined in 32: the bits that `stored` keeps
+        are the same. Raises ValueError where the operation has no meaning in `stored`.
+        """
+        if self is ANY:
+            return BOOL
+        if stored.is_floating_point and stored.itemsize >= 2:
+            return computed_in(stored)
+        if stored == BOOL and self in (AMAX, AMIN):
+            return torch.int32
+        if stored not in INTEGERS:
+            raise ValueError(f"no {self.name} in {stored}")
+        return torch.int32 if self in (SUM, PROD) and stored.itemsize < 4 else stored
+
+    def identity_in(self, dtype: torch.dtype) -> float:
+        """The identity as a value of `dtype`: an int or a bool where that is none of floating point."""
+        if dtype.is_floating_point or dtype == BOOL:
+            return self.identity
+        if not math.isinf(self.identity):
+            return int(self.identity)
+        limits = torch.iinfo(dtype)
+        return limits.min if self.identity < 0 else limits.max
+
+
+SUM = ReductionKind("sum", "add", 0.0)
+AMAX = ReductionKind("amax", "maximum", float("-inf"))
+AMIN = ReductionKind("amin", "minimum", float("inf"))
+PROD = ReductionKind("prod", "mul", 1.0)
+ANY = ReductionKind("any", "logical_or", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
+
+    Where the bool value `predicate` is false nothing is read, and the index may be out of range. `again`:
+    an earlier stage has read it already.
+    """
+
+    name: str
+    buffer: str
+    index: sympy.Expr
+    dtype: torch.dtype
+    predicate: Ref | None = None
+    again: bool = False
+
+    def __str__(self) -> str:
+        condition = "" if self.predicate is None else f" if {self.predicate}"
+        verb = "reload" if self.again else "load"
+        return f"%{self.name}: {short_dtype(self.dtype)} = {verb} {self.buffer}[{self.index}]{condition}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref` arguments name values."""
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
+        return f"%{self.name}: {short_dtype(self.dtype)} = {self.op}({', '.join(args)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduce:
+    """`name = kind over axes of value`; the axes named close, the value no longer depends on them.
+
+    `dtype`: what is combined, and what the value and the result have. `stored`: what the graph states for the
+    result, to which the next statement casts.
+    """
+
+    name: str
+    kind: ReductionKind
+    value: Ref
+    axes: tuple[sympy.Symbol, ...]
+    dtype: torch.dtype
+    stored: torch.dtype
+
+    def __str__(self) -> str:
+        axes = ", ".join(map(str, self.axes))
+        return f"%{self.name}: {short_dtype(self.dtype)} = {self.kind.name}[{axes}]({self.value})"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialAccumulate:
+    """`buffer[index] = kind(buffer[index], value)`: pointwise, one accumulator per split and column.
+
+    `compensated`: a sum that carries the rounding error of each addition into the next (Kahan 1965).
+    """
+
+    buffer: str
+    index: sympy.Expr
+    kind: ReductionKind
+    value: Ref
+    compensated: bool = False
+
+    def __str__(self) -> str:
+        how = " compensated" if self.compensated else ""
+        return f"partial_accumulate{how} {self.buffer}[{self.index}] {self.kind.combine}= {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """`buffer[index] = value`, cast to the buffer's dtype."""
+
+    buffer: str
+    index: sympy.Expr
+    value: Ref
+
+    def __str__(self) -> str:
+        return f"store {self.buffer}[{self.index}] = {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """`name = value` as it was for the row tile that is `stages` stages further on its way."""
+
+    name: str
+    value: Ref
+    stages: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.stages}] {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The end of a stage where a row is shared: each reduction named turns from a part's into the row's."""
+
+    buffer: str
+    values: tuple[Ref, ...]
+
+    def __str__(self) -> str:
+        return f"exchange {', '.join(map(str, self.values))} through {self.buffer}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A use of a value by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+Statement = Load | Compute | Reduce | PartialAccumulate | Store | Carry | Exchange
+Value = Load | Compute | Reduce | Carry
+
+
+def operands(stmt: Statement) -> Iterator[str]:
+    """Names of the values that a statement uses."""
+    if isinstance(stmt, Compute):
+        for arg in (*stmt.args, *(v for _, v in stmt.kwargs)):
+            if isinstance(arg, Ref):
+                yield arg.name
+    elif isinstance(stmt, Load):
+        if stmt.predicate is not None:
+            yield stmt.predicate.name
+    elif isinstance(stmt, Exchange):
+        yield from (ref.name for ref in stmt.values)
+    else:
+        yield stmt.value.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Nest:
+    """Statements under a list of loops, outermost first. A `Reduce` closes loops; later uses reopen them.
+
+    `preamble` holds what runs once per program, before the loops over rows (column loads and what follows
+    from them alone).
+    """
+
+    loops: tuple[Axis, ...]
+    body: tuple[Statement, ...]
+    preamble: tuple[Statement, ...] = ()
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (*self.preamble, *self.body)
+
+    def dependence(self) -> dict[str, frozenset[sympy.Symbol]]:
+        """The loop symbols that each value depends on."""
+        symbols = {axis.symbol for axis in self.loops}
+        deps: dict[str, frozenset[sympy.Symbol]] = {}
+        for stmt in self.statements:
+            if isinstance(stmt, Value):
+                own: frozenset[sympy.Symbol] = frozenset().union(
+                    *(deps[n] for n in operands(stmt)), index_symbols(stmt) & symbols
+                )
+                deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
+        return deps
+
+    def stages(self) -> dict[str, int]:
+        """How many dependent reductions precede each value (a `Reduce` counts for its users)."""
+        stage: dict[str, int] = {}
+        reduced: set[str] = set()
+        for stmt in self.statements:
+            if isinstance(stmt, Value):
+                stage[stmt.name] = max((stage[n] + (n in reduced) for n in operands(stmt)), default=0)
+            if isinstance(stmt, Reduce):
+                reduced.add(stmt.name)
+        return stage
+
+    def __str__(self) -> str:
+        return "\n".join(_nest_lines(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopProgram:
+    """One region: its buffers, and its nests in execution order.
+
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    """
+
+    buffers: tuple[Buffer, ...]
+    nests: tuple[Nest, ...]
+    hints: tuple[tuple[sympy.Symbol, int], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that the nests need, in a fixed order."""
+        return tuple(sorted({s for nest in self.nests for s in self.sizes_of(nest)}, key=str))
+
+    def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
+        """The symbolic sizes that one nest needs: in its extents, its indices, and as numbers."""
+        found = {s for axis in nest.loops for s in axis.size.free_symbols}
+        found.update(*map(index_symbols, nest.statements))
+        return tuple(sorted(found & dict(self.hints).keys(), key=str))
+
+    def hint(self, expr: sympy.Expr) -> int:
+        return int(sympy.sympify(expr).xreplace(dict(self.hints)))
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def role(self, role: BufferRole) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role is role)
+
+    def axis(self, kind: AxisClass) -> Axis | None:
+        """The one axis of a class, or None; ValueError where the nests hold several."""
+        found = {axis for nest in self.nests for axis in nest.loops if axis.kind is kind}
+        if len(found) > 1:
+            raise ValueError(f"{len(found)} {kind.value} axes, at most one expected")
+        return next(iter(found), None)
+
+    @property
+    def tile_axes(self) -> tuple[Axis, Axis]:
+        """The axes of the main kernel's tile: rows, and the axis that the inner reduction runs over."""
+        row = self.axis(AxisClass.ROW)
+        last = self.axis(AxisClass.COLUMN) or self.axis(AxisClass.COMMON)
+        assert row is not None and last is not None
+        return row, last
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` as `bf16`, in the spelling of FX's readable graphs."""
+    return torch.fx.graph.dtype_abbrs[dtype]
+
+
+def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements of `body`, in order, that `roots` need, followed by the roots."""
+    roots = tuple(roots)
+    body = tuple(body)
+    needed = {name for root in roots for name in operands(root)}
+    kept: list[Statement] = []
+    for stmt in reversed(body):
+        if isinstance(stmt, Value) and stmt.name in needed:
+            needed.update(operands(stmt))
+            kept.append(stmt)
+    return (*reversed(kept), *roots)
+
+
+def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
+    """The symbols in a statement's own index expressions."""
+    if isinstance(stmt, Reduce | Carry | Exchange):
+        return set()
+    exprs = stmt.args if isinstance(stmt, Compute) else (stmt.index,)
+    return {s for expr in exprs if isinstance(expr, sympy.Expr) for s in expr.free_symbols}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return short_dtype(value)
+    return str(value)
+
+
+def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]) -> int:
+    """How many of `loops`, from the outermost, enclose a statement."""
+    if isinstance(stmt, Value):
+        symbols = deps[stmt.name]
+    elif isinstance(stmt, Exchange):
+        symbols = frozenset().union(*(deps[ref.name] for ref in stmt.values))
+    else:
+        symbols = frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
+    return max((i + 1 for i, axis in enumerate(loops) if axis.symbol in symbols), default=0)
+
+
+def _nest_lines(nest: Nest) -> list[str]:
+    """Print each statement under the loops that enclose it.
+
+    A reduction closes its loops and the next statement that needs them opens them again; a value that could
+    stand further out is printed where the loops are as they stand.
+    """
+    deps = nest.dependence()
+    lines = [f"once: {stmt}" for stmt in nest.preamble]
+    opened = 0
+    for stmt in nest.body:
+        depth = depth_of(stmt, nest.loops, deps)
+        if isinstance(stmt, Load | Compute):
+            depth = max(depth, opened)
+        for level in range(min(opened, depth), depth):
+            lines.append("  " * level + f"for {nest.loops[level]}:")
+        opened = depth
+        lines.append("  " * depth + str(stmt))
+    return lines

@@ -1,0 +1,167 @@
+"""What a loop program may look like after each stage. Raises `ValueError` on the first broken rule.
+
+The pipeline calls this in strict mode, at every stage border.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from .in_place import why_not
+from .program import (
+    BOOL,
+    NUM_SPLITS,
+    AxisClass,
+    BufferRole,
+    Carry,
+    Exchange,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    Value,
+    added_up_in,
+    computed_in,
+    depth_of,
+    index_symbols,
+    operands,
+)
+
+
+class Stage(enum.Enum):
+    LOWERED = "lowered"
+    SPLIT = "split"
+    REORDERED = "reordered"
+    MERGED = "merged"
+    SHARED = "shared"
+
+
+def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
+    """Return the program, unchanged, if it is legal after `stage`."""
+    for nest in program.nests:
+        _verify_values(program, nest)
+        _verify_dtypes(program, nest)
+    stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
+    outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
+    _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
+    if stage is Stage.LOWERED:
+        _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
+        _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")
+        return program
+    _verify_split(program)
+    if stage is not Stage.SPLIT:
+        for nest in program.nests:
+            _verify_order(nest)
+    if stage is Stage.SHARED:
+        _verify_stages(program.nests[0])
+    if stage in (Stage.MERGED, Stage.SHARED):
+        over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
+        _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
+    _verify_overwriting(program, stage)
+    return program
+
+
+def _verify_overwriting(program: LoopProgram, stage: Stage) -> None:
+    """An output lies over one input, which is read before, and no two outputs over the same."""
+    over = [b for b in program.buffers if b.over is not None]
+    _require(not over or stage is Stage.MERGED, "an output is over an input before the merge")
+    _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
+    for buffer in over:
+        _require(buffer.role is BufferRole.OUTPUT, f"{buffer.name} is over an input, and no output")
+        source = program.buffer(str(buffer.over))
+        _require(source.role is BufferRole.INPUT, f"{buffer.name} is over {source.name}, which is no input")
+        reason = why_not(program, buffer, source)
+        _require(reason is None, f"{buffer.name} is over {source.name}: {reason}")
+
+
+def _verify_values(program: LoopProgram, nest: Nest) -> None:
+    """Static single assignment, and indices over the nest's own loops."""
+    symbols = {axis.symbol for axis in nest.loops} | {NUM_SPLITS} | {size for size, _ in program.hints}
+    defined: set[str] = set()
+    bools: set[str] = set()
+    for stmt in nest.statements:
+        for name in operands(stmt):
+            _require(name in defined, f"{stmt} uses %{name} before its definition")
+        if isinstance(stmt, Load | Store | PartialAccumulate | Exchange):
+            program.buffer(stmt.buffer)
+        _require(index_symbols(stmt) <= symbols, f"{stmt} leaves the nest's loops")
+        if isinstance(stmt, Load) and stmt.predicate is not None:
+            _require(stmt.predicate.name in bools, f"{stmt} depends on what is no bool")
+        if isinstance(stmt, Value):
+            _require(stmt.name not in defined, f"%{stmt.name} is defined twice")
+            defined.add(stmt.name)
+            if stmt.dtype == BOOL:
+                bools.add(stmt.name)
+        if isinstance(stmt, Reduce):
+            _require(set(stmt.axes) <= symbols, f"{stmt} reduces a loop that is not there")
+
+
+def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
+    """Nothing changes its dtype but by a cast that says so, other than between half precision in memory and
+    the float32 that it is computed in; and a reduction is combined in what its result's dtype asks for."""
+    dtypes = {s.name: s.dtype for s in nest.statements if isinstance(s, Value)}
+    for stmt in nest.statements:
+        if isinstance(stmt, Reduce):
+            wanted = stmt.kind.accumulates_in(stmt.stored)
+            # Partial sums may be added up in more than they were summed up in.
+            _require(stmt.dtype in (wanted, added_up_in(wanted)), f"{stmt} is to be in {wanted}")
+            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+        elif isinstance(stmt, Carry):
+            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+        elif isinstance(stmt, Load | Store | PartialAccumulate):
+            value = stmt.dtype if isinstance(stmt, Load) else dtypes[stmt.value.name]
+            stored = program.buffer(stmt.buffer).dtype
+            legal = {stored, computed_in(stored)}
+            if isinstance(stmt, Load) and program.buffer(stmt.buffer).role is BufferRole.WORKSPACE:
+                legal.add(added_up_in(stored))
+            _require(value in legal, f"{stmt}: {value} in a buffer of {stored}")
+
+
+def _verify_split(program: LoopProgram) -> None:
+    row = program.axis(AxisClass.ROW)
+    for nest in program.nests:
+        for stmt in nest.statements:
+            if isinstance(stmt, Reduce):
+                _require(row is None or row.symbol not in stmt.axes, f"{stmt} is an outer reduction")
+
+
+def _verify_order(nest: Nest) -> None:
+    """Rows enclose columns, and what precedes a loop does not depend on it."""
+    kinds = [axis.kind for axis in nest.loops]
+    if AxisClass.ROW in kinds and AxisClass.COLUMN in kinds:
+        _require(kinds.index(AxisClass.ROW) < kinds.index(AxisClass.COLUMN), "columns enclose rows")
+    deps = nest.dependence()
+    for stmt in nest.preamble:
+        rows = [a for a in nest.loops if a.kind in (AxisClass.ROW, AxisClass.SPLIT)]
+        _require(depth_of(stmt, tuple(rows), deps) == 0, f"{stmt} is hoisted but depends on rows")
+
+
+def _verify_stages(nest: Nest) -> None:
+    """A stage uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
+    deps = nest.dependence()
+    rows = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
+    stage, stage_of = 0, dict[str, int]()
+    for stmt in nest.body:
+        if isinstance(stmt, Exchange):
+            stage += 1
+            stage_of.update({ref.name: stage for ref in stmt.values})
+            continue
+        age = stmt.stages if isinstance(stmt, Carry) else 0
+        for name in operands(stmt):
+            if deps[name] & rows:
+                # A reduction is of no stage before it is exchanged.
+                here = name in stage_of and stage_of[name] + age == stage
+                _require(here, f"{stmt} is in stage {stage}, %{name} is not")
+        if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
+            stage_of[stmt.name] = stage
+
+
+def _runs_over(nest: Nest, kind: AxisClass) -> bool:
+    return any(axis.kind is kind for axis in nest.loops)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

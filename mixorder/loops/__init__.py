@@ -1,1 +1,0 @@
-"""The loop IR and its transforms: lower, split the outer reduction, reorder, merge."""

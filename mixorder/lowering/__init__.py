@@ -1,0 +1,1 @@
+"""A region of the FX graph as a loop program."""

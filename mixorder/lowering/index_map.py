@@ -1,0 +1,66 @@
+"""Index algebra of row-major shapes: a point of one, as an index of another with as many elements.
+
+Sizes may be symbolic; indices are sympy expressions in Inductor's division functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ..region.axes import Size, product, ratio
+
+Index = tuple[sympy.Expr, ...]
+
+
+def delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
+    """Split a flat index over `shape` (row major) into one index per dim."""
+    index: list[sympy.Expr] = []
+    stride: Size = 1
+    total = product(shape)
+    for n in reversed(shape):
+        end = product((stride, n))
+        if n == 1:
+            index.append(sympy.S.Zero)
+        elif end == total:
+            index.append(FloorDiv(at, stride) if stride != 1 else at)
+        else:
+            index.append(ModularIndexing(at, stride, n))
+        stride = end
+    return tuple(reversed(index))
+
+
+def relayout(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
+    """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
+
+    Dims and axes are matched in the smallest groups of equal size, so that most need no division.
+    """
+    index: list[sympy.Expr] = []
+    left = [(size, at) for size, at in axes if size != 1]
+    dims: list[Size] = []
+    group: list[tuple[Size, sympy.Expr]] = []
+    for dim in shape:
+        dims.append(dim)
+        total = product(dims)
+        # Take axes while the group is a proper part of the dims, and dims while it is more than they are.
+        while left and _is_part(product(size for size, _ in group), total):
+            group.append(left.pop(0))
+        if product(size for size, _ in group) == total:
+            index.extend(_split_group(dims, group))
+            dims, group = [], []
+    if dims:
+        index.extend(_split_group(dims, [*group, *left]))
+    return tuple(index)
+
+
+def _is_part(part: Size, whole: Size) -> bool:
+    return part != whole and ratio(part, whole) is None
+
+
+def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:
+    flat: sympy.Expr = sympy.S.Zero
+    for size, at in group:
+        flat = flat * size + at
+    return delinearize(flat, dims)

@@ -1,0 +1,1 @@
+"""FX graph in, regions out: which nodes become one pair of kernels."""

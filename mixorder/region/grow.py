@@ -1,0 +1,405 @@
+"""Grow a region around a pair of reductions.
+
+The core of a region is its reductions and all that can be recomputed above them. One sweep in graph order
+then adds the pointwise consumers of what depends on an inner reduction (dx), outer reductions of those (a
+neighbouring Linear's bias gradient), and the epilogues of the outer reductions (dw's cast). A node joins
+only if nothing outside that it uses depends on the region, so no cycle through outside nodes can close.
+
+Reads the graph around the pair, never writes it. Raises `Decline` where the pair cannot be one kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+
+from torch._inductor import config
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import AxisClass
+from .axes import Size, fits, product, reduces
+from .gathers import is_gather, is_gather_view, is_made_of_pieces, is_readable
+from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
+from .region import Region, Seed
+from .space_analysis import by_position, position, takes_operands, users_behind_views
+
+
+def grow(seed: Seed, name: str) -> Region:
+    """The region of a seed. Raises `Decline` where it cannot be one kernel.
+
+    Of several the one with the most reductions is taken, and of those the first. A cheap member that must be
+    in memory for somebody outside is best written by the region, which reads what it is made from; where
+    that somebody comes before the region's end, he makes it for himself. And a reduction that something
+    outside turns into what the others read is left to Inductor.
+    """
+    wanted = len(seed.inner) + len(seed.outer)
+    found: list[Region] = []
+    refusal: Decline | None = None
+    for tried in (seed, _out_of_the_way(seed)):
+        if seed.inner and not tried.inner:
+            break
+        for writes in (True, False):
+            growth = _Growth(tried, writes)
+            try:
+                found.append(growth.grow(name))
+            except Decline as decline:
+                refusal = refusal or decline
+            if not growth.written:
+                break  # nothing turned on it
+        best = max(found, key=_reductions, default=None)
+        if best is not None and _reductions(best) >= wanted:
+            return best
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best
+
+
+def _reductions(region: Region) -> int:
+    return len(region.inner) + len(region.outer)
+
+
+def _out_of_the_way(seed: Seed) -> Seed:
+    """A seed without the inner reductions that its reads from outside depend on."""
+    reductions = (*seed.inner, *seed.outer)
+    above = {*reductions}.union(*(seed.scope.above(n) for n in reductions))
+    reads = {a for n in above for a in operands(n) if a not in above}
+    inside = {n for n in above if n in seed.scope.inner and _reaches(n, reads)}
+    return dataclasses.replace(
+        seed, inner=tuple(n for n in seed.inner if n not in inside), without=seed.without | inside
+    )
+
+
+def _of_other_axes(seed: Seed) -> frozenset[Node]:
+    """The inner reductions above a seed's that run over other axes than its space's columns."""
+    reductions = (*seed.inner, *seed.outer)
+    above = {n for r in reductions for n in seed.scope.above(r, seed.without)}
+    inner = ((n, reduced(n)) for n in above & seed.scope.inner)
+    columns = (AxisClass.COLUMN, AxisClass.COMMON)
+    return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
+
+
+class _Growth:
+    """One sweep. `members` maps a node to whether it depends on a reduction of the region.
+
+    `writes`: cheap members that are written anyway are written by the region.
+    """
+
+    def __init__(self, seed: Seed, writes: bool) -> None:
+        self.seed = seed
+        self.scope = scope = seed.scope
+        self.space = seed.space
+        self.without = seed.without | _of_other_axes(seed)
+        self.outer = frozenset(seed.outer)
+        reductions = (*seed.inner, *seed.outer)
+        core = {*reductions}.union(*(scope.above(n, self.without) for n in reductions))
+        if not seed.inner:
+            # An outer reduction alone rides along where its source is made, of pieces as well.
+            core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
+        self.core = frozenset(core)
+        self.inner = frozenset(self.core & scope.inner)
+        self.members: dict[Node, bool] = {}
+        self.writes = writes
+        self.written: set[Node] = set()  # cheap members that the region writes
+        self.copied: set[Node] = set()  # members that users outside keep, made without the region
+        self.column: set[Node] = set()  # outer reductions and their epilogues
+        # Nodes outside that depend on the region but would be taken if a node that joins needs them.
+        self.pending: set[Node] = set()
+        self._tainted: dict[Node, bool] = {}
+        self._feeds_another: dict[Node, bool] = {}
+        # Only from here on can a node depend on the region.
+        self.start = min(position(n) for n in self.core if n in reductions or not self.recomputed(n))
+
+    def grow(self, name: str) -> Region:
+        for node in self.core:
+            self.scope.check(node)
+        self.sweep()
+        self.pull_operands()
+        if self.writes:
+            self.adopt()
+        self.members = {n: self.members[n] for n in by_position(self.members)}
+        self.trim()
+        outputs = self.outputs()
+        nodes = self.needed(outputs)
+        inner = tuple(n for n in nodes if n in self.inner)
+        outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
+        if not outer or (self.inner and not inner):
+            lost = by_position((self.inner | self.outer) - set(nodes))
+            raise Decline(
+                DeclineReason.CYCLE,
+                f"the reductions of {self.space} depend on each other through a node outside",
+                lost[0].name if lost else None,
+            )
+        region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
+        region = dataclasses.replace(region, widened=self.widened(region))
+        if not region.inputs:
+            raise Decline(
+                DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
+            )
+        for node in region.inputs:
+            self.scope.check(node)
+        return region
+
+    def sweep(self) -> None:
+        """Visit the core and whatever uses a member, in graph order."""
+        heap = [(position(n), n) for n in self.core]
+        queued = set(self.core)
+        heapq.heapify(heap)
+        while heap:
+            _, node = heapq.heappop(heap)
+            if not (self.joins(node) or self.waits(node)):
+                continue
+            for user in node.users:
+                if user not in queued and user.op == "call_function":
+                    queued.add(user)
+                    heapq.heappush(heap, (position(user), user))
+
+    def joins(self, node: Node) -> bool:
+        """Take the node if it may be taken; whether it was."""
+        if node in self.without:
+            return False
+        args = operands(node)
+        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
+            return False
+        if node in self.core:
+            # A result of the outer reduction exists only after the loop over rows.
+            if node not in self.outer and any(a in self.column for a in args):
+                return False
+        elif not self.follows(node, args):
+            return False
+        self.take(node)
+        return True
+
+    def take(self, node: Node) -> None:
+        args = operands(node)
+        for arg in args:
+            if arg in self.pending:
+                self.pending.remove(arg)
+                self.take(arg)
+        self.members[node] = reduction_kind(node) is not None or any(self.members.get(a, False) for a in args)
+        self.note_copy(node)
+        is_outer = node in self.scope.outer and node not in self.inner
+        if is_outer or any(a in self.column for a in args):
+            self.column.add(node)
+
+    def follows(self, node: Node, args: list[Node]) -> bool:
+        """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
+        live = [a for a in args if self.members.get(a, False)]
+        if not live or any(a not in self.members and self.scope.refusal(a) for a in args):
+            return False
+        if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
+            # Another norm reads it: write this one tensor, and leave what uses it to that norm.
+            return False
+        if node in self.scope.outer:
+            fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
+            return live[0] not in self.column and fitting and self.scope.takes(node)
+        if not (self.scope.fusible(node) and self.scope.takes(node)):
+            return False
+        column = [a for a in args if a in self.column]
+        size = product(shape_of(node) or ())
+        if column:
+            return len(column) == len(live) and size == self.result_size(AxisClass.ROW)
+        return size in (self.space.numel, self.result_size(AxisClass.COLUMN))
+
+    def result_size(self, reduced: AxisClass) -> Size:
+        """Elements of a result of one side: what a node behind it must have to be made where it is."""
+        return product(size for size, kind in self.space.axes if kind not in (reduced, AxisClass.COMMON))
+
+    def feeds_another(self, node: Node) -> bool:
+        """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
+        if node not in self._feeds_another:
+            self._feeds_another[node] = self.scope.feeds_inner(node, {*self.inner, *self.members})
+        return self._feeds_another[node]
+
+    def waits(self, node: Node) -> bool:
+        """Set aside a fusible node that uses a member which its users outside cannot recompute."""
+        args = operands(node)
+        uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
+        if not uses or node in self.core or node in self.without or not self.scope.computable(node):
+            return False
+        if (is_gather(node) and not is_readable(node)) or not self.scope.takes(node):
+            return False
+        if any(self.members.get(a, False) for a in args):
+            return False
+        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
+            return False
+        self.pending.add(node)
+        return True
+
+    def note_copy(self, node: Node) -> None:
+        """Users outside keep the original of a member that is cheap and needs no result of the region."""
+        own = all(a in self.copied for a in operands(node) if a in self.members)
+        if own and not self.members[node] and self.recomputed(node):
+            self.copied.add(node)
+
+    def recomputed(self, node: Node) -> bool:
+        """Whether users outside make a member for themselves."""
+        if not self.scope.recomputed(node):
+            return False
+        if (
+            self.writes
+            and not is_view(node)
+            and not is_gather_view(node)
+            and self.scope.is_written_anyway(node)
+        ):
+            self.written.add(node)
+            return False
+        return True
+
+    def is_tainted(self, node: Node) -> bool:
+        """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            if current in self._tainted:
+                todo.pop()
+                continue
+            args = [a for a in operands(current) if position(a) >= self.start]
+            if current in self.pending or any(
+                a not in self.copied if a in self.members else self._tainted.get(a, False) for a in args
+            ):
+                self._tainted[current] = True
+                continue
+            unknown = [a for a in args if a not in self.members and a not in self._tainted]
+            if unknown:
+                todo.extend(unknown)
+            else:
+                self._tainted[current] = False
+        return self._tainted[node]
+
+    def pull_operands(self) -> None:
+        """Add what only the sweep's finds need: producers that nobody else uses, or that can be recomputed.
+
+        No user outside waits for such a node, so it cannot close a cycle. Gathers come in here: none has a
+        reduction of the region above it, which it would read at another row's place, since what depends on
+        one is no operand of a member that did not depend on it already.
+        """
+        moved: set[Node] = set()  # gathers, and what lies above them
+        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        todo = {*self.members, *(a for n in self.members for a in operands(n))}
+        while todo:
+            # Last first: by then all its users have been decided.
+            node = max(todo, key=position)
+            todo.remove(node)
+            waited = any(u not in self.members or u in staying for u in node.users)
+            if node not in self.members:
+                if node in self.without or not (self.scope.computable(node) and self.scope.takes(node)):
+                    continue
+                if waited and not self.recomputed(node):
+                    continue
+                if is_gather(node) or any(u in moved for u in node.users):
+                    if not is_readable(node):
+                        continue
+                    moved.add(node)
+                self.members[node] = False
+                self.note_copy(node)
+            if waited and self.stays(node):
+                staying.add(node)
+            todo.update(a for a in operands(node) if a not in self.members)
+
+    def adopt(self) -> None:
+        """Add tensors that are written anyway, and made of nothing but what the region reads."""
+        inputs = {a for n in self.members for a in operands(n) if a not in self.members}
+        known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
+        made: dict[Node, set[Node]] = {}  # a node, and those that it is made of, itself included
+        todo = list(known)
+        while todo:
+            for user in todo.pop().users:
+                if user not in known and self.is_made_of(user, known):
+                    known.add(user)
+                    made[user] = {user}.union(*(made.get(a, ()) for a in operands(user)))
+                    todo.append(user)
+        for node in by_position(made):
+            found = made[node] - self.members.keys()
+            if self.scope.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
+                self.written.add(node)
+                self.members.update(dict.fromkeys(found, False))
+
+    def is_made_of(self, node: Node, known: set[Node]) -> bool:
+        one = self.scope.is_full(node) and is_pointwise(node) and node not in self.without
+        return one and self.scope.takes(node) and all(a in known for a in operands(node))
+
+    def trim(self) -> None:
+        """Leave out what is written only for loops outside that had better compute it themselves.
+
+        Such a node costs a write, a read outside, and reads that nothing else here needs; left out, its
+        operands are read outside, and those not written anyway are written.
+        """
+        for node in reversed(tuple(self.members)):
+            if node in self.core or not self.members[node] or not self.scope.is_full(node) or is_view(node):
+                continue
+            if not all(map(takes_operands, users_behind_views(node))) or self.feeds_member(node):
+                continue
+            reads = [a for a in operands(node) if self.scope.is_full(a)]
+            outputs = self.outputs()
+            unwritten = [a for a in reads if self.members.get(a, False) and a not in outputs]
+            only_here = [
+                a for a in reads if a not in self.members and not self.feeds_member(a, other_than=node)
+            ]
+            if _item_bytes(*reads, *unwritten) < _item_bytes(node, node, *only_here):
+                del self.members[node]
+
+    def feeds_member(self, node: Node, other_than: Node | None = None) -> bool:
+        return any(user in self.members and user is not other_than for user in node.users)
+
+    def outputs(self) -> list[Node]:
+        """The members whose value is needed outside and that are not recomputed there, in graph order."""
+        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        outputs: list[Node] = []
+        for node in reversed(self.members):
+            if all(u in self.members and u not in staying for u in node.users):
+                continue
+            if self.stays(node):
+                staying.add(node)
+            else:
+                outputs.append(node)
+        return outputs[::-1]
+
+    def widened(self, region: Region) -> frozenset[Node]:
+        """Small outputs in half precision that only loops read. Inductor would have some of these in the
+        kernel of the reduction, and round nothing in between, unless it was asked to round as eager does."""
+        if config.emulate_precision_casts:
+            return frozenset()
+        return frozenset(
+            n
+            for n in region.outputs
+            if float_bytes(n) == 2
+            and n not in region.rounded
+            and self.scope.is_small(n)
+            and all(map(takes_operands, users_behind_views(n)))
+        )
+
+    def stays(self, node: Node) -> bool:
+        """Whether users outside keep a member: a view, one that they make again, or of a size not stored."""
+        if is_view(node) or is_gather_view(node) or node in self.copied:
+            return True
+        stored = (self.space.numel, self.result_size(AxisClass.COLUMN))
+        return not self.members[node] and product(shape_of(node) or ()) not in stored
+
+    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
+        """The members that the outputs need, in graph order."""
+        needed = set(outputs)
+        for node in reversed(self.members):
+            if node in needed:
+                needed.update(a for a in operands(node) if a in self.members)
+        return tuple(n for n in self.members if n in needed)
+
+
+def _reaches(node: Node, targets: set[Node]) -> bool:
+    """Whether one of `targets` depends on a node."""
+    last = max(map(position, targets), default=())
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if user in targets:
+                return True
+            if user not in seen and position(user) < last:
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+def _item_bytes(*nodes: Node) -> int:
+    """Bytes of full-size tensors, per element of the space."""
+    return sum(fake(n).dtype.itemsize for n in nodes)  # type: ignore[union-attr]

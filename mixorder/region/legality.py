@@ -1,0 +1,50 @@
+"""Whether a region may become one kernel. Raises `Decline`; no device properties, no cost.
+
+That a region is convex is proved where it is grown; dtypes and static sizes are checked there too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._inductor.fx_utils import get_node_storage
+
+from ..errors import Decline, DeclineReason
+from .effects import mutated_args
+from .nodes import fake, is_constant
+from .placement import moved
+from .region import Region
+from .space_analysis import position
+
+
+def check(region: Region) -> None:
+    """Raise `Decline` if the region's tensors or its place in the graph forbid one kernel."""
+    _check_devices(region)
+    _check_mutation(region)
+    moved(region)
+
+
+def _check_devices(region: Region) -> None:
+    for node in (*region.inputs, *region.nodes):
+        val = fake(node)
+        if val is None or is_constant(node):
+            continue  # a split, whose pieces are looked at, or numbers
+        if val.device != device_of(region):
+            raise Decline(DeclineReason.MIXED_DEVICE, f"{val.device} beside {device_of(region)}", node.name)
+
+
+def device_of(region: Region) -> torch.device:
+    val = fake(region.outer[0])
+    assert val is not None
+    return val.device
+
+
+def _check_mutation(region: Region) -> None:
+    """The kernel reads its inputs where the last of them is made, the region's nodes where they stand:
+    nothing may write an input, or an alias of one, from the first to the last of these places."""
+    inputs = {get_node_storage(node): node for node in reversed(region.inputs)}
+    node = min(region.nodes[0], max(region.inputs, key=position), key=position)
+    while node is not region.nodes[-1]:
+        node = node.next
+        for arg in mutated_args(node):
+            if (read := inputs.get(get_node_storage(arg))) is not None:
+                raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", read.name)

@@ -1,0 +1,188 @@
+"""What the finding stage needs to know about one FX node: is it a reduction, pointwise, a view, and how big.
+
+Takes nodes of a functional post-grad graph, answers questions, changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from ..ir.program import AMAX, AMIN, ANY, FLOAT8, PROD, SUM, ReductionKind
+from .axes import Reduced, Size
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+REDUCTIONS: dict[object, ReductionKind] = {
+    aten.sum.dim_IntList: SUM,
+    aten.mean.dim: SUM,
+    aten.amax.default: AMAX,
+    aten.amin.default: AMIN,
+    aten.prod.dim_int: PROD,
+    aten.any.dim: ANY,
+    aten.any.dims: ANY,
+    aten.var.correction: SUM,
+}
+MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` of it is a reduction of what it reads
+
+VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.squeeze.default,
+        aten.expand.default,
+    }
+)
+
+CONSTANTS = frozenset({aten.full.default, prims.iota.default})
+
+_SIZE = (torch.SymInt, int)
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def is_readable_dtype(dtype: torch.dtype) -> bool:
+    return dtype in FLOATS or not (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_writable_dtype(dtype: torch.dtype) -> bool:
+    return dtype in FLOAT8 or is_readable_dtype(dtype)
+
+
+def fake(node: Node) -> torch.Tensor | None:
+    """The fake tensor that a node produces, None if it does not produce exactly one tensor.
+
+    A pair of moments counts as the tensor that they are of: a view, which their `getitem`s reduce.
+    """
+    val = (node.args[0] if node.target is MOMENTS else node).meta.get("val")  # type: ignore[union-attr]
+    return val if isinstance(val, torch.Tensor) else None
+
+
+def float_bytes(node: Node) -> int:
+    """Of an element; 0 where it is no floating-point number."""
+    val = fake(node)
+    return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0
+
+
+def size_of(n: int | torch.SymInt) -> Size:
+    """A size or stride as the axes see it: an int, or the expression behind a symbolic one."""
+    return n if isinstance(n, int) else _int_if_constant(n.node.expr)
+
+
+def _int_if_constant(expr: sympy.Expr) -> Size:
+    return int(expr) if expr.is_Integer else sympy.expand(expr)
+
+
+def shape_of(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node that gives one tensor, None for any other and for data-dependent sizes."""
+    val = fake(node)
+    if val is None:
+        return None
+    shape = tuple(map(size_of, val.shape))
+    symbols = {
+        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
+    }
+    return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
+
+
+def operands(node: Node) -> list[Node]:
+    """The nodes that a node computes with, other than symbolic sizes."""
+    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _SIZE)]
+
+
+def leaves_the_graph(node: Node) -> bool:
+    """Whether the graph's caller gets the tensor or a view of it, and so its strides."""
+    return any(user.op == "output" or (is_view(user) and leaves_the_graph(user)) for user in node.users)
+
+
+@functools.cache
+def _is_pointwise_target(target: object) -> bool:
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    if target is prims.convert_element_type.default:
+        return True
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.pointwise in target.tags
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and target in lowerings
+        and target not in fallbacks
+        and not target._schema.is_mutable
+    )
+
+
+def is_view(node: Node) -> bool:
+    return node.op == "call_function" and (node.target in VIEWS or node.target is MOMENTS)
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a tensor is made of numbers alone, so that a kernel need not read it."""
+    return node.op == "call_function" and node.target in CONSTANTS and not operands(node)
+
+
+def is_pointwise(node: Node) -> bool:
+    return node.op == "call_function" and _is_pointwise_target(node.target)
+
+
+def reduction_kind(node: Node) -> ReductionKind | None:
+    if is_moment(node):
+        return SUM
+    return REDUCTIONS.get(node.target) if node.op == "call_function" else None
+
+
+def is_moment(node: Node) -> bool:
+    """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
+    return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
+
+
+def is_mean(node: Node) -> bool:
+    return node.target is aten.mean.dim or (is_moment(node) and node.args[1] == 1)
+
+
+def is_variance(node: Node) -> bool:
+    return node.target is aten.var.correction or (is_moment(node) and node.args[1] == 0)
+
+
+def correction(node: Node) -> float:
+    """What a variance's divisor is less than the number of elements."""
+    given = _stated_by(node).kwargs.get("correction")
+    return 1 if given is None else given  # type: ignore[return-value]
+
+
+def _stated_by(node: Node) -> Node:
+    """The node whose arguments say what a reduction does."""
+    return node.args[0] if is_moment(node) else node  # type: ignore[return-value]
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    """The dims that a reduction node reduces, non-negative and sorted; all of them if none are given."""
+    ndim = fake(node.args[0]).dim()  # type: ignore[arg-type,union-attr]
+    node = _stated_by(node)
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if dims is None or dims == []:
+        return tuple(range(ndim))
+    dims = [dims] if isinstance(dims, int) else dims
+    return tuple(sorted(d % ndim for d in dims))  # type: ignore[union-attr,operator]
+
+
+def keeps_dims(node: Node) -> bool:
+    node = _stated_by(node)
+    return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
+
+
+def reduced(node: Node) -> Reduced | None:
+    """What a reduction node reduces; None for any other node, or a source of data-dependent size."""
+    if reduction_kind(node) is None or not isinstance(node.args[0], Node):
+        return None
+    shape = shape_of(node.args[0])
+    return None if shape is None else Reduced(shape, reduced_dims(node))

@@ -1,0 +1,101 @@
+"""A region: the nodes of the FX graph that become one kernel pair. Data only."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from torch.fx import Node
+
+from .axes import Space
+from .nodes import float_bytes, operands
+from .space_analysis import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """What a region is grown from: reductions of one space, and nodes that it must do without.
+
+    The inner reductions that `inner` depends on are its own as well, if they are of this space.
+    """
+
+    scope: Scope
+    space: Space
+    inner: tuple[Node, ...]
+    outer: tuple[Node, ...]
+    without: frozenset[Node] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Nodes that become one kernel and its finalisation.
+
+    `nodes` are in graph order and closed under what `outputs` need; `outputs` are those whose value somebody
+    outside uses. A node of `nodes` that is not an output may have users outside as well: it is cheap, stays
+    in the graph for them, and is computed again in the kernel. An input in `relaid` is copied into contiguous
+    memory first, and an output written so, whatever strides the graph states. An output in `widened`, which
+    only loops outside read, is written in float32, and rounded where they read it if they do at all.
+    """
+
+    name: str
+    space: Space
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    inner: tuple[Node, ...]
+    outer: tuple[Node, ...]
+    seed: Seed = dataclasses.field(repr=False, compare=False)
+    relaid: frozenset[Node] = frozenset()
+    widened: frozenset[Node] = frozenset()
+
+    @functools.cached_property
+    def inputs(self) -> tuple[Node, ...]:
+        """Tensors that the region reads, in order of first use."""
+        members = set(self.nodes)
+        args = (arg for node in self.nodes for arg in operands(node))
+        return tuple(dict.fromkeys(arg for arg in args if arg not in members))
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, Node]:
+        """The names that inputs and outputs have in the region's loops."""
+        return {f"in{i}": n for i, n in enumerate(self.inputs)} | {
+            f"out{i}": n for i, n in enumerate(self.outputs)
+        }
+
+    def column_side(self) -> frozenset[Node]:
+        """The outer reductions and every node of the region that depends on one (the epilogues)."""
+        found = set(self.outer)
+        for node in self.nodes:
+            if any(a in found for a in operands(node)):
+                found.add(node)
+        return frozenset(found)
+
+    @functools.cached_property
+    def rounded(self) -> frozenset[Node]:
+        """Outputs in half precision beside which something wider leaves that was made of them, such as a
+        softmax's sum: who combines the two later has the rounded values."""
+        columns = self.column_side()
+        rows = [n for n in self.outputs if n not in columns]
+        found = []
+        for output in (n for n in rows if float_bytes(n) == 2):
+            reached = {output}
+            for node in self.nodes:
+                if any(a in reached for a in operands(node)):
+                    reached.add(node)
+            if any(n in reached and float_bytes(n) > 2 for n in rows):
+                found.append(output)
+        return frozenset(found)
+
+    def __str__(self) -> str:
+        def names(nodes: tuple[Node, ...]) -> str:
+            return ", ".join(n.name for n in nodes)
+
+        lines = [
+            f"{self.name} {self.space}",
+            f"  inner:   {names(self.inner)}",
+            f"  outer:   {names(self.outer)}",
+            f"  inputs:  {names(self.inputs)}",
+            *([f"  relaid:  {names(tuple(self.relaid))}"] if self.relaid else []),
+            f"  outputs: {names(self.outputs)}",
+            *(f"    {n.format_node()}" for n in self.nodes),
+        ]
+        return "\n".join(lines)

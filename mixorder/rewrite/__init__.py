@@ -1,0 +1,1 @@
+"""The only writer of the FX graph."""

@@ -1,0 +1,62 @@
+"""The schedules near a given one of rows that several programs share. In: plain numbers. Out: not timed.
+
+The part of a row and the rows of a tile decide what the loops look like, and are not varied here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from .cooperative import SPILLED_REGISTERS, SharedWork, registers_of
+from .device import DeviceInfo
+from .persistent_space import MAX_STAGES, combined_from, differing, final_neighbours, is_power_of_2
+from .schedule import Schedule
+
+MAX_DEPTH = 4
+PARTS = (("depth",), ("tile",), ("final_block", "final_warps"))
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedSpace:
+    """The schedules that may take the place of `start`."""
+
+    work: SharedWork
+    device: DeviceInfo
+    start: Schedule
+
+    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        """The legal schedules that differ from one in one part, without itself, each once."""
+        tile = schedule.tile
+        found = [dataclasses.replace(schedule, depth=schedule.depth + by) for by in (1, -1)]
+        for by in (1, -1):
+            stages = dataclasses.replace(tile, num_stages=tile.num_stages + by)
+            found.append(dataclasses.replace(schedule, tile=stages))
+        found += final_neighbours(schedule)
+        return tuple(s for s in dict.fromkeys(found) if s != schedule and self.legal(s))
+
+    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
+        """`around`, with each part from the fastest of the schedules that change this part alone."""
+        result = combined_from(PARTS, times, around)
+        return result if self.legal(result) else around
+
+    def legal(self, schedule: Schedule) -> bool:
+        """Whether the kernels would be right and would fit."""
+        tile, first = schedule.tile, self.start.tile
+        if not differing(schedule, self.start) <= {name for part in PARTS for name in part}:
+            return False
+        if (tile.xblock, tile.num_warps) != (first.xblock, first.num_warps):
+            return False
+        programs = -(-schedule.num_splits * schedule.parts // self.device.num_sm)
+        staged = programs * tile.xblock * schedule.r0_block * self.work.load_bytes
+        registers = registers_of(self.work, tile, schedule.r0_block, schedule.depth)
+        return (
+            1 <= schedule.depth <= MAX_DEPTH
+            and 1 <= tile.num_stages <= MAX_STAGES
+            and (tile.num_stages == 1 or staged * (tile.num_stages - 1) <= self.device.shared_memory)
+            and registers <= max(SPILLED_REGISTERS, registers_of(self.work, first, self.start.r0_block, 1))
+            and is_power_of_2(schedule.final_block)
+            and is_power_of_2(schedule.final_warps)
+            and schedule.final_block <= schedule.r0_block
+            and 1 <= schedule.final_warps <= 32
+        )

@@ -1,0 +1,200 @@
+"""The schedules near a given one that may take its place. In: plain numbers. Out: schedules, not timed.
+
+A candidate may take as much of a multiprocessor as the heuristic's own schedule does, or as there is:
+registers are estimated (`Workload.registers`) and shared memory is counted, so that what cannot run
+well is not compiled. Which fields differ says which part of a schedule changed: the tile, the number of
+programs, the chunks that hold a row, the finalisation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from . import cost
+from .device import DeviceInfo
+from .persistent import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, even, layouts
+from .schedule import Schedule, Tile
+
+MAX_STAGES = 6
+MAX_THREADS = 1024  # of one program
+PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
+FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
+PROGRAMS_PER_SM = (1, 2, 4)
+PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_block", "final_warps"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The schedules that may take the place of `start`. `pinned`: the number of programs is the user's."""
+
+    work: Workload
+    device: DeviceInfo
+    start: Schedule
+    pinned: bool = False
+
+    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        """The legal schedules that differ from one in one part, without itself, each once."""
+        found = dict.fromkeys(
+            [
+                *self._tiles(schedule),
+                *self._programs(schedule),
+                *self._layouts(schedule),
+                *final_neighbours(schedule),
+            ]
+        )
+        return tuple(s for s in found if s != schedule and self.legal(s))
+
+    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
+        """`around`, with each part from the fastest of the schedules in `times` that change this part alone.
+
+        `around` must be among them. The parts hardly touch each other, so that their gains add up.
+        """
+        result = combined_from(PARTS, times, around)
+        return result if self.legal(result) else around
+
+    def legal(self, schedule: Schedule) -> bool:
+        """Whether the kernels would be right and would fit."""
+        varied = {name for part in PARTS for name in part}
+        if not differing(schedule, self.start) <= varied:
+            return False
+        if schedule.num_splits % schedule.period:
+            return False
+        if (schedule.r0_block, schedule.chunks) not in layouts(self.work):
+            return False
+        return self._in_range(schedule) and self._fits(schedule)
+
+    def _in_range(self, schedule: Schedule) -> bool:
+        tile = schedule.tile
+        powers = (tile.xblock, tile.num_warps, schedule.final_block, schedule.final_warps)
+        if not all(map(is_power_of_2, powers)) or not 1 <= tile.num_stages <= MAX_STAGES:
+            return False
+        if self.pinned:
+            splits_are_right = schedule.num_splits == self.start.num_splits
+        else:
+            splits_are_right = 1 <= schedule.num_splits <= max(self._count(tile), self.start.num_splits)
+        return (
+            splits_are_right
+            and max(tile.num_warps, schedule.final_warps) <= MAX_WARPS
+            and max(tile.num_warps, schedule.final_warps) * self.device.warp_size <= MAX_THREADS
+            and (tile.xblock < 2 * self.work.rows or tile.xblock <= self.start.tile.xblock)
+            and schedule.final_block <= max(self.start.r0_block, self.start.final_block)
+        )
+
+    def _fits(self, schedule: Schedule) -> bool:
+        per_thread, first = self._per_thread(schedule), self._per_thread(self.start)
+        low, high = PER_THREAD
+        if not min(low, first) <= per_thread <= max(high, first):
+            return False
+        code = max(MAX_INSTRUCTIONS, first * self.work.instructions)
+        final = max(FINAL_PER_THREAD, self._final_per_thread(self.start))
+        if per_thread * self.work.instructions > code or self._final_per_thread(schedule) > final:
+            return False
+        registers, shared = self.device.registers, self.device.shared_memory
+        limits = (cost.MAX_REGISTERS, int(SPILL_FACTOR * registers), shared, registers, shared)
+        return all(
+            used <= max(limit, allowed)
+            for used, limit, allowed in zip(self._use(schedule), limits, self._use(self.start), strict=True)
+        )
+
+    def _use(self, schedule: Schedule) -> tuple[int, ...]:
+        """Registers of a thread; registers and shared memory of a program, and of all on one multiprocessor.
+
+        A program that is alone there counts once: it gets all, and spills what it lacks.
+        """
+        tile, per_thread = schedule.tile, self._per_thread(schedule)
+        registers = self.work.registers(per_thread, schedule.chunks)
+        of_program = registers * tile.num_warps * self.device.warp_size
+        staged = tile.xblock * schedule.r0_block * max(self.work.load_bytes, self.work.staged_bytes)
+        shared = staged * (tile.num_stages - 1)
+        per_sm = 1 if self.pinned else -(-schedule.num_splits * self.work.kept // self.device.num_sm)
+        together = per_sm if per_sm > 1 else 0
+        return registers, of_program, shared, together * of_program, together * shared
+
+    def _per_thread(self, schedule: Schedule) -> int:
+        threads = schedule.tile.num_warps * self.device.warp_size
+        return max(1, schedule.tile.xblock * schedule.r0_block // threads)
+
+    def _final_per_thread(self, schedule: Schedule) -> int:
+        partials = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
+        return partials // (schedule.final_warps * self.device.warp_size)
+
+    def _count(self, tile: Tile) -> int:
+        return max(1, -(-self.work.rows // tile.xblock))
+
+    def _tiles(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Half and twice the rows or the warps or both, one stage more or less."""
+        tile = schedule.tile
+        for rows, warps in ((0, 1), (0, -1), (1, 1), (-1, -1), (1, 0), (-1, 0)):
+            yield self._with_tile(
+                schedule,
+                dataclasses.replace(
+                    tile, xblock=_shifted(tile.xblock, rows), num_warps=_shifted(tile.num_warps, warps)
+                ),
+            )
+        for stages in (tile.num_stages + 1, tile.num_stages - 1):
+            yield self._with_tile(schedule, dataclasses.replace(tile, num_stages=stages))
+
+    def _with_tile(self, schedule: Schedule, tile: Tile) -> Schedule:
+        """The schedule with another tile, and with no more programs than are then resident at once."""
+        moved = dataclasses.replace(schedule, tile=tile)
+        if self.pinned or min(tile.xblock, tile.num_warps) < 1:
+            return moved
+        moved = dataclasses.replace(moved, num_splits=min(schedule.num_splits, self._count(tile)))
+        for per_sm in (4, 3, 2, 1):
+            at_once = max(1, per_sm * self.device.num_sm // self.work.kept)
+            if self._fits(moved):
+                break
+            moved = dataclasses.replace(moved, num_splits=min(moved.num_splits, at_once))
+        return moved
+
+    def _layouts(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Wider chunks want more warps, for accesses as wide as before."""
+        warps = schedule.tile.num_warps
+        for lanes, chunks in layouts(self.work):
+            for num_warps in (warps, 2 * warps, warps // 2):
+                tile = dataclasses.replace(schedule.tile, num_warps=num_warps)
+                yield dataclasses.replace(schedule, tile=tile, r0_block=lanes, chunks=chunks)
+
+    def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
+        for per_sm in () if self.pinned else PROGRAMS_PER_SM:
+            at_once = max(1, per_sm * self.device.num_sm // self.work.kept)
+            count = self._count(schedule.tile)
+            yield dataclasses.replace(schedule, num_splits=even(count, min(count, at_once)))
+
+
+def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
+    """Half and twice the block or the warps of the finalisation."""
+    for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
+        yield dataclasses.replace(
+            schedule,
+            final_block=_shifted(schedule.final_block, block),
+            final_warps=_shifted(schedule.final_warps, warps),
+        )
+
+
+def _shifted(power: int, by: int) -> int:
+    """A power of two, doubled or halved; half of 1 is 0, which no schedule may have."""
+    return power << by if by >= 0 else power >> -by
+
+
+def is_power_of_2(n: int) -> bool:
+    return n >= 1 and n & (n - 1) == 0
+
+
+def combined_from(
+    parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
+) -> Schedule:
+    """`around`, with each part from the fastest of the schedules in `times` that change this part alone."""
+    result = around
+    for part in parts:
+        alone = [s for s in times if differing(s, around) <= set(part)]
+        fastest = min(alone, key=times.__getitem__)
+        result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
+    return result
+
+
+def differing(one: Schedule, other: Schedule) -> set[str]:
+    """Names of the fields in which two schedules differ."""
+    names = (f.name for f in dataclasses.fields(one))
+    return {name for name in names if getattr(one, name) != getattr(other, name)}

@@ -1,0 +1,1 @@
+"""Loop program in, loop program out."""

@@ -1,0 +1,101 @@
+"""Round nothing between a product and what it is added to, where the result is stored as exactly as computed.
+
+A compiler makes one instruction of `a * b - c` unless something else needs the product: then it subtracts
+from the rounded one, and a gradient in fp32 that shares its products with the norm's reductions is less
+exact than one with a kernel of its own (H200, RMSNorm 8192x8192 fp32: error of dx 6.1e-8, Inductor's two
+kernels 5.5e-8). Takes a merged program, and gives one that says `fma` there. What is stored in half precision
+has larger errors to hide, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from ..ir.program import Compute, LoopProgram, Nest, Reduce, Ref, Statement, Store, operands
+
+_EXACT = (torch.float32, torch.float64)
+
+
+def contract(program: LoopProgram) -> LoopProgram:
+    """Contract products on the way to what the main nest stores, as far as that holds no tile more."""
+    main, *others = program.nests
+    exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}
+    return dataclasses.replace(program, nests=(_Contraction(main, exact).result(), *others))
+
+
+class _Contraction:
+    def __init__(self, nest: Nest, exact: set[str]) -> None:
+        self.nest = nest
+        self.exact = exact
+        self.values = {s.name: s for s in nest.statements if isinstance(s, Compute)}
+        self.users = Counter(name for s in nest.statements for name in operands(s))
+        self.deps = nest.dependence()
+        self.tile = frozenset().union(*self.deps.values())
+
+    def result(self) -> Nest:
+        body: list[Statement] = []
+        wanted = set(self.above_stores())
+        for at, stmt in enumerate(self.nest.body):
+            new = self.contracted(stmt, at) if isinstance(stmt, Compute) and stmt.name in wanted else [stmt]
+            body.extend(new)
+        used = {name for s in body for name in operands(s)}
+        live = (s for s in body if not isinstance(s, Compute) or s.name in used)
+        return dataclasses.replace(self.nest, body=tuple(live))
+
+    def above_stores(self) -> Iterator[str]:
+        """Values that what is stored is computed from in its own dtype, with no reduction in between."""
+        todo = [s.value.name for s in self.nest.body if isinstance(s, Store) and s.buffer in self.exact]
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop()
+            if name not in seen and name in self.values and self.values[name].dtype in _EXACT:
+                seen.add(name)
+                yield name
+                todo.extend(operands(self.values[name]))
+
+    def contracted(self, stmt: Compute, at: int) -> list[Statement]:
+        """The statements for a sum or a difference; of two products the first is the one that a compiler
+        takes where it may choose."""
+        if stmt.op not in ("add", "sub") or stmt.kwargs or not all(isinstance(a, Ref) for a in stmt.args):
+            return [stmt]
+        first, second = (self.values.get(a.name) for a in stmt.args)
+        if self.is_product(first, stmt):
+            product, other = first, stmt.args[1]
+        elif self.is_product(second, stmt) and not (first is not None and first.op == "mul"):
+            product, other = second, stmt.args[0]
+        else:
+            return [stmt]
+        assert product is not None
+        if self.users[product.name] == 1 or not self.is_free(product, at):
+            return [stmt]  # the compiler contracts it; or too much would be held for it
+        terms = [*product.args, other]
+        before: list[Statement] = []
+        if stmt.op == "sub":
+            turned = 2 if product is first else 0  # a * b - c, or a - b * c
+            minus = Compute(f"{stmt.name}.minus", "neg", (terms[turned],), (), stmt.dtype)
+            terms[turned] = Ref(minus.name)
+            before.append(minus)
+        return [*before, Compute(stmt.name, "fma", tuple(terms), (), stmt.dtype)]
+
+    def is_product(self, value: Compute | None, stmt: Compute) -> bool:
+        """Whether a value is a product over the whole tile, in the dtype of its sum."""
+        return (
+            value is not None
+            and value.op == "mul"
+            and value.dtype == stmt.dtype
+            and not value.kwargs
+            and all(isinstance(a, Ref) for a in value.args)
+            and self.deps[value.name] == self.tile
+        )
+
+    def is_free(self, product: Compute, at: int) -> bool:
+        """Whether holding the factors up to a statement, instead of the product, takes no more registers."""
+        body = self.nest.body
+        start = max((i for i, s in enumerate(body[:at]) if isinstance(s, Reduce)), default=-1)
+        later = Counter(name for s in body[start + 1 :] for name in operands(s))
+        held = [n for n in set(operands(product)) if self.deps[n] == self.tile and not later[n]]
+        return len(held) <= (later[product.name] == 1)

@@ -1,0 +1,411 @@
+"""The commands `explain`, `bench`, `tune` and `doctor`; the demo is in test_main.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixorder
+from mixorder import __main__, pipeline
+from mixorder.cli import bench, doctor, progress, tune
+from mixorder.inductor.versions import TESTED, release
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+from mixorder.tune.search import Tuning
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+def factory() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)), torch.randn(8, 32)
+
+
+class Scaled(nn.LayerNorm):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+def named() -> tuple[nn.Module, dict[str, Any]]:
+    return Scaled(32), {"x": torch.randn(8, 32, requires_grad=True), "scale": 2.0}
+
+
+def needing(size: int) -> nn.Module:
+    return nn.LayerNorm(size)
+
+
+def nothing() -> tuple[Callable[..., Tensor], Tensor]:
+    return torch.sin, torch.randn(8, requires_grad=True)
+
+
+def not_a_model() -> int:
+    return 3
+
+
+HERE = __name__
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `python -m mixorder` in this process."""
+    monkeypatch.setattr(sys, "argv", ["mixorder", *args])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = __main__.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_explain_prints_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    args = ("explain", f"{HERE}:factory", "--device", "cpu", "--min-numel", "0", "--html", str(page))
+    status, out, err = run(monkeypatch, *args)
+    assert status == 0 and "1 (LayerNorm)" not in out and "8x32" in out
+    assert "Norm modules in a region: 1 of 1" in out
+    assert (
+        "backward: " in err and f"Written: {page}" in err and page.read_text().startswith("<!DOCTYPE html>")
+    )
+
+
+def test_explain_on_the_meta_device_and_its_other_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ("explain", f"{HERE}:factory", "--device", "meta", "--min-numel", "0")
+    status, out, _ = run(monkeypatch, *args, "--json")
+    assert status == 0 and json.loads(out)["totals"]["regions"] == 1
+    assert run(monkeypatch, *args, "--kernel", "0")[1].count("def triton_mixorder") == 2
+    assert run(monkeypatch, *args, "--graph", "0")[1].startswith("before\n")
+    status, _, err = run(monkeypatch, *args, "--graph", "1")
+    assert status == 2 and "there is no region 1: 1 were fused" in err
+
+
+def test_a_dict_at_the_end_holds_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:named", "--device", "meta", "--min-numel", "0")
+    assert status == 0 and "8x32" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--html", "no/such/folder/page.html"), "argument --html: there is no folder no/such/folder"),
+        (("--html", "."), "argument --html: . is a folder"),
+        (("--min-numel", "-5"), "argument --min-numel: -5 is less than 0"),
+        (("--kernel", "-1"), "argument --kernel: -1 is less than 0"),
+        (("--graph", "one"), "argument --graph: invalid number value: 'one'"),
+    ],
+)
+def test_bad_values_are_told_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    status, _, err = run(monkeypatch, "explain", "no_such_module:factory", *args)
+    assert status == 2 and message in err
+
+
+def test_no_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "bench", f"{HERE}:factory", "--steps", "0")
+    assert status == 2 and "argument --steps: 0 is less than 1" in err
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--version") == (0, f"mixorder {mixorder.__version__}\n", "")
+
+
+def test_an_unknown_command_lists_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(monkeypatch, "explian", f"{HERE}:factory")
+    assert status == 2 and "there is no command 'explian' (did you mean explain?); there are demo, ex" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_interrupt_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupted)
+    assert run(monkeypatch, "doctor") == (130, "", "\nInterrupted.\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = "import sys, mixorder.__main__ as m; sys.argv[1:] = ['--version']; sys.exit(m.main())"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
+    assert status == 1 and "Nothing was fused." in out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("factory", "'factory' is not package.module:factory"),
+        ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
+        (f"{HERE}:missing", "has no 'missing'"),
+        (f"{HERE.replace('.', '/')}.py:factory", f"(leave out .py: {HERE}:factory)"),
+        (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
+        (f"{HERE}:HERE", "is a str, not a function that makes a model"),
+        (f"{HERE}:not_a_model", "gave a int; it must give a model, then its inputs"),
+    ],
+)
+def test_a_bad_factory_is_told(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    status, _, err = run(monkeypatch, "explain", name, "--device", "cpu")
+    assert status == 2 and message in err
+
+
+@NO_GPU
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_what_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    status, _, err = run(monkeypatch, command, f"{HERE}:factory")
+    assert status == 2 and "finds no GPU" in err and "explain" in err
+    status, _, err = run(monkeypatch, "explain", f"{HERE}:factory", "--device", "cuda")
+    assert status == 2 and "--device meta" in err
+
+
+@pytest.mark.parametrize("command", __main__.COMMANDS)
+def test_help_teaches(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    status, out, _ = run(monkeypatch, command, "--help")
+    assert status == 0 and f"python -m mixorder{' ' + command if command != 'demo' else ''}" in out
+    assert len(out) > 400
+    listed = run(monkeypatch, "--help")[1]
+    assert f"python -m mixorder {command}" in listed
+
+
+@pytest.mark.parametrize("command", __main__.COMMANDS)
+def test_naming_a_command_imports_nothing_heavy(command: str) -> None:
+    module = importlib.import_module(f"mixorder.cli.{command}")
+    assert module.__file__ is not None
+    code = f"import sys, mixorder.cli.{command}; print({{'torch', 'triton'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+# bench and tune, as far as they go without a GPU.
+
+
+def wall_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
+    times = []
+    for phase in phases:
+        start = time.perf_counter()
+        phase()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def test_bench_times_each_way_and_compares_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options) or function)
+    weight = torch.ones(8, requires_grad=True)
+    x = torch.randn(4, 8, requires_grad=True)
+    ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]
+    example = (lambda x, scale: (x * weight * scale).sin(), (x,), {"scale": 1.0})
+    bench.measure(ways, example, 3, wall_clock)
+    assert all(len(way.times) == 3 and way.compile_s > 0 for way in ways)
+    assert all(0 < way.median(0) < way.median(1) for way in ways)
+    assert [options["mixorder"] for options in given] == [False, True]
+    assert len(ways[0].gradients) == 2 and bench.judged(ways) == 0
+    lines = bench.table(ways).splitlines()
+    assert lines[0].split() == ["stock", "mixorder"] and "speedup of the step" in bench.table(ways)
+    assert x.grad is None and weight.grad is None
+
+
+def test_bench_fails_where_gradients_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (
+        bench.Way(name, {}, gradients=[torch.full((4,), v)]) for name, v in (("a", 1.0), ("b", 1.1))
+    )
+    assert bench.difference(other.gradients, one.gradients) == pytest.approx(0.1)
+    assert bench.judged([one, other]) == 1 and "gradients of b" in capsys.readouterr().out
+    nan = bench.Way("nan", {}, gradients=[torch.full((4,), float("nan"))])
+    assert bench.judged([one, nan]) == 1
+
+
+def test_tune_prints_what_was_gained() -> None:
+    with collect() as records:
+        pipeline.run(graphs.layer_norm_backward(4096, 256), Options(enabled=True, interpret=True))
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    tuned = dataclasses.replace(record, tuning=Tuning(12.0, 10.5, 9, 1.0))
+    text = tune.text([tuned, record])
+    assert "tuned: 12.0 -> 10.5 us, 9 candidates" in text and "not tuned" in text
+    assert text.endswith("2 regions: 12.0 -> 10.5 us")
+
+
+# doctor
+
+
+def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its last check, which is the demo."""
+    monkeypatch.setattr(doctor, "CHECKS", tuple(c for c in doctor.CHECKS if c is not doctor.is_right))
+    status, out, _ = run(monkeypatch, "doctor")
+    assert status == 0, out
+    assert "All is well" in out and doctor.USE in out
+    if not torch.cuda.is_available():
+        assert "note    no GPU" in out and "kernels compile for cuda 90" in out
+
+
+def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.metadata.version
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    status, out, _ = run(monkeypatch, "doctor")
+    assert status == 1 and "FAILED  triton is not installed" in out
+    assert f"pip install triton=={TESTED[release(torch.__version__)]} (" in out
+    assert "kernels compile" not in out
+
+
+@pytest.mark.parametrize(
+    ("triton", "status", "remedy"),
+    [("3.7.0", "ok", ""), ("3.9.0", "note", "torch 2.13 is built against, and tested with, 3.7.1")],
+)
+def test_doctor_knows_the_tested_pair(
+    monkeypatch: pytest.MonkeyPatch, triton: str, status: str, remedy: str
+) -> None:
+    versions = {"torch": "2.13.0+cpu", "triton": triton}
+    monkeypatch.setattr(doctor.metadata, "version", versions.__getitem__)
+    found = doctor.triton_version()
+    assert found.status == status and remedy in found.remedy
+
+
+def test_doctor_without_numpy_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = doctor.is_right()
+    assert found.status == "note" and "NumPy" in found.text and "pip install numpy" in found.remedy
+    status, _, err = run(monkeypatch, "demo", "--device", "interpreter")
+    assert status == 2 and "numpy is not installed" in err
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.10.1", "FAILED"), ("2.11.0+cu130", "ok"), ("2.15.0", "ok"), ("3.0.0a0+git1", "note")],
+)
+def test_doctor_knows_which_torch_was_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
+    assert doctor.torch_version().status == status
+
+
+def test_doctor_on_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert doctor.loads_by_itself().status == "note"
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/no/such/folder")
+    found = doctor.cache_folder()
+    assert found.status == "FAILED" and "TORCHINDUCTOR_CACHE_DIR" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "text"),
+    [
+        ({}, "ok", "off by default (no variable is set)"),
+        ({"MIXORDER": "on"}, "ok", "on for every compile that does not say otherwise (MIXORDER='on')"),
+        ({SHARED: "0"}, "note", f"off, except where options say otherwise ({SHARED}='0')"),
+        ({"MIXORDER": "1", SHARED: "0"}, "ok", f"(MIXORDER='1', {SHARED}='0', MIXORDER decides)"),
+        ({SHARED: "2"}, "note", f"not understood: {SHARED}='2'"),
+    ],
+)
+def test_doctor_says_what_decides(env: dict[str, str], status: str, text: str) -> None:
+    code = "from mixorder.cli import doctor; f = doctor.switched_on(); print(f.status, f.text)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(f"{status} ") and text in done.stdout, done.stderr
+
+
+def test_doctor_tells_of_an_installation_that_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.0.1")
+    found = doctor.installed()
+    assert found.status == "note" and f"as mixorder 0.0.1, but {mixorder.__version__} runs" in found.text
+
+
+def test_doctor_writes_a_report_without_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = [
+        doctor.Finding(
+            "note", f"caches in {Path.home()}/my caches/x", "see https://pytorch.org and 'C:\\a\\b'"
+        ),
+        doctor.Finding("FAILED", f'File "{tmp_path}/model.py", line 3: no /opt/secret/nvcc', "do 1/2"),
+    ]
+    monkeypatch.setattr(doctor, "CHECKS", [lambda f=f: f for f in found])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/project/cache")
+    monkeypatch.setenv("MIXORDER", "on")
+    status, out, err = run(monkeypatch, "doctor", "--report", str(tmp_path / "report.txt"))
+    text = (tmp_path / "report.txt").read_text()
+    assert status == 1 and "Something is wrong" in out and "Written: " in err
+    assert (
+        f"mixorder {mixorder.__version__}" in text and "MIXORDER='on'" in text and "line 3: no <path>" in text
+    )
+    assert "https://pytorch.org" in text and "do 1/2" in text and "TORCHINDUCTOR_CACHE_DIR='<path>'" in text
+    for hidden in (str(Path.home()), str(tmp_path), "secret", "scratch", "model.py", "C:"):
+        assert hidden not in text
+
+
+def test_doctor_reports_a_wrong_kernel_and_one_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = SimpleNamespace(returncode=1, stdout="\nFAILED: mixorder's largest error is 1.0", stderr="")
+    with monkeypatch.context() as patch:  # Triton runs processes as well
+        patch.setattr(doctor.subprocess, "run", lambda *_, **__: failed)
+        found = doctor.is_right()
+    assert found.status == "FAILED" and "largest error" in found.text and "mixorder demo" in found.remedy
+    import mixorder.tune.compile as compiling
+
+    def broken(job: Any) -> None:
+        raise RuntimeError("ptxas is gone")
+
+    monkeypatch.setattr(compiling, "compile_job", broken)
+    found = doctor.compiles()
+    assert found.status == "FAILED" and "ptxas is gone" in found.text and "triton" in found.remedy
+
+
+# progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # as if it were not installed
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert list(progress.progress(range(3), "counting")) == [0, 1, 2]
+        assert ("counting: 0 of 3" in stream.getvalue()) == shown
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    used: list[str] = []
+    fake = SimpleNamespace(tqdm=lambda items, desc, **_: used.append(desc) or items)
+    monkeypatch.setitem(sys.modules, "tqdm", fake)
+    assert list(progress.progress([1], "with tqdm")) == [1] and used == ["with tqdm"]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,527 @@
+"""Loading and installing, with the real Inductor CPU backend and a recorder for the pipeline."""
+
+import os
+import pickle
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as config
+from test_options import python
+from torch._dynamo.utils import counters
+from torch._inductor import compile_fx, custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache
+
+import mixorder
+from mixorder.errors import CannotExplain
+from mixorder.inductor import hooks as install
+from mixorder.inductor import versions
+from mixorder.options import SOURCE_HASH_KEY, Options
+
+Recorder = list[tuple[torch.fx.Graph, Options, bool]]
+"""Per call of the pipeline: the graph, the options, and the built-in mix-order switch."""
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """Calls of the pipeline, which is replaced by a recorder. No graph comes from a cache."""
+    seen: Recorder = []
+    pipeline = types.ModuleType("mixorder.pipeline")
+
+    def run(graph: torch.fx.Graph, options: Options) -> list[Any]:
+        seen.append((graph, options, config.triton.mix_order_reduction))
+        return []
+
+    pipeline.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mixorder.pipeline", pipeline)
+    monkeypatch.setattr(mixorder, "pipeline", pipeline, raising=False)
+    torch._dynamo.reset()
+    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield seen
+    torch._dynamo.reset()
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * 2).sum()
+
+
+def compiled(**options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(loss, options=options)
+
+
+def train_step(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(8, requires_grad=True)
+    fn(x).backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos())
+
+
+def test_option_holds_for_forward_and_backward(runs: Recorder) -> None:
+    train_step(compiled(mixorder=True, mixorder_split_size=4))
+    assert [options for _, options, _ in runs] == [Options(enabled=True, split_size=4)] * 2
+    assert [builtin for _, _, builtin in runs] == [False, False]
+    assert config.triton.mix_order_reduction and config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.parametrize("options", [{}, {"mixorder": False}])
+def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -> None:
+    seen: list[Any] = []
+
+    def spy(graph: torch.fx.Graph) -> None:
+        seen.append((config.triton.mix_order_reduction, config.post_grad_custom_post_pass))
+
+    # Where there is an option, the config says the opposite: the option must win.
+    with config.patch({"mixorder": bool(options), "post_grad_custom_post_pass": spy}):
+        train_step(compiled(**options))
+    assert runs == [] and seen[0] == (True, spy)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"mixorder_autotune": True, "mixorder_min_numel": 0}, True),
+        ({"mixorder_autotune": True, "mixorder": False}, False),
+        ({"max_autotune": False}, False),
+    ],
+)
+def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, Any], told: bool) -> None:
+    install._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.compile(loss, options=options)(torch.randn(8))
+    expected = 'mixorder_autotune, mixorder_min_numel does nothing without "mixorder": True'
+    assert [str(w.message) for w in said if "mixorder" in str(w.message)] == [expected] * told
+    assert runs == []
+
+
+def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.10.1+cu128")
+        with pytest.warns(UserWarning, match=r"mixorder stays off: torch 2.10.1\+cu128 is not supported"):
+            train_step(compiled(mixorder=True))
+        with pytest.raises(CannotExplain, match="2.11 is the oldest"):
+            mixorder.explain(loss)(torch.randn(8))
+    versions.unsupported.cache_clear()
+    install._stays_off.cache_clear()
+    assert runs == []
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [("2.9.1", True), ("2.10.0+cu128", True), ("2.11.0a0+git1", False), ("3.0", False), ("unknown", False)],
+)
+def test_which_versions_are_too_old(version: str, older: bool) -> None:
+    assert versions.older(version, versions.OLDEST) == older
+
+
+def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> None:
+    """Torch compiles the backward at its first call and, for values that come from `config.patch`
+    and not from `torch.compile(options=...)`, under the config of that moment: the backward
+    would be compiled without. mixorder keeps the values of the forward."""
+    fn = torch.compile(loss)
+    x = torch.randn(8, requires_grad=True)
+    with config.patch({"mixorder": True, "mixorder_split_size": 4}):
+        out = fn(x)
+    assert len(runs) == 1 and not config.mixorder
+    out.backward()
+    assert [options.split_size for _, options, _ in runs] == [4, 4]
+
+
+def test_torch_drops_a_config_patch_before_the_backward(runs: Recorder) -> None:
+    """The premise of the test above, on an option of torch's own. If this fails, torch has learnt
+    to keep the config, and `_keep_options_for_backward` can go."""
+    seen: list[bool] = []
+    fn = torch.compile(loss)
+    x = torch.randn(8, requires_grad=True)
+    with config.patch("post_grad_custom_post_pass", lambda graph: seen.append(True)):
+        out = fn(x)
+    out.backward()
+    assert len(seen) == 1
+
+
+def test_config_patch_around_backward_only(runs: Recorder) -> None:
+    """The config at the time of the backward's compile counts where the forward had it off."""
+    out = torch.compile(loss)(torch.randn(8, requires_grad=True))
+    with config.patch("mixorder", True):
+        out.backward()
+    assert len(runs) == 1
+
+
+def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
+    x = torch.randn(8, requires_grad=True)
+    with config.patch({"mixorder": True, "mixorder_split_size": 4}):
+        train_step(compiled(mixorder=False))
+        assert runs == []
+        out = compiled(mixorder_split_size=8)(x)
+    out.backward()
+    assert [options.split_size for _, options, _ in runs] == [8, 8]
+
+
+@pytest.mark.parametrize("way", ["options", "patch"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_of_torch(runs: Recorder, mode: str, way: str) -> None:
+    if way == "options":
+        train_step(torch.compile(loss, options={**torch._inductor.list_mode_options(mode), "mixorder": True}))
+    else:
+        with config.patch("mixorder", True):
+            train_step(torch.compile(loss, mode=mode))
+    assert [options.enabled for _, options, _ in runs] == [True, True]
+
+
+def test_a_mode_and_options_exclude_each_other() -> None:
+    """The premise of what the README says of modes."""
+    with pytest.raises(RuntimeError, match="mode or options"):
+        torch.compile(loss, mode="max-autotune", options={"mixorder": True})
+
+
+def test_bad_value_is_told(runs: Recorder) -> None:
+    with pytest.raises(Exception, match="'mixorder_split_size' is -1; allowed: int >= 0"):
+        train_step(compiled(mixorder=True, mixorder_split_size=-1))
+
+
+class Tagging(CustomGraphPass):
+    def __init__(self, calls: list[str], name: str) -> None:
+        self.calls, self.name = calls, name
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.calls.append(self.name)
+
+    def uuid(self) -> str:
+        return self.name
+
+
+def order_recorder(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    monkeypatch.setattr(sys.modules["mixorder.pipeline"], "run", lambda *_: calls.append("mixorder") or [])
+    return calls
+
+
+def test_user_pass_object_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", Tagging(calls, "user")):
+        train_step(compiled(mixorder=True))
+    assert calls == ["user", "mixorder"] * 2
+
+
+def test_user_callable_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", lambda graph: calls.append("user")):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == ["user", "mixorder"]
+
+
+needs_lists = pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "get_custom_graph_passes"),
+    reason="this torch takes a single pass",
+)
+needs_aware = pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"),
+    reason="this torch has no inference-aware passes",
+)
+
+
+@needs_lists
+def test_user_list_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = order_recorder(runs, monkeypatch)
+    users = [Tagging(calls, "a"), Tagging(calls, "b")]
+    with config.patch("post_grad_custom_post_pass", users):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == ["a", "b", "mixorder"] and len(users) == 2
+
+
+def aware_pass(calls: list[Any]) -> CustomGraphPass:
+    class Aware(custom_graph_pass.CustomInferenceAwareGraphPass):
+        def __call__(self, graph: torch.fx.Graph, is_inference: bool) -> None:
+            calls.append(is_inference)
+
+        def uuid(self) -> str:
+            return "aware"
+
+    return Aware()
+
+
+@needs_aware
+def test_inference_aware_user_pass(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = order_recorder(runs, monkeypatch)
+    with config.patch("post_grad_custom_post_pass", aware_pass(calls)):
+        compiled(mixorder=True)(torch.randn(8))
+    assert calls == [True, "mixorder"]
+
+
+class TestSinglePass:
+    """Composition for a torch whose option takes one pass, exercised on any torch."""
+
+    @pytest.fixture(autouse=True)
+    def single(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(custom_graph_pass, "get_custom_graph_passes", raising=False)
+
+    def test_order_and_uuid(self) -> None:
+        calls: list[str] = []
+        a, b = Tagging(calls, "a"), Tagging(calls, "b")
+        both = versions.append_graph_pass(a, b)
+        both(torch.fx.Graph())
+        assert calls == ["a", "b"]
+        assert isinstance(both, CustomGraphPass) and both.uuid() == ("a", "b")
+        assert versions.append_graph_pass(None, b) is b
+
+    def test_plain_callable_has_no_identity(self) -> None:
+        calls: list[str] = []
+        both = versions.append_graph_pass(lambda graph: calls.append("a"), Tagging(calls, "b"))
+        both(torch.fx.Graph())
+        assert calls == ["a", "b"] and both.uuid() is None
+
+    @needs_aware
+    def test_inference_aware(self) -> None:
+        calls: list[Any] = []
+        both = versions.append_graph_pass(aware_pass(calls), Tagging(calls, "b"))
+        assert isinstance(both, custom_graph_pass.CustomInferenceAwareGraphPass)
+        both(torch.fx.Graph(), is_inference=True)
+        assert calls == [True, "b"]
+
+    def test_inductor_runs_it(self, runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        calls: list[str] = []
+        chain = versions._chain(Tagging(calls, "a"), Tagging(calls, "b"))
+        with config.patch("post_grad_custom_post_pass", chain):
+            torch.compile(loss)(torch.randn(8))
+        assert calls == ["a", "b"]
+
+
+def compile_again(**options: Any) -> None:
+    torch._dynamo.reset()
+    train_step(compiled(mixorder=True, **options))
+
+
+@pytest.mark.parametrize("aot_cache", [False, True])
+def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
+    group, counter = (
+        ("aot_autograd", "autograd_cache_hit") if aot_cache else ("inductor", "fxgraph_cache_hit")
+    )
+    with (
+        fresh_cache(),
+        config.patch(fx_graph_cache=True),
+        functorch_config.patch(enable_autograd_cache=aot_cache),
+    ):
+        compile_again()
+        assert len(runs) == 2
+        counters.clear()
+        compile_again()
+        assert len(runs) == 2, "a hit does not compile again"
+        assert counters[group][counter] > 0
+        compile_again(mixorder_split_size=4)
+        assert len(runs) == 4, "another option, another key"
+        with config.patch(SOURCE_HASH_KEY, "another source"):
+            compile_again()
+        assert len(runs) == 6, "another source, another key"
+
+
+def test_uuid_covers_source_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = install.MixOrderPass()
+    first = ours.uuid()
+    assert ours.uuid() == first and pickle.loads(pickle.dumps(first)) == first
+    with config.patch("mixorder_min_numel", 1):
+        other_options = ours.uuid()
+    monkeypatch.setattr(install, "source_hash", lambda: "another source")
+    assert len({first, other_options, ours.uuid()}) == 3
+
+
+def test_wrapping_is_idempotent_and_transparent() -> None:
+    for owner, name in (
+        (compile_fx._InProcessFxCompile, "codegen_and_compile"),
+        (compile_fx, "compile_fx"),
+    ):
+        wrapper = getattr(owner, name)
+        install.wrap_compile_fx(compile_fx)
+        assert getattr(owner, name) is wrapper
+        assert not hasattr(wrapper.__wrapped__, "__wrapped__")
+        assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+
+
+def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    module = types.ModuleType("strange")
+    install.wrap_compile_fx(module)
+    assert "this torch has no strange._InProcessFxCompile.codegen_and_compile" in caplog.text
+    assert not hasattr(module, "_InProcessFxCompile")
+
+
+USE = """
+from torch._inductor import config
+torch.compile(lambda x: x, options={"mixorder": True})
+import torch._inductor.compile_fx as m
+assert m._InProcessFxCompile.codegen_and_compile.__wrapped__ and config.mixorder_source_hash
+assert not any("mixorder._autoload" in type(f).__module__ for f in sys.meta_path)
+print("ok")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "autoload"),
+    [
+        ("import torch", "1"),
+        ("import torch, mixorder", "0"),
+        ("import mixorder, torch", "0"),
+        ("import mixorder, torch", "1"),
+        ("import torch, torch._inductor.compile_fx, mixorder", "0"),
+        ("import torch._inductor.config, mixorder, torch", "0"),
+    ],
+)
+def test_ways_to_load(imports: str, autoload: str) -> None:
+    assert python(f"import sys\n{imports}{USE}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == "ok"
+
+
+def test_import_torch_without_autoload_knows_no_option() -> None:
+    code = "import torch, torch._inductor.config as c; print(hasattr(c, 'mixorder'))"
+    assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False"
+
+
+LOAD = """
+import sys, time
+start = time.perf_counter()
+import torch
+imported = time.perf_counter() - start
+from importlib.metadata import entry_points
+before = set(sys.modules)
+(entry,) = entry_points(group="torch.backends", name="mixorder")
+start = time.perf_counter()
+entry.load()()
+took = time.perf_counter() - start
+new = set(sys.modules) - before
+"""
+
+
+def test_autoload_takes_a_400th_of_the_time_of_importing_torch() -> None:
+    """Some 2 ms. The best of three: other processes only ever add to it."""
+    code = LOAD + "print(took / imported)"
+    share = [float(python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)]
+    assert min(share) < 1 / 400, share
+
+
+def test_autoload_imports_nothing_of_torch_or_triton() -> None:
+    code = LOAD + "print(sorted(new))"
+    assert (
+        python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        == "['_mixorder_plugin', 'mixorder', 'mixorder._autoload']"
+    )
+
+
+def test_module_keeps_its_real_loader_and_reloads() -> None:
+    """Torch's config modules cannot be reloaded, with or without mixorder; compile_fx can."""
+    code = """
+import importlib, inspect, json, sys, torch, mixorder._autoload as a
+assert sys.meta_path[0] is a._after_import
+importlib.reload(json)
+import torch._inductor.config as c, torch._inductor.compile_fx as m
+for module in (c, m):
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(module.__loader__)
+assert "mix_order_reduction" in inspect.getsource(c)
+importlib.reload(m)
+a.register()
+print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
+"""
+    assert python(code) == "True"
+
+
+INTERPRET = """
+import torch
+options = {"mixorder": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+x, norm = torch.randn(33, 64, requires_grad=True), torch.nn.LayerNorm(64)
+y = torch.compile(norm, options=options)(x)
+torch.testing.assert_close(*(torch.autograd.grad(z.sin().sum(), norm.weight) for z in (y, norm(x))))
+"""
+
+
+def test_the_interpreter_that_is_not_asked_for_is_told_in_few_lines() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", INTERPRET], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "mixorder_interpret needs TRITON_INTERPRET=1 in the environment" in done.stderr
+    assert len(done.stderr.splitlines()) < 8, done.stderr
+
+
+OTHER_PROCESS = """
+import sys, torch
+from pathlib import Path
+from torch._inductor.compile_fx import FxCompile
+
+def pair(x, dy):
+    product = x * dy
+    return dy - x * product.sum(1, keepdim=True), product.sum(0)
+
+if __name__ == "__main__":
+    x, dy = torch.randn(37, 20), torch.randn(37, 20)
+    options = {"mixorder": True, "mixorder_interpret": True, "mixorder_dump_dir": sys.argv[1]}
+    with torch.no_grad():
+        ours = torch.compile(pair, options=options)(x, dy)
+    for mine, theirs in zip(ours, pair(x, dy), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    ((compiler, stats),) = FxCompile._compile_stats.items()
+    (declined,) = Path(sys.argv[1]).rglob("*_declined.txt")
+    print(compiler.__name__, stats.codegen_and_compile, declined.read_text().split(":")[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "compiler"),
+    [
+        ("NORMAL", "_InProcessFxCompile"),
+        ("SUBPROCESS", "_SubprocessFxCompile"),
+    ],
+)
+def test_the_pass_runs_wherever_the_graph_is_compiled(tmp_path: Path, mode: str, compiler: str) -> None:
+    """The region is too small, so that no GPU is asked for; it is the dump that tells of the pass."""
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_PROCESS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "dump")],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_FX_COMPILE_MODE": mode,
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # a hit would run no pass
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [compiler, "1", "too-small"]
+
+
+def test_failed_import_is_tried_again() -> None:
+    code = """
+import sys, importlib, torch
+sys.modules["torch.utils._config_module"] = None
+try:
+    import torch._inductor.config
+except ImportError:
+    del sys.modules["torch.utils._config_module"]
+import torch._inductor.config as c
+print(c.mixorder)
+"""
+    assert python(code) == "False"
+
+
+def test_threads_import_at_once() -> None:
+    """All of them enter torch's import cycles at one place: at two, torch alone may fail."""
+    code = """
+import threading, importlib, torch
+name = "torch._inductor.compile_fx"
+threads = [threading.Thread(target=importlib.import_module, args=(name,)) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+import torch._inductor.compile_fx as m
+print(m.config.mixorder, hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
+"""
+    assert python(code) == "False True"

@@ -1,0 +1,113 @@
+"""What is said to Inductor of our kernels' launches, and a kernel that the device has no room for."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch._inductor.config as config
+
+from mixorder.codegen.programmatic_launch import awaited
+from mixorder.inductor import launch_options as launches
+from mixorder.inductor.mutation_cache import PREFIX
+
+NAME = f"{PREFIX}sum_0"
+BODY = "@triton_heuristics.user_autotune(\n    triton_meta={'signature': {}},\n)\ndef kernel():\n    pass\n"
+WAITING = BODY.replace("pass", f"s = {awaited('0')}")
+
+
+def defined(name: str, body: str) -> str:
+    """The text that Inductor goes on with."""
+
+    class PythonWrapperCodegen:
+        def define_kernel(self, kernel_name: str, kernel_body: str, gpu: bool = True) -> str:
+            return kernel_body
+
+    module = types.ModuleType("wrapper")
+    module.PythonWrapperCodegen = PythonWrapperCodegen  # type: ignore[attr-defined]
+    launches.define(module)
+    wrapped = PythonWrapperCodegen.define_kernel
+    launches.define(module)
+    assert PythonWrapperCodegen.define_kernel is wrapped
+    return PythonWrapperCodegen().define_kernel(name, body)
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+@pytest.mark.parametrize("body", [BODY, WAITING])
+def test_what_a_definition_says(body: str, emulate: bool) -> None:
+    with config.patch(emulate_precision_casts=emulate):
+        text = defined(NAME, body)
+        assert defined("triton_poi_fused_0", body) == body
+    meta = "triton_meta={"
+    meta += "'launch_pdl': True, " if body == WAITING else ""
+    meta += "'enable_fp_fusion': False, " if emulate else ""
+    assert text == body.replace("triton_meta={", meta)
+
+
+class Tuner:
+    """As much of 2.11's `CachingAutotuner` as is looked at: it has room for `fits` stages."""
+
+    def __init__(self, name: str, stages: int, fits: int, reason: str = "OutOfResources") -> None:
+        self.fn, self.fits, self.reason = types.SimpleNamespace(__name__=name, fn=None), fits, reason
+        self.compile_results = [self._precompile_config(settings(stages))]
+
+    def _precompile_config(self, config: Any) -> Any:
+        return types.SimpleNamespace(config=config)
+
+    def _reload_kernel(self) -> Any:
+        return types.SimpleNamespace(fn=types.SimpleNamespace(__name__=self.fn.__name__, fn="loaded"))
+
+    def _make_launchers(self) -> None:
+        if self.compile_results[-1].config.num_stages > self.fits:
+            raise RuntimeError(f"No valid triton configs. {self.reason}: out of resource: shared memory")
+
+
+def settings(stages: int) -> Any:
+    return types.SimpleNamespace(num_stages=stages, kwargs={"XBLOCK": 4, "NUM_STAGES": stages})
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(Tuner, "_make_launchers", Tuner._make_launchers)  # what is put back
+    module = types.ModuleType("triton_heuristics")
+    module.CachingAutotuner = Tuner  # type: ignore[attr-defined]
+    launches.fit(module)
+    wrapped = Tuner._make_launchers
+    launches.fit(module)
+    assert Tuner._make_launchers is wrapped
+    return Tuner
+
+
+def test_stages_are_taken_away_until_the_kernel_fits(fitted: Callable[..., Any]) -> None:
+    first = settings(5)
+    tuner = fitted(NAME, 5, fits=3)
+    tuner._make_launchers()
+    (result,) = tuner.compile_results
+    assert vars(result.config) == vars(settings(3)) and tuner.fn.fn == "loaded"
+    roomy = fitted(NAME, 5, fits=5)
+    roomy._make_launchers()
+    assert vars(roomy.compile_results[0].config) == vars(first) and roomy.fn.fn is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "reason"),
+    [(NAME, 0, "OutOfResources"), (NAME, 3, "PTXASError"), ("triton_poi_fused_0", 3, "OutOfResources")],
+)
+def test_what_does_not_fit_at_all_or_is_not_ours_is_an_error(
+    fitted: Callable[..., Any], name: str, fits: int, reason: str
+) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        fitted(name, 5, fits, reason)._make_launchers()
+
+
+def test_nothing_is_wrapped_where_inductor_does_it_itself() -> None:
+    class Newer(Tuner):
+        def compile_by_disabling_pipelining(self, config: Any) -> None: ...
+
+    module = types.ModuleType("triton_heuristics")
+    module.CachingAutotuner = Newer  # type: ignore[attr-defined]
+    before = Newer._make_launchers
+    launches.fit(module)
+    assert Newer._make_launchers is before

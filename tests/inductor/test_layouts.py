@@ -1,0 +1,87 @@
+"""Inductor's wrapper code around our kernels, run: results that are viewed, written or gathered.
+
+All cases share one process (see wrapped.py), which prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from results import RESULTS
+
+HERE = Path(__file__).parents[1]
+DYNAMIC = ("cat_of_columns", "viewed", "accumulated")
+CASES = [*((name, False) for name in RESULTS), *((name, True) for name in DYNAMIC)]
+
+SCRIPT = """
+import json, sys
+import torch, wrapped
+from results import RESULTS, aliases
+from torch._dynamo.utils import counters
+
+def run(name, dynamic):
+    function, shapes, _ = RESULTS[name]
+    torch.manual_seed(0)
+    mine = tuple(torch.randn(shape) for shape in shapes)
+    theirs, exact = tuple(t.clone() for t in mine), tuple(t.double() for t in mine)
+    torch._dynamo.reset()
+    counters["mixorder"].clear()
+    wrapped.launches.clear()
+    for x in mine[:2] if dynamic else ():
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    with torch.no_grad():
+        compiled = torch.compile(function, options=wrapped.OPTIONS, dynamic=None if dynamic else False)
+        ours = (*compiled(*mine), *mine)
+        eager, exact = (*function(*theirs), *theirs), (*function(*exact), *exact)
+    return {
+        "counters": counters["mixorder"],
+        "layouts": [(list(t.shape), list(t.stride())) for t in ours],
+        "eager_layouts": [(list(t.shape), list(t.stride())) for t in eager],
+        "aliases": sorted(aliases(ours)),
+        "eager_aliases": sorted(aliases(eager)),
+        "errors": [float((t.double() - e).norm() / e.norm()) for t, e in zip(ours, exact, strict=True)],
+        "launches": list(wrapped.launches),
+    }
+
+wrapped.install()
+json.dump({f"{name} {dynamic}": run(name, dynamic) for name, dynamic in json.loads(sys.argv[1])}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    paths = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(CASES)],
+        env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("name", "dynamic"), CASES)
+def test_results(found: dict[str, Any], name: str, dynamic: bool) -> None:
+    case = found[f"{name} {dynamic}"]
+    assert case["counters"] == {"fused_regions": RESULTS[name][2]}
+    assert len(case["launches"]) == 2 * RESULTS[name][2]
+    assert all(error < 1e-6 for error in case["errors"]), case["errors"]
+    assert case["layouts"] == case["eager_layouts"] and case["aliases"] == case["eager_aliases"]
+
+
+@pytest.mark.parametrize("name", ["cat_of_columns", "cat_of_rows", "qkv_gradient"])
+def test_a_kernel_writes_a_buffer_of_its_own(found: dict[str, Any], name: str) -> None:
+    """Inductor writes the parts of a `cat` in place; ours, whose strides are in the kernel, it copies."""
+    main = found[f"{name} False"]["launches"][0]
+    tensors = [argument for argument in main[1] if isinstance(argument, list)]
+    assert [[37, 20], [20, 1], 0] in tensors
+    assert all(stride[-1] == 1 and offset == 0 for shape, stride, offset in tensors)
+    assert all(stride[0] == 20 for shape, stride, _ in tensors if shape == [37, 20])

@@ -1,0 +1,120 @@
+"""Which inputs of a region nobody reads afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f32, find, in_turn, only, pair, traced
+from torch.fx import Node
+
+from mixorder.region.liveness import _Reader, dying
+from mixorder.region.region import Region
+
+FULL, SQUARE = ((512, 256), f32), ((256, 256), f32)
+
+
+def reasons(region: Region) -> dict[str, str | None]:
+    """Of each input that is a full tensor, by the op that makes it."""
+    reader = _Reader(region)
+
+    def name(node: Node) -> str:
+        return str(node.target).split(".")[1] if "." in str(node.target) else node.op
+
+    return {name(n): reader.why_not(n) for n in region.inputs}
+
+
+def last_use(x: Any, g: Any, w: Any) -> Any:
+    return pair(x, g @ w)
+
+
+def viewed(x: Any, g: Any, w: Any) -> Any:
+    """The region reads the product, or views of it."""
+    dx, dw = pair(x.view(4, 128, 256).sin().view(512, 256), (g @ w).view(4, 128, 256).view(512, 256))
+    return dx.view(4, 128, 256), dw
+
+
+def used_later(x: Any, g: Any, w: Any) -> Any:
+    dy = g @ w
+    return *pair(x, dy), dy @ w
+
+
+def view_used_later(x: Any, g: Any, w: Any) -> Any:
+    dy = g @ w
+    return *pair(x, dy), dy.t() @ x
+
+
+def used_by_a_member_that_stays(x: Any, g: Any, w: Any) -> Any:
+    """The cast is cheap: it stays for the product, and is computed again in the kernel."""
+    wide = (g.to(bf16) @ w.to(bf16)).to(f32)
+    return *pair(x, wide), wide * g
+
+
+def returned(x: Any, g: Any, w: Any) -> Any:
+    dy = g @ w
+    return *pair(x, dy), dy
+
+
+def summed(x: Any, g: Any) -> Any:
+    return pair(x, torch.cumsum(g, 0))
+
+
+CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "last use": (last_use, None),
+    "viewed": (viewed, None),
+    "used later": (used_later, "somebody else reads it"),
+    "view used later": (view_used_later, "somebody else reads it"),
+    "member that stays": (used_by_a_member_that_stays, "somebody else reads it"),
+    "returned": (returned, "somebody else reads it"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_product_dies_with_its_last_reader(name: str) -> None:
+    function, reason = CASES[name]
+    region = only(traced(function, FULL, FULL, SQUARE))
+    found = reasons(region)
+    assert found.pop("mm", found.pop("reshape", "absent")) == reason
+    assert set(found.values()) <= {"its memory may be somebody else's"}
+    products = [b for b, n in region.buffers.items() if b[:2] == "in" and n.op != "placeholder"]
+    assert dying(region) == (() if reason else tuple(products))
+
+
+def test_what_others_made_is_left_alone() -> None:
+    region = only(traced(summed, FULL, FULL))
+    assert set(reasons(region).values()) == {"its memory may be somebody else's"}
+
+
+def test_a_result_of_an_earlier_region_dies() -> None:
+    def function(x: Any, g: Any, z: Any) -> Any:
+        dx, dw = pair(x, g)
+        return dw, *pair(torch.cumsum(z, 1), dx.view(1024, 128))
+
+    regions = in_turn(traced(function, FULL, FULL, ((1024, 128), f32)))
+    found = [(dying(region), reasons(region)) for region in regions]
+    assert [len(names) for names, _ in found] == [0, 1]
+    assert found[1][1] == {"cumsum": "its memory may be somebody else's", "call_function": None}
+
+
+def test_a_copy_is_read_instead() -> None:
+    region = only(traced(last_use, FULL, FULL, SQUARE))
+    relaid = dataclasses.replace(region, relaid=frozenset(region.inputs))
+    assert {_Reader(relaid).why_not(n) for n in relaid.inputs} == {"a copy of it is read"}
+
+
+def test_two_names_for_one_tensor_and_a_part_of_one() -> None:
+    def two_names(x: Any, g: Any, w: Any) -> Any:
+        dy = g @ w
+        other = torch.as_strided(dy, (512, 256), (256, 1), 0)
+        return pair(x * other, dy)
+
+    def part_of_one(x: Any, g: Any, w: Any) -> Any:
+        return pair(x, torch.as_strided(g @ w, (256, 256), (256, 1), 0))
+
+    (region,) = find(traced(two_names, FULL, FULL, SQUARE))
+    assert {"the region reads it by two names"} <= set(reasons(region).values())
+    (region,) = find(traced(part_of_one, SQUARE, FULL, SQUARE))
+    assert "it is a part of a tensor" in reasons(region).values()

@@ -1,0 +1,159 @@
+"""What the finder sees in one node, on graphs traced from one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import graphs
+import pytest
+import sympy
+import torch
+from graphs import f32
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from mixorder.ir.program import AMAX, AMIN, ANY, PROD, SUM
+from mixorder.region import nodes
+from mixorder.region.axes import Reduced
+
+aten = torch.ops.aten
+
+
+def one(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = f32) -> Node:
+    """The last computed node of a function's graph, as it is traced."""
+    graph = graphs.traced(function, *((shape, dtype) for shape in shapes), in_place=True)
+    return [n for n in graph.nodes if n.op == "call_function"][-1]
+
+
+REDUCED = [
+    ((6, 4), [1], (1,)),
+    ((6, 4), [-1], (1,)),
+    ((6, 4), [-2], (0,)),
+    ((2, 3, 4), [2, 1], (1, 2)),
+    ((2, 3, 4), [-1, 0], (0, 2)),
+    ((2, 3, 4), [1], (1,)),
+    ((6, 4), None, (0, 1)),
+    ((6, 4), [], (0, 1)),
+]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(("shape", "dims", "expected"), REDUCED)
+def test_reduced(shape: Any, dims: Any, expected: Any, keepdim: bool) -> None:
+    node = one(lambda x: aten.sum.dim_IntList(x, dims, keepdim), shape)
+    assert nodes.reduced(node) == Reduced(shape, expected)
+    assert nodes.keeps_dims(node) == keepdim
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: aten.mean.dim(x, [1], True),
+        lambda x: aten.amax.default(x, [1], True),
+        lambda x: aten.prod.dim_int(x, 1, True),
+        lambda x: aten.prod.dim_int(x, -1, True),
+        lambda x: aten.any.dim(x > 0, 1, True),
+        lambda x: aten.any.dims(x > 0, [1], True),
+    ],
+)
+def test_dims_of_every_overload(function: Any) -> None:
+    node = one(function, (6, 4))
+    assert nodes.reduced(node) == Reduced((6, 4), (1,)) and nodes.keeps_dims(node)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.cumsum(1), lambda x: x.relu(), lambda x: x.argmax(1), lambda x: aten.prod.default(x)],
+)
+def test_what_is_no_reduction_of_ours_reduces_nothing(function: Any) -> None:
+    node = one(function, (6, 4))
+    assert nodes.reduction_kind(node) is None and nodes.reduced(node) is None
+
+
+def test_a_symbolic_size_is_an_expression() -> None:
+    graph = graphs.traced_symbolic(lambda x: x.sum(1), ((6, 4), f32))
+    (node,) = (n for n in graph.nodes if n.target is aten.sum.dim_IntList)
+    what = nodes.reduced(node)
+    assert what is not None and what.dims == (1,)
+    assert all(isinstance(n, sympy.Symbol) for n in what.shape)
+
+
+def test_a_size_that_depends_on_data_is_unknown() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True)) as mode:
+        rows = mode.shape_env.create_unbacked_symint()
+        val = torch.empty(6, 4).new_empty((rows, 4))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(aten.sum.dim_IntList, (x, [1]))
+    x.meta["val"] = val
+    assert nodes.shape_of(x) is None and nodes.reduced(total) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: x.sum(1), SUM),
+        (lambda x: x.mean(1), SUM),
+        (lambda x: x.amax(1), AMAX),
+        (lambda x: x.amin([0]), AMIN),
+        (lambda x: x.prod(1), PROD),
+        (lambda x: (x > 0).any(1), ANY),
+    ],
+)
+def test_reduction_kind(function: Any, kind: Any) -> None:
+    assert nodes.reduction_kind(one(function, (6, 4))) is kind
+
+
+POINTWISE = [
+    lambda x: x + x,
+    lambda x: x * 2,
+    lambda x: torch.rsqrt(x),
+    lambda x: torch.where(x > 0, x, 0),
+    lambda x: x.to(torch.float16),
+]
+
+
+@pytest.mark.parametrize("function", POINTWISE)
+def test_pointwise(function: Any) -> None:
+    node = one(function, (6, 4))
+    assert nodes.is_pointwise(node) or nodes.is_view(node)
+
+
+NOT_POINTWISE = [
+    lambda x: x @ x.t(),
+    lambda x: x.add_(1),
+    lambda x: x.copy_(x + 1),
+    lambda x: aten.bernoulli.p(x, 0.5),
+    lambda x: x.cumsum(1),
+    lambda x: x.sum(1),
+    lambda x: torch.gather(x, 1, x.to(torch.int64)),
+]
+
+
+@pytest.mark.parametrize("function", NOT_POINTWISE)
+def test_not_pointwise(function: Any) -> None:
+    assert not nodes.is_pointwise(one(function, (6, 4)))
+
+
+@pytest.mark.parametrize(
+    ("function", "view"),
+    [
+        (lambda x: x.view(24), True),
+        (lambda x: x.unsqueeze(0), True),
+        (lambda x: x.view(6, 4, 1).squeeze(2), True),
+        (lambda x: x.view(6, 1, 4).expand(6, 5, 4), True),
+        (lambda x: x.t(), False),
+        (lambda x: x[1:], False),
+        (lambda x: x.clone(), False),
+    ],
+)
+def test_view(function: Any, view: bool) -> None:
+    assert nodes.is_view(one(function, (6, 4))) == view
+
+
+def test_a_node_with_two_results_has_no_fake() -> None:
+    graph = graphs.traced(lambda x: torch.max(x, 1)[0], ((6, 4), f32), in_place=True)
+    (node,) = (n for n in graph.nodes if n.target is aten.max.dim)
+    assert nodes.fake(node) is None

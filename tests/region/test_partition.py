@@ -1,0 +1,211 @@
+"""A region that holds too much is cut: what the parts are, and which one the pipeline takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32, in_turn, only, path_through_outside, traced
+from torch.fx import Graph
+
+from mixorder import pipeline, report
+from mixorder.options import Options
+from mixorder.region.find import find_regions
+from mixorder.region.partition import parts
+from mixorder.region.region import Region
+from mixorder.schedule import cost
+from mixorder.schedule.device import H200
+from mixorder.schedule.persistent import SPILL_FACTOR
+
+OPTIONS = Options(enabled=True, strict=True, interpret=True)
+
+
+def many_sums(rows: int, cols: int, count: int) -> Graph:
+    """A pair, and `count` more outer reductions of tensors of their own."""
+
+    def function(x: Any, dy: Any, *others: Any) -> Any:
+        dx, dw = graphs.pair(x, dy)
+        return (dx, dw, *[(dx * other).sum(0) for other in others])
+
+    return traced(function, *[((rows, cols), f32)] * (2 + count))
+
+
+def record_of(graph: Graph) -> report.RegionRecord:
+    with report.collect() as records:
+        pipeline.run(graph, OPTIONS)
+    graph.lint()
+    (record,) = records
+    assert isinstance(record, report.RegionRecord)
+    return record
+
+
+def first(graph: Graph) -> Region:
+    """The search stands still behind it: a part is grown before the search goes on."""
+    region = next(find_regions(graph))
+    assert isinstance(region, Region)
+    return region
+
+
+def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
+    region = first(many_sums(512, 256, 2))
+    found = parts(region)
+    assert len(found) == 3  # without dw, and without either sum
+    for part in found:
+        assert set(part.nodes) < set(region.nodes) and part.inner and part.outer
+        assert path_through_outside(part) is None
+        assert part.seed.without
+
+
+def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:
+    region = first(many_sums(512, 256, 2))
+    sizes = []
+    while found := parts(region):
+        sizes.append(len(region.nodes))
+        region = found[0]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes) > 1
+    assert len(region.inner) == len(region.outer) == 1
+
+
+def test_what_fits_is_not_cut() -> None:
+    assert len(record_of(many_sums(512, 256, 8)).outer) == 9
+
+
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose programs cannot share a row."""
+    alone = dataclasses.replace(H200, exchanges=False)
+    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+
+
+def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
+    """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
+    record = record_of(many_sums(4096, 8192, 5))
+    assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
+    """Where no two programs can share a row, some sums are left to Inductor."""
+    graph = many_sums(4096, 8192, 5)
+    before = [n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    record = record_of(graph)
+    assert record.inner and 1 <= len(record.outer) < 6
+    words = cost.held_words(graphs.merged(only(many_sums(4096, 8192, 5))))
+    assert (words + 1) * 8192 > SPILL_FACTOR * 65536
+    left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
+    assert left == set(before) - {*record.inner, *record.outer}
+    assert record.traffic.saved > 0
+
+
+def norms_in_a_chain(cols: int) -> Graph:
+    def function(dy: Any, x: Any, a: Any, b: Any, c: Any, d: Any, w: Any) -> Any:
+        back = torch.ops.aten.native_layer_norm_backward
+        middle, dw1, db1 = back(dy, x, [cols], a, b, w, w, [True] * 3)
+        return *back(middle, x * 2, [cols], c, d, w, w, [True] * 3), dw1, db1
+
+    full, row = ((512, cols), f32), ((512, 1), f32)
+    return traced(function, full, full, row, row, row, row, ((cols,), f32))
+
+
+def test_a_chain_of_norms_that_programs_share_stays_whole() -> None:
+    record = record_of(norms_in_a_chain(8192))
+    assert (len(record.inner), len(record.outer)) == (4, 4) and record.schedule.parts > 1
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_chain_of_norms_that_is_too_wide_leaves_one_sum_out() -> None:
+    """Rather than write what is between the norms: of all cuts, that one saves most."""
+    graph = norms_in_a_chain(8192)
+    whole = only(graph)
+    assert (len(whole.inner), len(whole.outer)) == (4, 4)
+    with report.collect() as records:
+        pipeline.run(graph, OPTIONS)
+    found = [(len(r.inner), len(r.outer)) for r in records if isinstance(r, report.RegionRecord)]
+    assert found == [(4, 3)]
+
+
+def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
+    """The sum over everything reads dx and `other`, not a product of them that would be written for it."""
+
+    def function(x: Any, dy: Any, other: Any) -> Any:
+        dx, dw = graphs.pair(x, dy)
+        return dx, dw, (dx * other).sum()
+
+    def needed(x: Any, dy: Any, other: Any) -> Any:
+        dx, dw = graphs.pair(x, dy)
+        return dw, (dx * other) @ other.t()
+
+    full = ((512, 256), f32)
+    assert [n.name for n in only(traced(function, full, full, full)).outputs] == ["sub", "sum_2"]
+    assert [n.name for n in only(traced(needed, full, full, full)).outputs] == ["sum_2", "mul_2"]
+
+
+def test_in_turn_is_not_confused_by_a_cut() -> None:
+    """A narrow chain stays whole: the limit is the registers', not a number of reductions."""
+    regions = list(in_turn(many_sums(512, 256, 3)))
+    assert [len(r.outer) for r in regions] == [4]
+
+
+def test_traffic_of_a_norm_is_what_one_counts_by_hand() -> None:
+    rows, cols, splits = 4096, 512, 132
+    region = only(graphs.layer_norm_backward(rows, cols))
+    program = graphs.merged(region)
+    moved = cost.traffic(graphs.lower(region), program, splits)
+    full, row, col = rows * cols * 2, rows * 4, cols * 2
+    assert moved.read == 2 * full + 2 * row + col  # dy, x; mean, rstd; weight
+    assert moved.written == full + 2 * col  # dx; dw, db
+    assert moved.workspace == 2 * splits * cols * 4
+    assert moved.apart == (2 * full + 2 * row + col + full) + (2 * full + 2 * row + 2 * col)
+    assert moved.saved == moved.apart - moved.total
+
+
+def test_a_later_nest_may_read_what_an_earlier_one_has_stored() -> None:
+    """A bias gradient of dx, on its own, reads dx and not what dx is made from."""
+
+    def function(x: Any, dy: Any) -> Any:
+        dx = dy - x * (x * dy).sum(1, keepdim=True)
+        return dx, dx.sum(0)
+
+    region = only(traced(function, ((4096, 512), f32), ((4096, 512), f32)))
+    moved = cost.traffic(graphs.lower(region), graphs.merged(region), 1)
+    full, col = 4096 * 512 * 4, 512 * 4
+    assert moved.apart == 3 * full + full + col
+
+
+def test_broadcast_reads_count_once() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return x * y - (x * y).sum(1, keepdim=True), (x * y).sum(0)
+
+    region = only(traced(function, ((4096, 512), bf16), ((512,), bf16)))
+    moved = cost.traffic(graphs.lower(region), graphs.merged(region), 1)
+    assert moved.read == 4096 * 512 * 2 + 512 * 2
+
+
+def test_held_words_do_not_count_what_is_used_up_before_a_reduction() -> None:
+    def summed(count: int) -> int:
+        def function(x: Any, *dys: Any) -> Any:
+            return graphs.pair(x, sum(dys))
+
+        return cost.held_words(graphs.merged(only(traced(function, *[((512, 256), bf16)] * (count + 1)))))
+
+    assert summed(1) == summed(2) == summed(6)
+
+
+def test_fp64_takes_two_words() -> None:
+    def words(dtype: torch.dtype) -> int:
+        return cost.held_words(graphs.merged(only(graphs.pair_graph(dtype=dtype))))
+
+    single, double = words(f32), words(torch.float64)
+    # fp32 carries an error term beside the sum, fp64 does not.
+    assert (single, double) == (4, 6)
+
+
+def test_a_decline_costs_the_graph_nothing() -> None:
+    graph = graphs.pair_graph(16, 8192)
+    before = graphs.snapshot(graph)
+    with report.collect() as records:
+        pipeline.run(graph, dataclasses.replace(OPTIONS))
+    assert [str(r).split(":")[0] for r in records] == ["too-small"] and graphs.snapshot(graph) == before

@@ -1,0 +1,158 @@
+"""Where a region is launched: what moves behind it, and that effects keep their order."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import graphs
+import pytest
+import torch
+import torch.distributed._functional_collectives  # registers the operators  # noqa: F401
+from graphs import f32, find, traced
+from torch.fx import Graph, Node
+
+from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason, MixorderError
+from mixorder.options import Options
+from mixorder.region.effects import has_effect
+from mixorder.region.placement import conflict, moved
+from mixorder.report import RegionRecord, collect
+from mixorder.rewrite import rewrite
+
+FULL, COLUMN = ((512, 256), f32), ((256,), f32)
+aten = torch.ops.aten
+
+
+def all_reduce(x: torch.Tensor, how: str) -> torch.Tensor:
+    c10d = torch.ops._c10d_functional
+    return c10d.wait_tensor(c10d.all_reduce(x, how, "0"))
+
+
+def random_sign(x: torch.Tensor) -> torch.Tensor:
+    return torch.bernoulli(x.sigmoid())
+
+
+def effects(graph: Graph) -> list[tuple[Any, ...]]:
+    """What the graph does beside computing, in order; operands aside, which the rewrite replaces."""
+    return [(n.target, *(a for a in n.args if not isinstance(a, Node))) for n in graph.nodes if has_effect(n)]
+
+
+def run(graph: Graph, min_numel: int = 0) -> list[RegionRecord | Decline]:
+    options = Options(enabled=True, strict=True, interpret=True, min_numel=min_numel)
+    with collect() as records:
+        pipeline.run(graph, options)
+    graph.lint()
+    return list(records)
+
+
+def needed_late(x: Any, dy: Any, w: Any) -> Any:
+    """dw is sent off before the scale comes in that dx needs."""
+    dx, dw = graphs.pair(x, dy)
+    total = all_reduce(dw, "sum")
+    return dx * all_reduce(w, "avg"), total
+
+
+def both_late(x: Any, dy: Any, w: Any) -> Any:
+    """dw is sent off before the scale comes in that the row sum needs."""
+    total = all_reduce((x * dy).sum(0), "sum")
+    scaled = dy * all_reduce(w, "avg")
+    return scaled - x * (x * scaled).sum(-1, keepdim=True), total
+
+
+def not_needed(x: Any, dy: Any, w: Any) -> Any:
+    """Between dw's and the region's last input is a collective that the region does not need."""
+    total, other = all_reduce((x * dy).sum(0), "sum"), all_reduce(w, "avg")
+    late = torch.mm(dy, dy.t() @ dy)
+    return late - x * (x * late).sum(-1, keepdim=True), total, other
+
+
+def drawn(x: Any, dy: Any, w: Any) -> Any:
+    first, second = random_sign((x * dy).sum(0)), random_sign(w)
+    late = torch.mm(dy, dy.t() @ dy)
+    return late - x * (x * late).sum(-1, keepdim=True), first, second
+
+
+PROGRAMS = [needed_late, both_late, not_needed, drawn]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_effects_keep_their_order(program: Any) -> None:
+    graph = traced(program, FULL, FULL, COLUMN)
+    before = effects(graph)
+    assert len(before) >= 2
+    ends = run(graph)
+    assert effects(graph) == before
+    assert any(isinstance(end, RegionRecord) for end in ends) or [e.reason for e in ends] == [
+        DeclineReason.ORDER
+    ]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_order_does_not_depend_on_what_is_fused(program: Any) -> None:
+    """Two processes of other sizes, of which one is too small, must meet in the same collectives."""
+    large, small = (traced(program, ((rows, 256), f32), ((rows, 256), f32), COLUMN) for rows in (512, 200))
+    run(large, min_numel=100_000)
+    run(small, min_numel=100_000)
+    assert effects(large) == effects(small)
+
+
+def test_what_reads_a_late_input_is_left_outside() -> None:
+    (record,) = run(traced(needed_late, FULL, FULL, COLUMN))
+    assert isinstance(record, RegionRecord) and (len(record.inner), len(record.outer)) == (1, 1)
+
+
+def test_a_region_without_a_place_is_declined() -> None:
+    (decline,) = run(traced(both_late, FULL, FULL, COLUMN))
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.ORDER
+    assert "all_reduce" in str(decline)
+
+
+def test_an_effect_that_the_region_does_not_need_moves_along() -> None:
+    graph = traced(not_needed, FULL, FULL, COLUMN)
+    (region,) = find(graph)
+    assert conflict(region) is None
+    assert [n for n in moved(region) if has_effect(n)] == [n for n in graph.nodes if has_effect(n)]
+    assert isinstance(run(graph)[0], RegionRecord)
+
+
+def written(x: Any, dy: Any, w: Any, new: Any) -> Any:
+    """What uses dw reads w before w is written; the region's last input is made after that."""
+    _, dw = graphs.pair(x, dy)
+    early = dw * w
+    w.copy_(new)
+    dx, _ = graphs.pair(x, dy * torch.sin(new))
+    return dx, early
+
+
+def test_a_read_stays_before_a_write() -> None:
+    graph = traced(written, FULL, FULL, COLUMN, COLUMN, in_place=True)
+    (copy,) = (n for n in graph.nodes if n.target is aten.copy_.default)
+    (early,) = (n for n in graph.nodes if n.target is aten.mul.Tensor and copy.args[0] in n.args)
+    for region in find(graph):
+        later = moved(region)
+        assert (early in later) <= (copy in later)
+    run(graph)
+    order = list(graph.nodes)
+    assert order.index(early) < order.index(copy)
+
+
+def test_a_launch_that_would_change_the_order_is_undone() -> None:
+    """Whatever said that it may move: the rewrite compares, and puts everything back."""
+    graph = traced(not_needed, FULL, FULL, COLUMN)
+    before = [n.name for n in graph.nodes]
+
+    def wrong(region: Any) -> tuple[Node, ...]:
+        """Only the first effect, past the others."""
+        return tuple(n for n in graph.nodes if has_effect(n))[:1]
+
+    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+    late = [n for n in graph.nodes if n.op == "call_function"][-1]
+    with (
+        mock.patch.object(rewrite, "moved", wrong),
+        mock.patch.object(rewrite, "place_of", lambda _: late),
+        pytest.raises(MixorderError, match="order of effects"),
+    ):
+        pipeline.run(graph, options)
+    assert [n.name for n in graph.nodes] == before
+    graph.lint()

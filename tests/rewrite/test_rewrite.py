@@ -1,0 +1,280 @@
+"""The graph after the rewrite, and what Inductor's own passes make of it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32, in_turn, only, output_args, pair, traced
+from torch import nn
+from torch._higher_order_ops.triton_kernel_wrap import (
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
+from torch.fx import Graph, Node
+
+from mixorder.inductor import hooks as install
+from mixorder.inductor.hooks import MixOrderPass
+from mixorder.options import Options
+from mixorder.region.nodes import fake
+from mixorder.rewrite import rewrite
+from mixorder.rewrite.rewrite import replace
+
+aten = torch.ops.aten
+FULL = ((512, 256), f32)
+
+
+def fuse(graph: Graph) -> int:
+    """Rewrite every region; how many there were."""
+    count = sum(1 for _ in in_turn(graph))
+    graph.lint()
+    return count
+
+
+def calls(graph: Graph, target: Any) -> list[Node]:
+    return [n for n in graph.nodes if n.target is target]
+
+
+def test_a_region_becomes_two_launches_and_its_nodes_are_gone() -> None:
+    graph = graphs.layer_norm_backward(4096, 256)
+    old = set(only(graph).nodes)
+    vals = [n.meta["val"] for n in output_args(graph)]
+    assert fuse(graph) == 1
+    assert not old & set(graph.nodes)
+    assert len(calls(graph, triton_kernel_wrapper_functional)) == 2
+    assert {n.target for n in output_args(graph)} == {operator.getitem}
+    for new, val in zip(output_args(graph), vals, strict=True):
+        made = new.meta["val"]
+        assert (made.shape, made.stride(), made.dtype) == (val.shape, val.stride(), val.dtype)
+
+
+def test_every_new_node_has_a_value_and_provenance() -> None:
+    graph = graphs.backward_graph(graphs.randomised(nn.LayerNorm(64), f32), (128, 64))
+    known = set(graph.nodes)
+    source = only(graph).outer[0].meta
+    fuse(graph)
+    created = [n for n in graph.nodes if n not in known]
+    assert len(created) > 6
+    for node in created:
+        assert "val" in node.meta
+        if node.target is not operator.getitem:
+            assert node.meta["original_aten"] is source["original_aten"]
+
+
+def test_a_member_with_users_outside_stays_for_them() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        wide = dy.to(f32)
+        return *pair(x, wide), wide * m
+
+    graph = traced(function, FULL, ((512, 256), bf16), FULL)
+    fuse(graph)
+    (cast,) = calls(graph, torch.ops.prims.convert_element_type.default)
+    assert [u.target for u in cast.users] == [aten.mul.Tensor]
+
+
+def test_users_of_a_result_that_stand_before_the_kernels_move_behind_them() -> None:
+    """dw is finished, and used, before the last input of the region exists."""
+
+    def function(x: Any, dy: Any, z: Any, m: Any) -> Any:
+        dw = (x * dy).sum(0)
+        early = m @ dw
+        late = z @ m
+        return dy - x * (x * dy).sum(1, keepdim=True) + late, early
+
+    graph = traced(function, FULL, FULL, FULL, ((256, 256), f32), in_place=True)
+    assert fuse(graph) == 1
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    last_launch = calls(graph, triton_kernel_wrapper_functional)[-1]
+    early = output_args(graph)[1]
+    while early.op == "call_function" and early.target is not operator.getitem:
+        assert order[early] > order[last_launch]
+        early = early.all_input_nodes[-1]
+
+
+def test_launches_pin_the_strides_of_their_arguments() -> None:
+    """Inductor would otherwise be free to pad what the kernel computes addresses for."""
+    graph = graphs.layer_norm_backward(4096, 250)
+    fuse(graph)
+    for launch in calls(graph, triton_kernel_wrapper_functional):
+        _, kwargs = launch.meta["eager_input_vals"]
+        for key, arg in launch.kwargs["kwargs"].items():
+            assert kwargs["kwargs"][key].stride() == arg.meta["val"].stride()
+
+
+def test_equal_regions_share_their_kernels() -> None:
+    def function(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return *pair(a, b), *pair(c, d)
+
+    graph = traced(function, FULL, FULL, FULL, FULL)
+    assert fuse(graph) == 2
+    indices = [n.kwargs["kernel_idx"] for n in calls(graph, triton_kernel_wrapper_functional)]
+    assert indices[:2] == indices[2:]
+
+
+@pytest.mark.parametrize("failing", ["empty", "launch", "second_launch"])
+def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graphs.rms_norm_backward(4096, 256)
+    region = only(graph)
+    program, schedule, sources = graphs.kernels(region)
+    before = graphs.snapshot(graph)
+    left = {"empty": 1, "launch": 0, "second_launch": 1}[failing]
+    name = "launch" if "launch" in failing else "empty"
+    original = getattr(rewrite._Writer, name)
+    created: list[int] = []
+
+    def fail(self: Any, *args: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            created.append(len(self.created))
+            raise RuntimeError("injected")
+        left -= 1
+        return original(self, *args)
+
+    monkeypatch.setattr(rewrite._Writer, name, fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        replace(graph, region, program, sources, schedule.num_splits)
+    assert created[0] > 0
+    assert graphs.snapshot(graph) == before
+    graph.lint()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_programs_stay_well_formed(seed: int) -> None:
+    graph = traced(graphs.random_function(seed, 8, 16), *[((8, 16), f32)] * 2, ((16, 16), f32))
+    vals = [(n.meta["val"].shape, n.meta["val"].dtype) for n in output_args(graph)]
+    for _ in in_turn(graph):
+        pass
+    graph.lint()
+    assert [(n.meta["val"].shape, n.meta["val"].dtype) for n in output_args(graph)] == vals
+
+
+# After Inductor's passes.
+
+MODULES = {
+    "layer": (functools.partial(nn.LayerNorm, 96), 1),
+    "rms": (functools.partial(nn.RMSNorm, 96), 1),
+    "hf": (functools.partial(graphs.HFRMSNorm, 96), 1),
+    "block": (functools.partial(graphs.Block, 96), 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("name", MODULES)
+def test_inductor_reinplaces_without_a_copy(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "_runs_kernels", lambda _: True)  # nothing is run
+    make, regions = MODULES[name]
+    module = graphs.randomised(make(), dtype)
+    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+    patch = {**options.as_config(), "post_grad_custom_post_pass": MixOrderPass()}
+    with torch._inductor.config.patch(patch):
+        graph = graphs.backward_graph(module, (2, 32, 96), dtype, run_backward=False)
+    launches = calls(graph, triton_kernel_wrapper_mutation)
+    assert len(launches) == 2 * regions
+    assert calls(graph, triton_kernel_wrapper_functional) == []
+    assert calls(graph, aten.clone.default) == [] == calls(graph, aten.copy_.default)
+    for launch in launches:
+        assert "tensors_to_clone" not in launch.kwargs
+        _, eager_kwargs = launch.meta["eager_input_vals"]
+        for key, arg in launch.kwargs["kwargs"].items():
+            val = eager_kwargs["kwargs"][key]
+            assert val.stride() == arg.meta["val"].stride()
+            assert val.shape == arg.meta["val"].shape
+
+
+def test_fresh_buffers_are_what_the_launches_write() -> None:
+    graph = graphs.layer_norm_backward(4096, 256)
+    fuse(graph)
+    for launch in calls(graph, triton_kernel_wrapper_functional):
+        for key in launch.kwargs["tensors_to_clone"]:
+            assert launch.kwargs["kwargs"][key].target is aten.empty_strided.default
+
+
+def test_a_kernels_results_alias_nothing() -> None:
+    """Inductor takes what lies in one storage for views of each other, and would copy an input first."""
+    graph = graphs.layer_norm_backward(4096, 256)
+    fuse(graph)
+    results = [n for n in graph.nodes if n.target is operator.getitem]
+    others = [
+        n.meta["val"] for n in graph.nodes if n not in results and isinstance(n.meta.get("val"), torch.Tensor)
+    ]
+    storages = [val.untyped_storage()._cdata for val in (*others, *(n.meta["val"] for n in results))]
+    assert len(set(storages)) == len(storages)
+    launches = calls(graph, triton_kernel_wrapper_functional)
+    assert all(n.args[0].meta["val"][n.args[1]] is n.meta["val"] for n in results if n.args[0] in launches)
+
+
+def test_a_small_result_that_only_loops_read_is_handed_on_in_float32() -> None:
+    """Eager rounds it to half precision; Inductor, with its readers in the reduction's kernel, would not."""
+
+    def function(x: Any, dy: Any, m: Any, half: Any) -> Any:
+        product = x * dy
+        dw = product.sum(0)
+        scale = product.mean(1, keepdim=True)
+        return dy - x * product.sum(1, keepdim=True), m @ dw, half * scale, dw.cumsum(0)
+
+    full = ((512, 256), bf16)
+    graph = traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))
+    region = only(graph)
+    (scale,) = region.widened
+    assert fake(scale).shape == (512, 1)  # a matrix product and a scan read dw from memory
+    assert fuse(graph) == 1
+    casts = calls(graph, torch.ops.prims.convert_element_type.default)
+    (cast,) = (n for n in casts if fake(n).shape == (512, 1))
+    (result,) = cast.all_input_nodes
+    assert (fake(result).dtype, fake(cast).dtype) == (f32, bf16)
+    assert fake(cast).stride() == (1, 1) and cast.users
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        assert not only(traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))).widened
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_a_result_that_leaves_the_graph_has_its_dtype(dtype: torch.dtype) -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        scale = product.mean(1, keepdim=True)
+        return product.sum(0), scale.view(-1), scale + 1, dy - x * product.sum(1, keepdim=True)
+
+    graph = traced(function, ((512, 256), dtype), ((512, 256), dtype))
+    assert not only(graph).widened
+    fuse(graph)
+    assert not calls(graph, torch.ops.prims.convert_element_type.default)
+
+
+def test_the_next_region_reads_what_the_one_before_has_not_rounded() -> None:
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        first = pair(x, dy)
+        scale = (x * dy).mean(1, keepdim=True)
+        z = (first[0] @ m) * scale
+        return pair(z, x), first[1]
+
+    full = ((512, 256), bf16)
+    graph = traced(function, full, full, ((256, 256), bf16))
+    assert fuse(graph) == 2
+    assert not calls(graph, torch.ops.prims.convert_element_type.default)  # it is part of the second
+    launch = calls(graph, triton_kernel_wrapper_functional)[2]
+    read = [fake(n) for n in launch.all_input_nodes if n.target is operator.getitem]
+    assert [v.dtype for v in read if v.shape == (512, 1)] == [f32]
+
+
+@pytest.mark.parametrize("effects", [1, 2])
+def test_inductor_reorders_nothing_around_a_region_with_several_effects(
+    effects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For less memory it would launch one before another. The setting is the compile's alone."""
+
+    def function(x: Any, dy: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, *(torch.bernoulli(dw.sigmoid()) for _ in range(effects))
+
+    monkeypatch.setattr(install, "_runs_kernels", lambda _: True)
+    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+    config = torch._inductor.config
+    with config.patch({**options.as_config(), "reorder_for_peak_memory": True}):
+        MixOrderPass()(traced(function, FULL, FULL))
+        assert config.reorder_for_peak_memory == (effects < 2)

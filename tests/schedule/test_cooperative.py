@@ -1,0 +1,188 @@
+"""The schedule of shared rows from plain numbers: what must hold for any shape, and each refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import graphs
+import pytest
+from graphs import bf16, f32
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.cooperative import (
+    ALIGNMENT,
+    MAX_PARTS,
+    WARPS_PER_SM,
+    SharedWork,
+    choose_shared,
+    shared_workload,
+)
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.persistent import MAX_COLS
+from mixorder.schedule.schedule import Schedule, Tile
+
+A100 = DeviceInfo("A100", num_sm=108, shared_memory=166912, registers=65536, max_threads=2048)
+RTX = DeviceInfo("RTX", num_sm=188, shared_memory=101376, registers=65536, max_threads=1536)
+TINY = DeviceInfo("tiny", num_sm=20, shared_memory=65536, registers=65536, max_threads=1024)
+DEVICES = [H200, A100, RTX, TINY]
+
+RMS = SharedWork(rows=4096, cols=16384, load_bytes=4, held_bytes=4, column_words=2, exchanged=1)
+COLS = [8193, 10000, 12288, 16383, 16384, 16400, 20000, 32768, 33000, 50257, 65536, 100_000, 131_072]
+
+
+def check_schedule(work: SharedWork, device: DeviceInfo, schedule: Schedule) -> None:
+    tile, parts, part_cols = schedule.tile, schedule.parts, schedule.part_cols
+    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.depth <= FITTED.max_depth
+    for power in (tile.xblock, tile.num_warps, schedule.r0_block, schedule.final_block, schedule.final_warps):
+        assert power >= 1 and power & (power - 1) == 0
+    # Every column is one part's, no part is empty, and each begins where wide loads can.
+    assert part_cols <= schedule.r0_block and part_cols % ALIGNMENT == 0
+    assert (parts - 1) * part_cols < work.cols <= parts * part_cols
+    # A program that is not resident would keep the others of its group waiting.
+    per_sm = WARPS_PER_SM // tile.num_warps
+    assert schedule.num_splits * parts <= max(parts, per_sm * device.num_sm)
+    assert tile.num_warps * per_sm * device.warp_size <= device.max_threads
+    assert tile.xblock <= max(1, work.rows)
+    assert 1 <= schedule.num_splits <= math.ceil(work.rows / tile.xblock)
+    staged = per_sm * tile.xblock * schedule.r0_block * work.load_bytes * (tile.num_stages - 1)
+    assert tile.num_stages >= 1 and staged <= device.shared_memory
+    assert schedule.final_block <= schedule.r0_block
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("cols", COLS)
+@pytest.mark.parametrize("load_bytes", [2, 3, 4, 6, 8, 12])
+def test_any_schedule_is_launchable(load_bytes: int, cols: int, device: DeviceInfo) -> None:
+    for rows in (1, 2, 3, 100, 4096, 1_000_000):
+        work = SharedWork(rows, cols, load_bytes, load_bytes, column_words=1, exchanged=1)
+        check_schedule(work, device, choose_shared(work, device))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    rows=st.integers(1, 10**6),
+    cols=st.integers(64, 2**18),
+    load_bytes=st.integers(0, 64),
+    held_bytes=st.integers(0, 64),
+    column_words=st.integers(0, 12),
+    exchanged=st.integers(0, 6),
+    device=st.sampled_from(DEVICES),
+)
+def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int) -> None:
+    work = SharedWork(**numbers)
+    try:
+        schedule = choose_shared(work, device)
+    except TooWide as refusal:
+        assert refusal.words == work.column_words + work.held_bytes
+    else:
+        check_schedule(work, device, schedule)
+
+
+def test_the_widest_rows_of_norms_are_taken() -> None:
+    for cols in COLS:
+        assert choose_shared(dataclasses.replace(RMS, cols=cols), H200).parts >= 2
+
+
+def test_tiles_are_halved_where_there_is_no_other_way() -> None:
+    """What is held of 32 elements per thread takes more registers than there are."""
+    work = SharedWork(4096, MAX_COLS + 1, load_bytes=4, held_bytes=16, column_words=4, exchanged=1)
+    schedule = choose_shared(work, H200)
+    assert schedule.tile.xblock * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
+    with pytest.raises(TooWide):
+        choose_shared(dataclasses.replace(work, cols=MAX_COLS), H200)
+
+
+def test_tiles_of_four_rows_where_two_would_spill() -> None:
+    """LayerNorm beside a residual: three accumulators and weights, and a tensor that the last stage loads."""
+    work = SharedWork(4096, 16384, load_bytes=6, held_bytes=4, column_words=3, exchanged=2)
+    assert choose_shared(work, H200).tile == Tile(4, 4, 4)
+    assert choose_shared(dataclasses.replace(work, load_bytes=4), H200).tile.xblock == 2
+
+
+def test_a_thread_has_no_more_than_was_measured_where_little_streams_in() -> None:
+    """One tensor of two bytes: by bytes alone a turn would be 64 elements per thread."""
+    work = SharedWork(4096, 32000, load_bytes=2, held_bytes=0, column_words=1, exchanged=1)
+    schedule = choose_shared(work, H200)
+    assert schedule.tile.xblock * schedule.r0_block == 32 * 32 * schedule.tile.num_warps
+
+
+def test_too_many_columns_are_declined() -> None:
+    with pytest.raises(TooWide) as caught:
+        choose_shared(dataclasses.replace(RMS, cols=2**20), H200)
+    assert str(2**20) in caught.value.detail
+
+
+def test_too_much_held_is_declined() -> None:
+    assert choose_shared(dataclasses.replace(RMS, held_bytes=12), H200)
+    with pytest.raises(TooWide):
+        choose_shared(dataclasses.replace(RMS, held_bytes=24), H200)
+    with pytest.raises(TooWide):
+        choose_shared(dataclasses.replace(RMS, column_words=20), H200)
+
+
+def test_what_holds_more_is_fewer_tiles_deep() -> None:
+    depths = [choose_shared(dataclasses.replace(RMS, held_bytes=n), H200).depth for n in range(1, 13)]
+    assert depths == sorted(depths, reverse=True) and depths[0] == FITTED.max_depth and depths[-1] == 1
+
+
+def test_a_device_without_exchange_declines() -> None:
+    alone = dataclasses.replace(H200, exchanges=False)
+    with pytest.raises(Decline) as caught:
+        choose_shared(RMS, alone)
+    assert caught.value.reason is DeclineReason.ROW_TOO_WIDE and not isinstance(caught.value, TooWide)
+
+
+def test_one_row_is_not_put_beside_another() -> None:
+    schedule = choose_shared(dataclasses.replace(RMS, rows=1), H200)
+    assert schedule.tile.xblock == 1 and schedule.num_splits == 1
+
+
+def test_workload_of_norms() -> None:
+    rms = shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
+    layer = shared_workload(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    # x and dy are carried as they were read; weight and one accumulator, or two.
+    assert rms == SharedWork(4096, 512, load_bytes=4, held_bytes=4, column_words=2, exchanged=1)
+    assert layer == SharedWork(4096, 512, load_bytes=4, held_bytes=4, column_words=3, exchanged=2)
+    wide = shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
+    assert (wide.load_bytes, wide.held_bytes) == (8, 8)
+    assert shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, bf16, f32)))) == rms
+
+
+def test_what_the_last_stage_alone_reads_is_not_held() -> None:
+    def residual(x: object, dy: object, around: object) -> object:
+        dx, dw = graphs.pair(x, dy)  # type: ignore[arg-type]
+        return dx + around, dw  # type: ignore[operator]
+
+    full = ((64, 256), bf16)
+    work = shared_workload(graphs.merged(graphs.only(graphs.traced(residual, full, full, full))))
+    assert (work.load_bytes, work.held_bytes) == (6, 4)
+
+
+def test_what_is_carried_over_two_stages_is_held_twice() -> None:
+    def chained(x: object, dy: object) -> object:
+        q = x * (1 / x.abs().amax(-1, keepdim=True))  # type: ignore[operator,attr-defined]
+        return dy - q * (q * dy).sum(-1, keepdim=True), (dy * q).sum(0)  # type: ignore[operator]
+
+    full = ((64, 256), bf16)
+    work = shared_workload(graphs.merged(graphs.only(graphs.traced(chained, full, full))))
+    assert (work.load_bytes, work.held_bytes, work.exchanged) == (4, 2 * 2 + 2, 1)
+
+
+def test_symbolic_rows_are_planned_for_their_hint() -> None:
+    full = ((640, 16400), f32)
+    program = graphs.merged(graphs.only(graphs.traced_rows(graphs.pair, full, full)))
+    assert shared_workload(program).rows == 640
+
+
+def test_the_users_split_size_is_kept_within_what_is_resident() -> None:
+    free = choose_shared(RMS, H200)
+    for split_size in (1, 10, 128, 1000, 10**6):
+        schedule = choose_shared(RMS, H200, split_size)
+        assert schedule.num_splits == min(free.num_splits, math.ceil(RMS.rows / split_size))
+        assert dataclasses.replace(schedule, num_splits=free.num_splits) == free
+    odd = dataclasses.replace(RMS, period=8)
+    assert choose_shared(odd, H200, 1000).num_splits == 8

@@ -1,0 +1,265 @@
+"""The schedule from plain numbers: what must hold for any shape, and each refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32
+
+from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.schedule import cost
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.persistent import MAX_COLS, Workload, choose, even, layouts, workload
+from mixorder.transform.reread import reload
+
+SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
+AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
+DEVICES = [H200, SMALL, AMD]
+
+RMS = Workload(rows=32768, cols=768, load_bytes=4, held_words=4)
+COLS = [1, 7, 64, 100, 128, 256, 768, 1024, 2048, 4096, 4097, 8192]
+ROWS = [1, 3, 100, 4096, 32768, 1_000_000]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("cols", COLS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
+    for load_bytes, held_words in ((2, 3), (4, 4), (8, 5)):
+        work = Workload(rows, cols, load_bytes, held_words)
+        schedule = choose(work, device)
+        assert schedule.r0_block >= cols and schedule.chunk & (schedule.chunk - 1) == 0
+        assert schedule.r0_block < 2 * max(cols, 1)
+        tile = schedule.tile
+        assert tile.xblock >= 1 and tile.xblock & (tile.xblock - 1) == 0
+        assert tile.num_warps & (tile.num_warps - 1) == 0
+        assert 1 <= tile.num_warps * device.warp_size <= 1024
+        assert 1 <= schedule.num_splits <= -(-rows // tile.xblock)
+        # All programs are resident: the accumulators of waiting ones would only cost partials.
+        assert schedule.num_splits <= 4 * device.num_sm
+        in_flight = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
+        assert in_flight <= device.shared_memory
+        assert 1 <= schedule.final_block <= schedule.r0_block
+
+
+@pytest.mark.parametrize("rows", [1, 10, 1000])
+@pytest.mark.parametrize("split_size", [1, 3, 7, 5000])
+def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
+    schedule = choose(dataclasses.replace(RMS, rows=rows), H200, split_size=split_size)
+    assert schedule.num_splits == -(-rows // split_size)
+
+
+LAYOUTS = {
+    64: [(64, 1)],
+    96: [(128, 1), (96, 3)],
+    700: [(1024, 1), (768, 3)],  # 704 lanes would be 11 chunks
+    1152: [(2048, 1), (1536, 3), (1280, 5)],
+    5120: [(8192, 1), (6144, 3), (5120, 5)],
+    6000: [(8192, 1), (6144, 3)],
+    7168: [(8192, 1), (7168, 7)],
+    8000: [(8192, 1)],
+    12288: [(16384, 1), (12288, 3)],
+}
+
+
+@pytest.mark.parametrize("cols", LAYOUTS)
+def test_chunks_are_of_a_power_of_two_and_save_lanes(cols: int) -> None:
+    found = layouts(dataclasses.replace(RMS, cols=cols))
+    assert list(found) == LAYOUTS[cols]
+    for lanes, chunks in found:
+        chunk = lanes // chunks
+        assert lanes % chunks == 0 and chunk & (chunk - 1) == 0 and lanes - chunk < cols <= lanes
+
+
+@pytest.mark.parametrize("other", [{"period": 8, "slack": 7}, {"rereads": 2}])
+def test_shifted_rows_and_rows_that_are_read_twice_have_one_chunk(other: dict[str, int]) -> None:
+    assert layouts(dataclasses.replace(RMS, cols=5120, **other)) == ((8192, 1),)
+
+
+@pytest.mark.parametrize(
+    ("saving", "least", "lanes"),
+    [(1.0, 512, 8192), (0.375, 1024, 5120), (0.375, 2048, 8192), (0.25, 2048, 6144)],
+)
+def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lanes: int) -> None:
+    constants = dataclasses.replace(FITTED, chunk_saving=saving, min_chunk=least)
+    for words in (4, 6):
+        work = dataclasses.replace(RMS, cols=5120, held_words=words)
+        schedule = choose(work, H200, constants=constants)
+        assert schedule.r0_block == lanes == schedule.chunks * schedule.chunk
+        # The lanes that are saved take no registers.
+        per_thread = lanes / (schedule.tile.num_warps * H200.warp_size)
+        most = cost.MAX_REGISTERS if schedule.chunks == 1 else cost.NOT_SPILLED
+        assert work.registers(int(per_thread), schedule.chunks) <= most
+        # A thread's part of a chunk is a whole access.
+        assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
+
+
+def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
+    work = Workload(32768, 1024, 4, 2, 4, instructions=46, kept=3)
+    plain, branching = (choose(dataclasses.replace(work, divergent=d), H200) for d in (False, True))
+    assert plain.tile.num_warps * 4 == branching.tile.num_warps == 8
+    assert plain.num_splits == branching.num_splits
+    narrow = dataclasses.replace(work, cols=128, kept=1, divergent=True)
+    assert choose(narrow, H200).tile.xblock * 128 == 8 * 32 * choose(narrow, H200).tile.num_warps
+
+
+def test_what_branches_and_what_follows_from_one_another_is_seen() -> None:
+    def gelu(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+        return dx, dx.sum(0)
+
+    def centred(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x_hat = x - x.mean(1, keepdim=True)
+        dx = dy * x_hat * (x_hat * x_hat).mean(1, keepdim=True)
+        return dx, (dy * x_hat).sum(0)
+
+    def of(graph: torch.fx.Graph) -> tuple[bool, int]:
+        work = workload(graphs.merged(graphs.only(graph)))
+        return work.divergent, work.levels
+
+    full = ((4096, 512), f32)
+    assert of(graphs.traced(gelu, full, full)) == (True, 0)
+    assert of(graphs.traced(centred, full, full)) == (False, 2)
+    assert of(graphs.layer_norm_backward(4096, 512)) == (False, 1)
+
+
+def test_reductions_that_follow_from_one_another_have_several_programs() -> None:
+    work = dataclasses.replace(RMS, rows=16384, cols=2048, held_words=6)
+    one, several = (choose(dataclasses.replace(work, levels=n), H200) for n in (1, 2))
+    assert one.num_splits == H200.num_sm and several.num_splits > 2 * H200.num_sm
+
+
+def test_what_a_chunk_computes_with_takes_registers() -> None:
+    """A residual gradient beside LayerNorm: fewer elements to a thread, though more lanes are idle."""
+    work = dataclasses.replace(RMS, cols=5120, held_words=6)
+    assert choose(work, H200).chunks == 5
+    assert choose(dataclasses.replace(work, load_bytes=6), H200).chunks == 3
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("cols", [96, 768, 1152, 5120, 6144])
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_chunked_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
+    constants = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
+    for load_bytes, held_words, instructions in ((2, 3, 0), (4, 4, 8), (8, 5, 30)):
+        work = Workload(rows, cols, load_bytes, held_words, load_bytes, instructions)
+        schedule = choose(work, device, constants=constants)
+        tile = schedule.tile
+        assert schedule.chunks > 1 and schedule.r0_block >= cols
+        assert tile.xblock & (tile.xblock - 1) == 0 and tile.num_warps & (tile.num_warps - 1) == 0
+        assert 1 <= tile.num_warps * device.warp_size <= 1024
+        assert 1 <= schedule.num_splits <= min(-(-rows // tile.xblock), 4 * device.num_sm)
+        staged = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
+        assert staged <= device.shared_memory
+
+
+def test_a_row_that_spills_can_be_asked_for() -> None:
+    wide = dataclasses.replace(RMS, cols=16384)
+    with pytest.raises(TooWide):
+        choose(wide, H200)
+    assert choose(wide, H200, spill_factor=1.5).r0_block == 16384
+
+
+def test_more_held_words_take_no_more_elements_per_thread() -> None:
+    def per_thread(held_words: int) -> float:
+        schedule = choose(dataclasses.replace(RMS, held_words=held_words), H200)
+        return schedule.tile.xblock * schedule.r0_block / (schedule.tile.num_warps * 32)
+
+    counts = [per_thread(n) for n in range(2, 12)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
+
+
+def test_few_rows_are_spread_over_the_device() -> None:
+    assert choose(dataclasses.replace(RMS, rows=H200.num_sm), H200).num_splits == H200.num_sm
+
+
+def test_a_pinned_choice() -> None:
+    """Changes with the heuristic, on purpose: so that no shape changes unnoticed."""
+    found = {
+        (rows, cols): choose(dataclasses.replace(RMS, rows=rows, cols=cols), H200)
+        for rows, cols in ((32768, 768), (4096, 4096), (8192, 8192), (1_000_000, 256))
+    }
+    for (rows, cols), schedule in found.items():
+        assert schedule.r0_block == {768: 1024}.get(cols, cols)
+        assert schedule.num_splits == {768: 512, 4096: 128, 8192: 132, 256: 528}[cols], (rows, cols)
+        assert schedule.tile.num_stages >= 3
+
+
+def test_fewer_programs_that_take_no_more_turns() -> None:
+    """Where the finalisation then has half as many partials, padded to a power of two."""
+    assert even(2048, 132) == 128 and even(16384, 528) == 512
+    assert even(2080, 130) == 130  # 16 turns of 128 are too few
+    assert even(128, 128) == 128 and even(100, 132) == 100 and even(1, 1) == 1
+    for tiles, programs in itertools.product((1, 7, 2048, 4097, 100_000), (1, 3, 132, 264, 528)):
+        found = even(tiles, min(tiles, programs))
+        assert 1 <= found <= programs and -(-tiles // found) == -(-tiles // min(tiles, programs))
+
+
+def test_wide_light_rows_have_one_program_and_heavy_ones_small_tiles() -> None:
+    """docs/tuning.md, section 24."""
+    light = choose(dataclasses.replace(RMS, rows=32768, cols=4096), H200)
+    heavy = choose(dataclasses.replace(RMS, rows=32768, cols=4096, held_words=6), H200)
+    assert (light.tile.xblock, light.tile.num_stages, light.num_splits) == (2, 3, H200.num_sm)
+    assert (heavy.tile.xblock, heavy.tile.num_stages, heavy.num_splits) == (1, 5, H200.num_sm)
+    assert choose(dataclasses.replace(RMS, rows=32768, cols=2560), H200).num_splits == 2 * H200.num_sm
+
+
+@pytest.mark.parametrize("cols", [MAX_COLS + 1, 65536])
+def test_a_wide_row_is_declined(cols: int) -> None:
+    with pytest.raises(Decline) as caught:
+        choose(dataclasses.replace(RMS, cols=cols), H200)
+    assert caught.value.reason is DeclineReason.ROW_TOO_WIDE
+    assert str(cols) in caught.value.detail
+
+
+def test_too_many_held_words_are_declined() -> None:
+    with pytest.raises(Decline) as caught:
+        choose(dataclasses.replace(RMS, cols=8192, held_words=30), H200)
+    assert caught.value.reason is DeclineReason.TOO_MANY_LIVE_TILES
+
+
+def test_workload_of_norms() -> None:
+    rms = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
+    layer = workload(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    assert (rms.rows, rms.cols, rms.load_bytes) == (4096, 512, 4)
+    # x_hat, the scaled gradient, weight and dw's accumulator; LayerNorm: dy for db, and db's accumulator.
+    assert layer.load_bytes == 4 and (rms.held_words, layer.held_words) == (4, 6)
+    wide = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
+    assert wide.load_bytes == 8
+
+
+def test_schedules_are_a_function_of_the_numbers() -> None:
+    for device, cols in itertools.product(DEVICES, COLS):
+        work = dataclasses.replace(RMS, cols=cols)
+        assert choose(work, device) == choose(work, device)
+
+
+def test_a_schedule_prints_one_choice_per_line() -> None:
+    lines = str(choose(RMS, H200)).splitlines()
+    assert any(line.startswith("num_splits = ") for line in lines)
+    assert all(" = " in line for line in lines)
+
+
+@pytest.mark.parametrize(("cols", "stages"), [(16384, 1), (12288, 2)])
+def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> None:
+    device = dataclasses.replace(H200, exchanges=False)
+    program, schedule, _ = graphs.kernels(graphs.only(graphs.rms_norm_backward(8192, cols)), device)
+    again = workload(reload(graphs.merged(graphs.only(graphs.rms_norm_backward(8192, cols)))))
+    assert again.rereads == 2 and again.load_bytes == 4 and again.staged_bytes == 8
+    assert choose(again, H200).tile.num_stages == stages
+    assert schedule.tile.num_stages >= 1 and schedule.r0_block == cols  # 12288 are held, in chunks
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("split_size", [1, 2, 100])
+def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, device: DeviceInfo) -> None:
+    """262,144 programs would make a tile beyond Triton's 1,048,576 elements."""
+    schedule = choose(dataclasses.replace(RMS, rows=262_144), device, split_size)
+    held = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
+    assert held <= device.registers
+    assert schedule.num_splits == min(-(-262_144 // split_size), device.registers // 8)

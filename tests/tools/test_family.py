@@ -1,0 +1,169 @@
+"""What `tools/family.py` does without a GPU: its counting of bytes, its table, and what it finds fault with.
+
+Bytes are counted on Inductor's own scheduled kernels, in a process of its own with a stand-in for the driver.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import family
+import pytest
+from cases import CASES, GROUPS
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import torch, triton
+from torch import nn
+from torch._inductor.graph import GraphLowering
+from triton.backends.compiler import GPUTarget
+from family import ByteCount
+from mixorder.report import collect
+
+class Driver:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_benchmarker(self):
+        return None
+
+class Stop(Exception):
+    pass
+
+class Sliced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(1000)
+    def forward(self, x):
+        y = self.norm(x)
+        return torch.cat((y, y.sin()), -1)
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(1000), nn.Linear(1000, 1000, bias=False)
+    def forward(self, x):
+        return self.mix(self.norm(x))
+
+original = GraphLowering._compile_to_module
+def stop_in_backward(graph):
+    if not graph.is_backward:
+        return original(graph)
+    graph.codegen()
+    raise Stop
+
+triton.runtime.driver.set_active(Driver())
+GraphLowering._compile_to_module = stop_in_backward
+models = {"sliced": Sliced, "product": Product, "plain": lambda: nn.LayerNorm(1000)}
+def counted(model, on):
+    torch._dynamo.reset()
+    with collect() as records:
+        count = ByteCount(records)
+        options = {"mixorder": on, "_post_fusion_custom_pass": count}
+        if on:
+            options |= {"mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+        y = torch.compile(model, options=options, dynamic=False)(torch.randn(512, 1000, requires_grad=True))
+        try:
+            y.sum().backward()
+        except Exception as error:
+            assert "Stop" in repr(error), error
+    return count.forward, count.backward, len(records)
+
+print(json.dumps({name: [counted(model(), on) for on in (False, True)] for name, model in models.items()}))
+"""
+
+FULL, VECTOR, STATISTIC = 512 * 1000 * 4, 1000 * 4, 512 * 4
+
+
+Bytes = dict[str, tuple[tuple[int, int], tuple[int, int]]]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Bytes:
+    """By model: bytes of forward and backward, stock's and ours."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(TOOLS)],
+        env={**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [(stock[2], ours[2]) for stock, ours in found.values()] == [(0, 1)] * 3  # regions
+    return {model: (tuple(stock[:2]), tuple(ours[:2])) for model, (stock, ours) in found.items()}
+
+
+def test_bytes_of_a_layer_norm(counted: Bytes) -> None:
+    stock, ours = counted["plain"]
+    forward = 2 * FULL + 2 * VECTOR + 2 * STATISTIC
+    # dx from dy, x, w, mean, rstd; then dw and db from dy, x, mean, rstd.
+    assert stock == (forward, 3 * FULL + VECTOR + 2 * STATISTIC + 2 * FULL + 2 * STATISTIC + 2 * VECTOR)
+    # Everything once; the partial sums of dw and db are left out.
+    assert ours == (forward, 3 * FULL + VECTOR + 2 * STATISTIC + 2 * VECTOR)
+
+
+def test_bytes_of_two_views_of_one_tensor(counted: Bytes) -> None:
+    """dy comes as the halves of a tensor of twice the width, each passed to the kernel."""
+    _, (_, backward) = counted["sliced"]
+    # x, both halves of dy, dx; w and b (sin's argument is recomputed), dw and db; mean, rstd.
+    assert backward == 4 * FULL + 4 * VECTOR + 2 * STATISTIC
+
+
+def test_bytes_of_a_dx_that_is_written_over_dy(counted: Bytes) -> None:
+    """Read and written: as many bytes as two tensors. The products count as they do in stock."""
+    (_, stock), (_, ours) = counted["product"]
+    again = 2 * FULL + 2 * STATISTIC  # what stock's second kernel reads of the norm's inputs
+    assert stock - ours == again
+
+
+STOCK = family.Measured(7, 90.0, 5_000_000, 1.7e-3, [], [])
+OURS = family.Measured(2, 60.0, 3_200_000, 1.7e-3, [("16384x2048", 2, 2)], [])
+
+
+def test_row_of_the_table() -> None:
+    assert family.row("LayerNorm", STOCK, OURS) == (
+        "| LayerNorm | 16384x2048 | 7 -> 2 | 90.0 -> 60.0 | 1.50 | 5.0 -> 3.2 | 1.70e-03 / 1.70e-03 |"
+    )
+    left = dataclasses.replace(OURS, fused=[], declined=["layout"])
+    assert "| not: layout |" in family.row("LayerNorm", STOCK, left)
+    assert family.row("LayerNorm", STOCK, OURS).count("|") == family.HEADER.count("|")
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({}, []),
+        ({"fused": []}, ["not fused as it should be"]),
+        ({"fused": [("16384x2048", 2, 1)]}, ["not fused as it should be"]),
+        ({"declined": ["cycle"]}, ["not fused as it should be"]),
+        ({"microseconds": 95.0}, ["slower"]),
+        ({"bytes": 5_000_001}, ["more bytes"]),
+        ({"error": 1.9e-3}, ["less accurate"]),
+        ({"error": float("nan")}, ["less accurate"]),
+    ],
+)
+def test_faults(changes: dict[str, object], faults: list[str]) -> None:
+    ours = dataclasses.replace(OURS, **changes)
+    assert family.faults(CASES["LayerNorm"], False, STOCK, ours) == faults
+
+
+def test_small_shapes_are_not_judged_by_time_and_bytes() -> None:
+    ours = dataclasses.replace(OURS, fused=[("15x60", 2, 2)], microseconds=95.0, bytes=6_000_000)
+    assert family.faults(CASES["LayerNorm"], True, STOCK, ours) == []
+
+
+def test_a_small_region_is_expected_to_be_declined() -> None:
+    case = CASES["GroupNorm"]
+    assert case.expected(case.shapes.training, 65536) == ([], ["too-small"])
+    assert case.expected(case.shapes.small, 0) == ([("row 3 x kept 2 x column 3", 1, 2)], [])
+
+
+def test_names_are_those_of_one_table() -> None:
+    assert sum(map(len, GROUPS.values())) == len(CASES)  # none twice
+    assert not any("|" in name for name in CASES)

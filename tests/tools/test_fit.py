@@ -1,0 +1,155 @@
+"""The files of measured schedules, and the fit: on a made-up target, and that it gives what is committed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _schedules
+import fit
+import graphs
+import pytest
+import torch
+import tune
+from _schedules import Data, Row, Target
+
+from mixorder.schedule.constants import FILE, FITTED, Constants, read
+from mixorder.schedule.device import H200
+from mixorder.schedule.persistent import Workload, choose
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+META = {
+    "device": H200.name,
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "date": "2026-11-20",
+    "source": "0",
+    "device_info": dataclasses.asdict(H200),
+}
+WORK = Workload(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+
+
+def row(constants: Constants, us: float | None, work: Workload = WORK) -> Row:
+    return Row("held", choose(work, H200, constants=constants), 168, 0, 24720, us)
+
+
+def made_up(**better: int) -> Data:
+    """A target of which two schedules were measured; the faster one is chosen with other constants."""
+    rows = row(Constants(), 50.0), row(Constants(**better), 40.0), row(Constants(stages=4), None)
+    return Data(META, (Target("made up", "torch.bfloat16", 38.0, WORK, None, rows),))
+
+
+def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
+    target = tune.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
+    shared = tune.measured(target, 97.4, [row(Constants(), 50.0)])
+    assert shared.shared_work and shared.work.cols == shared.shared_work.cols == 16384
+    data = Data(META, (*made_up(final_per_thread=32).targets, shared))
+    _schedules.write(tmp_path / "data.json", data)
+    assert _schedules.read(tmp_path / "data.json") == data
+
+
+def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
+    plain, file = made_up(final_per_thread=32), tmp_path / "data.json"
+    _schedules.write(file, plain)
+    assert "chunks" not in file.read_text()
+    (target,) = plain.targets
+    rows = (*target.rows, row(Constants(chunk_saving=0.25, min_chunk=256), 30.0))
+    assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
+    data = Data(META, (dataclasses.replace(target, rows=rows),))
+    _schedules.write(file, data)
+    assert _schedules.read(file) == data
+    fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants(min_chunk=256))
+    assert fitted == Constants(chunk_saving=0.25, min_chunk=256)
+
+
+def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
+    program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
+    found = {
+        (c.schedule.r0_block, c.schedule.chunks)
+        for c in tune.candidates(program, H200)
+        if c.strategy == "held"
+    }
+    assert found == {(8192, 1), (6144, 3), (5120, 5)}
+    wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
+    found = {(c.strategy, c.schedule.chunks) for c in tune.candidates(wide, H200)}
+    assert found == {("shared", 1), ("held", 3)}
+
+
+def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
+    begun: list[int] = []
+
+    def items() -> Iterator[Any]:
+        for i in range(6):
+            begun.append(i)
+            yield i
+
+    for i in tune.ahead(2, items()):
+        assert begun == list(range(min(6, i + 3)))
+    assert i == 5 and list(tune.ahead(2, iter(()))) == []
+
+
+def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
+    old = made_up(final_per_thread=32)
+    again = Data({**META, "date": "2027-01-01"}, (dataclasses.replace(old.targets[0], limit_us=37.0),))
+    more = Data(META, (dataclasses.replace(old.targets[0], name="another"),))
+    merged = old.merged(more).merged(again)
+    assert [(t.name, t.limit_us) for t in merged.targets] == [("made up", 37.0), ("another", 38.0)]
+    assert merged.meta["date"] == "2027-01-01"
+    with pytest.raises(ValueError, match="other triton"):
+        old.merged(Data({**META, "triton": "9"}, ()))
+
+
+def test_the_committed_data_is_as_the_tool_writes_it(tmp_path: Path) -> None:
+    file = TOOLS / "data" / "h200.json"
+    _schedules.write(tmp_path / file.name, _schedules.read(file))
+    assert (tmp_path / file.name).read_text() == file.read_text()
+
+
+def test_a_constant_is_changed_where_that_pays() -> None:
+    regrets = fit.Regrets(fit.cases([made_up(final_per_thread=32)]))
+    assert regrets.of(Constants()) == (math.log(50 / 40),)
+    fitted = fit.fit(regrets, Constants())
+    assert regrets.of(fitted) == (0.0,)
+    assert fitted == Constants(final_per_thread=fitted.final_per_thread)
+
+
+def test_two_constants_are_changed_where_only_both_pay() -> None:
+    regrets = fit.Regrets(fit.cases([made_up(programs_per_sm=2, min_warps_per_sm=16)]))
+    fitted = fit.fit(regrets, Constants())
+    changed = {k for k, v in vars(fitted).items() if v != getattr(Constants(), k)}
+    assert regrets.of(fitted) == (0.0,) and len(changed) == 2
+
+
+def test_what_was_not_measured_is_not_chosen_and_what_is_like_it_counts() -> None:
+    (case,) = fit.cases([made_up(final_per_thread=32)])
+    assert fit.chosen(case, Constants(min_warps_per_sm=16)).us == math.inf
+    found = fit.chosen(case, Constants(final_per_thread=16))
+    assert found.us in (50.0, 40.0) and not found.exact
+
+
+def test_unaligned_widths_are_left_out() -> None:
+    (target,) = made_up(final_per_thread=32).targets
+    odd = dataclasses.replace(target, work=dataclasses.replace(WORK, cols=769))
+    assert fit.cases([Data(META, (odd,))]) == []
+
+
+def test_the_grid_has_every_constant_and_its_default() -> None:
+    defaults = {name: value for name, value in vars(Constants()).items() if name != "bandwidth_per_sm"}
+    assert fit.GRID.keys() == defaults.keys()
+    assert all(defaults[name] in values for name, values in fit.GRID.items())
+
+
+def test_the_committed_constants_are_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit.main([str(TOOLS / "data" / "h200.json"), "--write", "--out", str(tmp_path / "fitted.json")])
+    assert (tmp_path / "fitted.json").read_text() == FILE.read_text()
+    assert read() == FITTED != Constants()
+    table = (TOOLS.parent / "docs" / "tuning.md").read_text()
+    assert capsys.readouterr().out.strip() in table
+    regret = json.loads(FILE.read_text())["regret_percent"]
+    assert regret["fitted"]["mean"] < regret["left_out"]["mean"] < regret["before"]["mean"]

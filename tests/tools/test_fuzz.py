@@ -1,0 +1,352 @@
+"""The fuzzer's own parts: programs and their shrinking, the comparison, the processes, what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _differential
+import _effects as effects
+import fuzz
+import pytest
+import torch
+import torch._inductor.ir as ir
+from _comparison import Difference, compare
+from _differential import Outcome, function_of
+from _discrete import FP8, INTS
+from _inputs import Example, laid_out
+from _pool import Broken, Pool
+from _programs import LAYOUTS, OPS, Program, Seeded, Step, make
+from _smaller import smaller
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> None:
+    programs = [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
+    assert programs == [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
+    for program in programs:
+        results = {OPS[s.op].result for s in program.steps}
+        assert {"row", "col"} <= results
+        compile(program.source(), "program", "exec")
+    assert {p.dtype for p in programs} == {"float16", "bfloat16", "float32", "float64"}
+    assert {layout for p in programs for layout in p.layouts} == {*LAYOUTS}
+    assert any(p.planted for p in programs) and any(p.dynamic for p in programs)
+
+
+def test_every_operator_is_drawn() -> None:
+    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(1600)]
+    assert {step.op for p in programs for step in p.steps} == OPS.keys()
+    assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
+    assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_smaller_programs_still_run(seed: int) -> None:
+    """So does one whose steps are gone: their results are inputs then."""
+    program = make(Seeded(seed), small=True, seed=seed)
+    candidates = list(smaller(program))
+    assert candidates and program not in candidates
+    for candidate in candidates[:: max(1, len(candidates) // 12)]:
+        with effects.group(needed=True):
+            results = Example(candidate, "cpu").run(function_of(candidate))
+            exact = Example(candidate, "cpu", wide=True).run(function_of(candidate))
+        assert [r.shape for r in results] == [e.shape for e in exact]
+
+
+def test_only_what_was_written_as_a_test_is_needed_to_fail_again() -> None:
+    text = fuzz.test_file(PLAIN, 7, "failed class", "result 0", "interpreter")
+    names: dict[str, Any] = {}
+    exec(compile(text, "test_fuzz_7.py", "exec"), names)
+    assert names["PROGRAM"] == PLAIN and callable(names["test_seed_7"])
+    assert "v0 = torch.tanh(x * y)" in names["__doc__"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_keep_values(layout: str) -> None:
+    values = torch.randn(5, 6)
+    placed = laid_out(values, layout)
+    expected = values[:1].expand(5, 6) if layout == "expanded" else values
+    assert torch.equal(placed, expected)
+    assert (placed.stride(), placed.storage_offset()) != ((6, 1), 0) or layout == "contiguous"
+
+
+def results(**changes: float) -> list[torch.Tensor]:
+    result = torch.linspace(-1, 1, 600, dtype=torch.float64).view(20, 30).clone()
+    for place, value in changes.items():
+        result.view(-1)[int(place[1:])] = value
+    return [result]
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "exact", "kind"),
+    [
+        ({}, {}, {}, None),
+        ({"_7": float("nan")}, {}, {}, "class"),
+        ({"_7": float("inf")}, {"_7": -float("inf")}, {}, None),  # nobody agrees with float64
+        ({"_7": float("nan")}, {"_7": float("nan")}, {"_7": float("nan")}, None),
+        ({"_7": 0.5}, {"_7": float("nan")}, {"_7": float("nan")}, "class"),
+        ({"_7": -0.97}, {}, {}, "values"),
+        ({"_7": -0.97}, {"_8": -0.97}, {}, None),
+        ({"_7": -0.97, "_9": -0.96, "_0": -1.01, "_50": -0.84}, {"_8": -0.97}, {}, "values"),  # by the norm
+    ],
+)
+def test_comparison(ours: Any, others: Any, exact: Any, kind: str | None) -> None:
+    cases = [[t.to(torch.float32) for t in results(**changes)] for changes in (ours, others)]
+    found = None
+    try:
+        compare(PLAIN, cases[0], [cases[1], cases[1]], results(**exact))
+    except Difference as difference:
+        found = difference.kind
+    assert found == kind
+
+
+def test_as_many_infinities_may_turn_as_twice_the_others() -> None:
+    exact = [torch.full((8,), math.inf, dtype=torch.float64)]
+
+    def turned(*places: int) -> list[torch.Tensor]:
+        values = exact[0].float()
+        values[list(places)] *= -1
+        return [values]
+
+    compare(PLAIN, turned(0, 1), [turned(5), turned()], exact)
+    with pytest.raises(Difference, match="-inf for inf"):
+        compare(PLAIN, turned(0, 1, 2), [turned(5), turned()], exact)
+    number = [exact[0].float()]
+    number[0][3] = 1.0
+    with pytest.raises(Difference, match="1.0 for inf"):
+        compare(PLAIN, number, [turned(5), turned()], exact)
+
+
+def test_comparison_of_forms() -> None:
+    exact = results()
+    mine = [exact[0].float()]
+    for other in (exact[0].to(torch.bfloat16), exact[0].float().t()):
+        with pytest.raises(Difference) as caught:
+            compare(PLAIN, mine, [[other], [other]], [other.double()])
+        assert caught.value.kind == "form"
+    padded = [laid_out(mine[0], "padded")]
+    compare(PLAIN, padded, [mine, mine], exact)
+    with pytest.raises(Difference, match="strides"):
+        compare(PLAIN, padded, [mine, mine], exact, strides=True)
+
+
+def difference(program: Program, mine: torch.Tensor, truth: torch.Tensor, letter: str) -> str | None:
+    other = truth.to(mine.dtype)
+    try:
+        compare(program, [mine], [[other], [other]], [truth], letters=[letter])
+    except Difference as found:
+        return found.kind
+    return None
+
+
+def test_what_is_not_rounded_is_compared_exactly() -> None:
+    large = dataclasses.replace(PLAIN, dtype="bfloat16")
+    for dtype, letter in ((torch.int32, "i"), (torch.float32, "z"), (torch.float8_e5m2, "q")):
+        truth = torch.arange(1000, 1004).to(dtype)
+        assert difference(large, truth.clone(), truth, letter) is None
+        assert difference(large, truth.double().mul(1.25).to(dtype), truth, letter) == "values"
+    assert difference(large, torch.tensor([7]), torch.tensor([8]), "i") == "values"
+    nan = torch.tensor([math.nan, 1.0])
+    assert difference(large, nan.clone(), nan, "z") is None
+    assert difference(large, torch.tensor([math.nan, 1.0]), torch.tensor([2.0, 1.0]), "z") == "values"
+
+
+def test_others_that_differ_say_nothing_of_an_integer() -> None:
+    mine, one, other = (torch.tensor([value, 5]) for value in (1, 2, 3))
+    compare(PLAIN, [mine], [[one], [other]], [one], letters=["i"])
+    with pytest.raises(Difference):
+        compare(PLAIN, [mine], [[one], [one]], [one], letters=["i"])
+
+
+def test_a_truth_value_is_0_or_1_in_memory() -> None:
+    odd = torch.tensor([1, 2], dtype=torch.uint8).view(torch.bool)
+    assert difference(PLAIN, odd, torch.tensor([True, True]), "b") == "bytes"
+    assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, False]), "b") is None
+    assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, True]), "b") == "values"
+
+
+def test_sums_in_float64_are_not_those_of_the_program() -> None:
+    truth = torch.linspace(1, 2, 9, dtype=torch.float64)
+    off = truth * (1 + 2.0**-24)
+    assert difference(PLAIN, off, truth, "") is None
+    assert difference(PLAIN, off, truth, "d") == "values"
+
+
+def test_what_was_rounded_to_few_bits_may_be_one_place_off() -> None:
+    codes = torch.tensor([3, 100, -7], dtype=torch.int8)
+    assert difference(PLAIN, codes + 1, codes, "a") is None
+    assert difference(PLAIN, codes + 2, codes, "a") == "values"
+    small = torch.tensor([1.0, 0.5]).to(torch.float8_e4m3fn)
+    assert difference(PLAIN, torch.tensor([1.125, 0.5]).to(small.dtype), small, "a") is None
+    assert difference(PLAIN, torch.tensor([1.5, 0.5]).to(small.dtype), small, "a") == "values"
+
+
+def test_a_program_whose_exact_inputs_are_written_is_not_sound() -> None:
+    steps = (Step("v0", "write_full", ("x", "y")), Step("v1", "above", ("x",)))
+    program = dataclasses.replace(PLAIN, steps=steps, outputs=(("v1", "plain"),))
+    assert not program.sound and dataclasses.replace(program, steps=steps[::-1]).sound
+    assert all(make(Seeded(seed), small=True, seed=seed).sound for seed in range(400))
+    assert all(candidate.sound for candidate in smaller(program))
+
+
+class InProcess:
+    """A pool without processes: `failing` says which programs do."""
+
+    size = 2
+
+    def __init__(self, failing: Any) -> None:
+        self.failing = failing
+        self.runs = 0
+
+    def run(self, tasks: list[fuzz.Task], *_: Any) -> Iterator[tuple[fuzz.Task, Outcome]]:
+        for task in reversed(tasks):
+            self.runs += 1
+            yield task, Outcome("failed", "values") if self.failing(task.program) else Outcome("ok")
+
+
+def test_shrinking_leaves_what_fails() -> None:
+    def failing(program: Program) -> bool:
+        return any(s.op == "col_sum" for s in program.steps) and program.shape[-1] >= 3
+
+    big = next(
+        p
+        for p in (make(Seeded(s), small=True) for s in range(100))
+        if len(p.steps) > 9 and p.shape[-1] > 7 and failing(p)
+    )
+    pool = InProcess(failing)
+    program = fuzz.shrink(pool, fuzz.Task(big, "cpu", 0), "failed values", 1.0, float("inf"))  # type: ignore[arg-type]
+    assert [s.op for s in program.steps] == ["col_sum"] and program.steps[0].args == ("x", "x")
+    assert program.shape[-1] == 3 and set(program.shape[:-1]) == {1}
+    assert program.dtype == "float32" and len(program.outputs) == 1
+    assert pool.runs < 400
+
+
+TASKS = """
+import os, time
+
+class Result:
+    def __init__(self, value, lost=False):
+        self.value, self.lost = value, lost
+
+def work(task):
+    if task == "hang":
+        time.sleep(60)
+    if task == "crash":
+        os._exit(3)
+    if task == "lose":
+        return Result(os.getpid(), lost=True)
+    return Result((task, os.environ["FOR_THE_TEST"], os.getpid()))
+"""
+
+
+def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fuzzed_tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = Pool(2, "fuzzed_tasks", "work", {"FOR_THE_TEST": "set"})
+    try:
+        tasks = ["crash", "hang", "lose", *range(6)]
+        found = dict(pool.run(tasks, limit=1.0, first=3.0))
+        assert found.keys() == set(tasks)
+        assert found["crash"] == Broken("crashed", 3) and found["hang"] == Broken("hung")
+        assert [found[i].value[:2] for i in range(6)] == [(i, "set") for i in range(6)]
+        assert found["lose"].value not in {found[i].value[2] for i in range(3, 6)}
+        assert dict(pool.run(range(3), limit=1.0, until=0.0)) == {}
+    finally:
+        pool.close()
+
+
+def test_errors_are_told_by_dtype() -> None:
+    found = [
+        {"dtype": "bfloat16", "errors": [(2**-8, 2**-7), (2**-6, 2**-7)]},
+        {"dtype": "float32", "errors": [(2**-24, 0.0)]},
+        {"dtype": "float32"},
+        {"dtype": "float64", "errors": [(2**-53, 0.0)]},
+    ]
+    errors = fuzz.scaled(found)
+    assert errors == {"bfloat16": [[1, 4], [2, 2]], "float32": [[1], [0]]}
+    text = fuzz.histogram(errors)
+    assert "bfloat16: 2 gradients" in text
+    median, maximum = (line.split() for line in text.splitlines()[2:4])
+    assert median == ["median", "2.5", "2"] and maximum == ["maximum", "4", "2"]
+
+
+def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
+    found = [
+        {"seed": s, "status": "failed", "kind": "values", "message": "result 0", "fused": 1} for s in (3, 5)
+    ]
+    args = argparse.Namespace(
+        out=tmp_path, seed=3, cases=3, device="cpu", case_limit=1.0, shrink_box=9.0, shrink=5, stock_every=1
+    )
+    fuzz.shrink_all(InProcess(lambda program: False), args, found)  # type: ignore[arg-type]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["failures.json", "test_fuzz_3.py"]
+    assert fuzz.summary(found, 2.0).startswith("2 cases in 2 s: 2 failed\n2 regions fused, in 2 cases")
+
+
+def test_crashes_are_told_apart_by_what_was_raised() -> None:
+    begin = "BackendCompilerFailed: backend='inductor' raised:"
+    first = f"{begin}\nMixorderError: mixorder failed on region0: KeyError: 3\nx"
+    other = f"{begin}\nCompilationError: at 12:3"
+    kinds = [
+        fuzz.kind_of({"status": "failed", "kind": "crash", "message": m})
+        for m in (first, first.replace("region0", "region7"), other)
+    ]
+    assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
+
+
+@pytest.mark.parametrize("whole", ["the same", "other bits", "crash"])
+def test_a_split_scan_is_not_held_against_mixorder(monkeypatch: pytest.MonkeyPatch, whole: str) -> None:
+    """Stock cannot be asked: it does not compile. What is indeterminate without any split is ours."""
+    split = ir.Scan.num_splits
+
+    def compiled(trial: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
+        if not options["mixorder"]:
+            raise TypeError("stock")
+        if ir.Scan.num_splits == split or whole == "other bits":
+            raise Difference("indeterminate", "a second run gives other bits in results [0]")
+        if whole == "crash":
+            raise TypeError("ours")
+        assert times == _differential.RUNS and ir.Scan.num_splits(scan_numel=8)[1] == 1
+        return []
+
+    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
+    trial = _differential._Trial(PLAIN, "cuda")
+    error = Difference("indeterminate", "a second run gives other bits in results [0]")
+    outcome = _differential._crash(trial, error, {"fused": 1})
+    assert (outcome.status, outcome.kind) == ("torch" if whole == "the same" else "failed", "indeterminate")
+    assert ir.Scan.num_splits == split
+
+
+@pytest.mark.parametrize("way", ["given back", "not said", "wrong", "crash"])
+def test_what_is_given_back_is_compiled_and_right(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Where stock compiles and strict mixorder does not, the default has to: with a warning, and rightly."""
+    trial = _differential._Trial(PLAIN, "cpu")
+    right = [example.run(trial.function) for example in trial.examples()]
+
+    def compiled(self: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
+        if options["mixorder"] and way == "crash":
+            raise TypeError("ours")
+        if options["mixorder"] and way != "not said":
+            warnings.warn(
+                "mixorder fused a region of a graph; it is compiled without. TypeError", stacklevel=1
+            )
+        return [[r + 1 for r in results] for results in right] if way == "wrong" else right
+
+    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
+    outcome = _differential._crash(trial, TypeError("strict"), {"fused": 1})
+    expected = ("torch", "given-back") if way == "given back" else ("failed", "crash")
+    assert (outcome.status, outcome.kind) == expected
+
+
+def test_more_planted_infinities_than_elements() -> None:
+    program = dataclasses.replace(PLAIN, planted=(("x", 24 + 3, "inf"), ("y", 4, "nan")))
+    inputs = Example(program, "cpu").inputs
+    assert inputs["x"].view(-1)[3] == float("inf") and inputs["y"].view(-1)[4].isnan()

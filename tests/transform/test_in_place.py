@@ -1,0 +1,182 @@
+"""An output takes the place of an input: which one, what is printed, and each reason why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import graphs
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import Spec, bf16, f32, merged, only, traced
+
+from mixorder.codegen.kernel import generate
+from mixorder.ir.program import Buffer, BufferRole, LoopProgram
+from mixorder.ir.verify import Stage, verify
+from mixorder.schedule.device import H200
+from mixorder.schedule.persistent import choose, workload
+from mixorder.transform.in_place import overwrite, why_not
+from mixorder.transform.reread import reload
+
+FULL, HALF, SHORT = ((512, 256), f32), ((512, 256), bf16), ((514, 256), f32)
+
+
+def rms() -> LoopProgram:
+    """in0 is dy, in1 is x, in2 the weight; out0 is dx, out1 is dw."""
+    return merged(only(graphs.rms_norm_backward(512, 256)))
+
+
+def over(program: LoopProgram) -> dict[str, str]:
+    return {b.name: b.over for b in program.buffers if b.over is not None}
+
+
+def buffers_named(program: LoopProgram, *kinds: str) -> list[Buffer]:
+    """Outputs of the main kernel, and inputs, that are full tiles."""
+    return [b for b in program.buffers if b.name.startswith(kinds) and len(b.shape) == 2 and 1 not in b.shape]
+
+
+def test_dx_is_written_over_the_first_that_dies() -> None:
+    program = rms()
+    assert [str(b) for b in program.buffers[:5]] == [
+        "in0: bf16[512, 256]",
+        "in1: bf16[512, 256]",
+        "in2: bf16[256]",
+        "in3: f32[512, 1]",
+        "out0: bf16[512, 256]",
+    ]
+    assert over(overwrite(program, ())) == {}
+    assert over(overwrite(program, ("in0", "in1"))) == {"out0": "in0"}
+    assert over(overwrite(program, ("in1", "in2", "in3"))) == {"out0": "in1"}
+    again = verify(overwrite(program, ("in0",)), Stage.MERGED)
+    assert str(again.buffer("out0")) == "out0: bf16[512, 256] over in0"
+    assert again.nests == program.nests
+
+
+def test_the_kernel_has_one_pointer_for_both() -> None:
+    program = rms()
+    schedule = choose(workload(program), H200)
+    apart, _ = generate(program, schedule, "test")
+    main, final = generate(overwrite(program, ("in0",)), schedule, "test")
+    assert apart.buffers == ("in0", "in1", "in2", "in3", "out0", "ws0")
+    assert (main.buffers, main.written) == (("in0", "in1", "in2", "in3", "ws0"), ("in0", "ws0"))
+    (store,) = (line.strip() for line in main.text.splitlines() if "tl.store(in0_ptr" in line)
+    assert "out0" not in main.text and store.startswith("tl.store(in0_ptr + (y + 256*x), ")
+    assert (
+        apart.text.replace("tl.store(out0_ptr", "tl.store(in0_ptr").splitlines()[2:]
+        == main.text.splitlines()[2:]
+    )
+    assert final == generate(program, schedule, "test")[1]
+
+
+def test_rows_that_are_read_twice_are_written_after_the_second_read() -> None:
+    program = reload(rms())
+    assert over(verify(overwrite(program, ("in0", "in1")), Stage.MERGED)) == {"out0": "in0"}
+
+
+def test_two_outputs_do_not_share_an_input() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        row = product.sum(1, keepdim=True)
+        return dy - x * row, dy + x * row, product.sum(0)
+
+    program = merged(only(traced(function, FULL, FULL)))
+    both = verify(overwrite(program, ("in0", "in1")), Stage.MERGED)
+    assert over(both) == {"out0": "in0", "out1": "in1"}
+    assert over(overwrite(program, ("in1",))) == {"out0": "in1"}
+    buffers = tuple(dataclasses.replace(b, over="in0") if b.name == "out1" else b for b in both.buffers)
+    with pytest.raises(ValueError, match="two outputs are over one input"):
+        verify(dataclasses.replace(both, buffers=buffers), Stage.MERGED)
+
+
+def gradient(x: Any, dy: Any) -> tuple[Any, Any]:
+    product = x * dy
+    return dy - x * product.sum(1, keepdim=True), product.sum(0)
+
+
+def another_dtype(x: Any, dy: Any) -> Any:
+    dx, dw = gradient(x, dy)
+    return dx.to(bf16), dw
+
+
+def half_is_read(x: Any, dy: Any) -> Any:
+    return gradient(x[2:], dy[:-2])
+
+
+def rotated(x: Any, dy: Any) -> Any:
+    return gradient(x, torch.cat([-dy[:, 128:], dy[:, :128]], 1))
+
+
+def padded(x: Any, dy: Any) -> Any:
+    return gradient(x, F.pad(dy[1:], (0, 0, 0, 1)))
+
+
+def read_again(x: Any, dy: Any) -> Any:
+    """The second stage reads dy for the outer reduction only."""
+    row = (x * dy).sum(1, keepdim=True)
+    return x * row, (dy * row).sum(0)
+
+
+REASONS: dict[str, tuple[Callable[..., Any], tuple[Spec, ...], str]] = {
+    "dtype": (another_dtype, (FULL, FULL), "another dtype"),
+    "size": (half_is_read, (SHORT, SHORT), "a gap, or another size"),
+    "gather": (rotated, (FULL, FULL), "an element is read at another place than it is written"),
+    "predicate": (padded, (FULL, FULL), "an element is read at another place than it is written"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_an_input_that_cannot_take_dx(name: str) -> None:
+    function, specs, reason = REASONS[name]
+    program = merged(only(traced(function, *specs)))
+    (output,) = buffers_named(program, "out")
+    assert reason in {why_not(program, output, b) for b in buffers_named(program, "in")}
+    names = [b.name for b in program.role(BufferRole.INPUT)]
+    refused = {b for b in names if why_not(program, output, program.buffer(b))}
+    assert set(over(overwrite(program, names)).values()).isdisjoint(refused)
+
+
+def test_other_strides() -> None:
+    program = merged(only(traced(gradient, FULL, FULL)))
+    output, source = program.buffer("out0"), program.buffer("in0")
+    across = dataclasses.replace(source, stride=source.stride[::-1])
+    assert why_not(program, output, source) is None
+    assert why_not(program, output, across) == "other strides"
+    wider = dataclasses.replace(source, stride=(source.stride[0] * 2, source.stride[1]))
+    assert why_not(program, output, wider) == "other strides"
+    assert why_not(program, wider, wider) == "a gap, or another size"
+
+
+def test_what_only_the_outer_reduction_reads_again() -> None:
+    program = reload(merged(only(traced(read_again, FULL, FULL))))
+    reasons = {why_not(program, program.buffer("out0"), b) for b in buffers_named(program, "in")}
+    assert reasons == {None, "the input is read for something else"}
+
+
+def test_a_result_of_the_finalisation_and_what_it_reads() -> None:
+    def function(x: Any, dy: Any, old: Any) -> Any:
+        dx, dw = gradient(x, dy)
+        return dx, old + dw
+
+    program = merged(only(traced(function, FULL, FULL, ((256,), f32))))
+    column = next(b for b in program.role(BufferRole.INPUT) if len(b.shape) == 1)
+    output = next(b for b in program.role(BufferRole.OUTPUT) if len(b.shape) == 1)
+    assert why_not(program, output, column) == "another kernel reads the input"
+    vector = dataclasses.replace(column, name="in9")
+    assert why_not(program, output, vector) == "the main kernel does not write the output"
+
+
+@pytest.mark.parametrize("broken", ["in2", "in3", "out0", "ws0"])
+def test_the_verifier_refuses_what_cannot_be(broken: str) -> None:
+    program = rms()
+    buffers = tuple(dataclasses.replace(b, over=broken) if b.name == "out0" else b for b in program.buffers)
+    with pytest.raises(ValueError, match=f"out0 is over {broken}"):
+        verify(dataclasses.replace(program, buffers=buffers), Stage.MERGED)
+
+
+def test_the_verifier_refuses_it_before_the_merge() -> None:
+    program = overwrite(rms(), ("in0",))
+    for stage in (Stage.SPLIT, Stage.REORDERED):
+        with pytest.raises(ValueError, match="before the merge"):
+            verify(program, stage)
