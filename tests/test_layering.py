@@ -24,9 +24,10 @@ LAYERS = (
     ("schedule",),
     ("codegen",),
     ("rewrite",),
+    ("strategies",),
     ("tune",),
     ("record", "report"),
-    ("strategies", "planning", "runner", "pipeline", "plugin", "_autoload"),
+    ("runner", "planning", "pipeline", "plugin", "_autoload"),
     ("demo_model", "inspection"),
     ("cli", "__init__", "__main__"),
 )

@@ -18,10 +18,9 @@ import re
 from typing import Any
 
 from ..ir.program import AMAX, AMIN, PROD, SUM, ReductionKind
-from ..transform.cooperative import lanes_of
+from ..transform.cooperative import EMPTY, slots_of
 from .assembly import inline, mark_of
 
-EMPTY = -1  # as a float, a NaN that no computation gives
 MAX_WORDS = 32  # of one read: a word for each lane of a warp
 POLLS = 1 << 14  # reads before a program gives up waiting, about a microsecond each
 
@@ -44,7 +43,7 @@ class Record:
 
     @property
     def lanes(self) -> int:
-        return lanes_of(self.parts)
+        return slots_of(self.parts)
 
     def peek(self, pointer: str) -> str:
         """Triton text: start to read the record at `pointer`; gives what `total` takes as `seen`."""

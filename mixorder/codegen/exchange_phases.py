@@ -1,4 +1,4 @@
-"""The stages of a program that shares rows, and what holds in them; read off the nest that it runs."""
+"""The phases of a program that shares rows, and what holds in them; read off the nest that it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..ir.program import (
     Statement,
     closure,
 )
-from ..transform.cooperative import lanes_of
+from ..transform.cooperative import slots_of
 from .exchange import MAX_WORDS
 
 # Ops that give zero if their operands, of that number, are zero.
@@ -27,30 +27,30 @@ _KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class Phase:
     """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
 
     body: tuple[Statement, ...]
     groups: tuple[tuple[Reduce, ...], ...]
 
 
-def stages_of(body: tuple[Statement, ...], parts: int) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
+def phases_of(body: tuple[Statement, ...], parts: int) -> tuple[Phase, ...]:
+    phases: list[Phase] = []
     here: list[Statement] = []
     for stmt in body:
         if isinstance(stmt, Exchange):
             names = [ref.name for ref in stmt.values]
             reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
-            stages.append(Stage(tuple(here), groups_of(reductions, parts)))
+            phases.append(Phase(tuple(here), groups_of(reductions, parts)))
             here = []
         else:
             here.append(stmt)
-    return (*stages, Stage(tuple(here), ()))
+    return (*phases, Phase(tuple(here), ()))
 
 
 def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
     """Reductions of one kind, as many as one read brings in."""
-    most = MAX_WORDS // lanes_of(parts)
+    most = MAX_WORDS // slots_of(parts)
     groups: list[list[Reduce]] = []
     for kind in dict.fromkeys(r.kind for r in reductions):
         same = [r for r in reductions if r.kind is kind]

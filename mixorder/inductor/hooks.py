@@ -36,11 +36,12 @@ class MixOrderPass(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         import mixorder.pipeline as pipeline
+        from mixorder.region.effects import may_be_reordered
 
         options = Options.current()
         fused = pipeline.run(graph, options)
         self.fused += fused
-        if fused and pipeline.may_lose_order(graph):
+        if fused and may_be_reordered(graph):
             # H200, torch 2.11: of three effects beside a region, Inductor launched the last one first to save
             # memory, which it did not do without the region. The caller puts the setting back.
             config.reorder_for_peak_memory = False

@@ -55,7 +55,7 @@ class BufferRole(enum.Enum):
     INPUT = "in"
     OUTPUT = "out"
     WORKSPACE = "ws"
-    WORDS = "words"  # by which the programs that share a row tell one another their parts
+    MAILBOX = "mailbox"  # by which the programs that share a row tell one another their parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Buffer:
 
     `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
     storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
+    `fill`: what every element holds before the launch; None where that does not matter.
     """
 
     name: str
@@ -74,6 +75,12 @@ class Buffer:
     over: str | None = None
     offset: sympy.Expr = sympy.S.Zero
     widened: bool = False
+    fill: int | None = None
+
+    @property
+    def pointer(self) -> str:
+        """The name of the kernels' parameter for it."""
+        return f"{self.name}_ptr"
 
     @property
     def numel(self) -> sympy.Expr:
@@ -233,20 +240,20 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """`name = value` as it was for the row tile that is `stages` stages further on its way."""
+    """`name = value` as it was for the row tile that is `phases` phases further on its way."""
 
     name: str
     value: Ref
-    stages: int
+    phases: int
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.stages}] {self.value}"
+        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.phases}] {self.value}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The end of a stage where a row is shared: each reduction named turns from a part's into the row's."""
+    """The end of a phase where a row is shared: each reduction named turns from a part's into the row's."""
 
     buffer: str
     values: tuple[Ref, ...]
@@ -312,31 +319,49 @@ class Nest:
                 deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
         return deps
 
-    def stages(self) -> dict[str, int]:
+    def reductions_above(self) -> dict[str, int]:
         """How many dependent reductions precede each value (a `Reduce` counts for its users)."""
-        stage: dict[str, int] = {}
+        above: dict[str, int] = {}
         reduced: set[str] = set()
         for stmt in self.statements:
             if isinstance(stmt, Value):
-                stage[stmt.name] = max((stage[n] + (n in reduced) for n in operands(stmt)), default=0)
+                above[stmt.name] = max((above[n] + (n in reduced) for n in operands(stmt)), default=0)
             if isinstance(stmt, Reduce):
                 reduced.add(stmt.name)
-        return stage
+        return above
 
     def __str__(self) -> str:
         return "\n".join(_nest_lines(self))
 
 
 @dataclasses.dataclass(frozen=True)
+class AlignmentPhase:
+    """How rows lie relative to the boundaries of wide memory accesses, where not all lie alike.
+
+    Rows are `stride` elements apart, and `elements` of them make one wide access.
+    """
+
+    stride: int
+    elements: int
+
+    @property
+    def period(self) -> int:
+        """So many rows on, a row lies as this one does."""
+        return self.elements // math.gcd(self.stride, self.elements)
+
+
+@dataclasses.dataclass(frozen=True)
 class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
-    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
+    how the rows of a merged program lie, None where all lie alike.
     """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
+    phase: AlignmentPhase | None = None
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:

@@ -48,7 +48,8 @@ def job_of(program: LoopProgram, source: KernelSource, target: tuple[str, int | 
     from torch._inductor.utils import _type_of
 
     hints = {str(symbol): value for symbol, value in program.hints}
-    types = {f"{name}_ptr": _type_of(program.buffer(name).dtype) for name in source.buffers}
+    buffers = [program.buffer(name) for name in source.buffers]
+    types = {b.pointer: _type_of(b.dtype) for b in buffers}
     types.update({s: "i32" if hints[s] < _INT32_LIMIT else "i64" for s in source.sizes})
     types.update({name: "constexpr" for name, _ in source.config.constants})
     config = source.config

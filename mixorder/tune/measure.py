@@ -16,15 +16,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
-from ..codegen.exchange import EMPTY
-from ..codegen.kernel import generate
 from ..codegen.source import KernelSource
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
+from ..strategies import Strategy
 from .compile import compile_all, job_of
 from .search import Candidate
 
@@ -36,18 +35,27 @@ SAMPLES_S = 1.0  # what the samples of one call may take; long kernels get fewer
 MIN_REPS = 5
 
 
+class Way(Protocol):
+    """A strategy, and the loops that it runs."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def loops(self) -> LoopProgram: ...
+
+
 class NotEnoughMemory(Exception):
     """The device has no room for the region's buffers a second time."""
 
 
 class Bench:
-    """Times the candidates of one region: `programs` are its variants, which share inputs and outputs.
+    """Times the candidates of one region: `ways` to run it, by variant, which share inputs and outputs.
 
     Raises `NotEnoughMemory`, and RuntimeError where CUDA fails.
     """
 
-    def __init__(self, programs: Mapping[str, LoopProgram], label: str, device: torch.device) -> None:
-        self.programs, self.label, self.device = programs, label, device
+    def __init__(self, ways: Mapping[str, Way], label: str, device: torch.device) -> None:
+        self.ways, self.label, self.device = ways, label, device
         self.tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self.target: tuple[str, int | str, int] | None = None
         self.flush: torch.Tensor | None = None
@@ -76,7 +84,7 @@ class Bench:
         self.target = (target.backend, target.arch, target.warp_size)
         properties = torch.cuda.get_device_properties(self.device)
         flush = max(FLUSH_BYTES, 2 * int(getattr(properties, "L2_cache_size", 0)))
-        needed = flush + sum(_storage(next(iter(self.programs.values())), b, 1) for b in self._shared())
+        needed = flush + sum(_storage(next(iter(self.ways.values())).loops, b, 1) for b in self._shared())
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         if needed > 0.8 * free:
@@ -84,14 +92,19 @@ class Bench:
         self.flush = torch.empty(flush, dtype=torch.uint8, device=self.device)
 
     def _shared(self) -> tuple[Buffer, ...]:
-        program = next(iter(self.programs.values()))
+        program = next(iter(self.ways.values())).loops
         return program.role(BufferRole.INPUT) + program.role(BufferRole.OUTPUT)
 
     def _graphs(self, candidates: Sequence[Candidate]) -> dict[Candidate, torch.cuda.CUDAGraph]:
         """Each candidate's two launches, captured."""
         assert self.target is not None
-        sources = {c: generate(self.programs[c.variant], c.schedule, self.label) for c in candidates}
-        jobs = {(c, s): job_of(self.programs[c.variant], s, self.target) for c in sources for s in sources[c]}
+        sources = {
+            c: self.ways[c.variant].strategy.generate(self.ways[c.variant].loops, c.schedule, self.label)
+            for c in candidates
+        }
+        jobs = {
+            (c, s): job_of(self.ways[c.variant].loops, s, self.target) for c in sources for s in sources[c]
+        }
         compiled = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
         stream = torch.cuda.Stream()
         graphs = {}
@@ -113,14 +126,16 @@ class Bench:
         return graphs
 
     def _fills(self, candidate: Candidate) -> list[Callable[[], None]]:
-        """What empties the words of a row that is shared, before each run."""
-        program = self.programs[candidate.variant]
-        words = [b.name for b in program.role(BufferRole.WORDS)]
-        tensors = [self._tensor(program, name, candidate.schedule.num_splits) for name in words]
-        return [functools.partial(t.fill_, EMPTY) for t in tensors]
+        """What gives buffers their first contents before each run, such as an empty mailbox."""
+        loops, splits = self.ways[candidate.variant].loops, candidate.schedule.num_splits
+        return [
+            functools.partial(self._tensor(loops, b.name, splits).fill_, b.fill)
+            for b in loops.buffers
+            if b.fill is not None
+        ]
 
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
-        program = self.programs[candidate.variant]
+        program = self.ways[candidate.variant].loops
         buffers = [self._tensor(program, name, candidate.schedule.num_splits) for name in source.buffers]
         hints = {str(symbol): value for symbol, value in program.hints}
         sizes = [hints[name] for name in source.sizes]

@@ -7,31 +7,15 @@ can shift its columns by a constant, and every access is wide again.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
 import sympy
 
-from .program import AxisClass, Load, LoopProgram, Store
+from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram, Store
 
 ACCESS_BYTES = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Skew:
-    """Rows lie `stride` elements apart, `elements` of which make one wide access; `period` rows on, a row
-    lies as this one does."""
-
-    stride: int
-    elements: int
-
-    @property
-    def period(self) -> int:
-        return self.elements // math.gcd(self.stride, self.elements)
-
-
-def skew_of(program: LoopProgram) -> Skew | None:
-    """The skew of a merged program; None where rows lie alike, or not all tiles lie in the same way."""
+def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
+    """Of a merged program's rows; None where they lie alike, or not all tiles lie in the same way."""
     row, last = program.tile_axes
     if program.axis(AxisClass.KEPT) is not None or not last.size.is_number:
         return None
@@ -53,5 +37,5 @@ def skew_of(program: LoopProgram) -> Skew | None:
     if any((edge * size) % ACCESS_BYTES != 0 for edge, size in zip(edges, sizes, strict=True)):
         return None
     smallest = min(b.dtype.itemsize for b in buffers)
-    skew = Skew(int(stride), ACCESS_BYTES // smallest)
-    return skew if skew.period > 1 else None
+    phase = AlignmentPhase(int(stride), ACCESS_BYTES // smallest)
+    return phase if phase.period > 1 else None
