@@ -29,9 +29,7 @@ MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 ACCESS_BYTES = 16
 LIGHT_WORDS = 4  # held per element; of such narrow rows half as many per tile, and a stage more
 WIDE_ROW = 8192  # bytes that stream in for a row
-MAX_INSTRUCTIONS = 2048  # of a thread's loop body: 32 KB of code on NVIDIA, where the first caches end
 DIVERGENT_ELEMENTS = 8  # of a thread. GELU by tanh, 32768x3072 bf16: 32 45% of the limit, 16 66%, 8 76%
-SPILL_FACTOR = 1.1  # LayerNorm in fp32 at 8192 columns takes 1.125: held 71% of the limit, shared 93%
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
@@ -80,7 +78,7 @@ def choose(
     device: DeviceInfo,
     split_size: int = 0,
     constants: Constants = FITTED,
-    spill_factor: float = SPILL_FACTOR,
+    spill_factor: float = 1.0,
 ) -> Schedule:
     """The schedule of programs that hold whole rows; `split_size` rows for each if that is not 0.
 
@@ -167,7 +165,7 @@ def _tile(
 
 
 def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:
-    """The most that a thread's registers and its code, unrolled over them, allow; 4 at least."""
+    """The most that a thread's registers allow; 4 at least."""
     count = constants.elements_per_thread
     if facts.divergent:
         count = min(count, DIVERGENT_ELEMENTS)
@@ -178,7 +176,7 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
 
 def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:
     most = MAX_REGISTERS if chunks == 1 else NOT_SPILLED
-    return registers_of(facts, count, chunks) <= most and count * facts.instructions <= MAX_INSTRUCTIONS
+    return registers_of(facts, count, chunks) <= most
 
 
 def _stages(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from .device import DeviceInfo
 from .facts import Facts
 from .finalisation import final_neighbours
-from .persistent import MAX_INSTRUCTIONS, MAX_REGISTERS, MAX_WARPS, SPILL_FACTOR, even, layouts, registers_of
+from .persistent import MAX_REGISTERS, MAX_WARPS, even, layouts, registers_of
 from .schedule import Schedule, Tile, is_power_of_2, shifted
 from .space import MOST_STAGES, combined_from, differing
 
@@ -87,12 +87,11 @@ class PersistentSpace:
         low, high = PER_THREAD
         if not min(low, first) <= per_thread <= max(high, first):
             return False
-        code = max(MAX_INSTRUCTIONS, first * self.facts.instructions)
         final = max(FINAL_PER_THREAD, self._final_per_thread(self.start))
-        if per_thread * self.facts.instructions > code or self._final_per_thread(schedule) > final:
+        if self._final_per_thread(schedule) > final:
             return False
         registers, shared = self.device.registers, self.device.shared_memory
-        limits = (MAX_REGISTERS, int(SPILL_FACTOR * registers), shared, registers, shared)
+        limits = (MAX_REGISTERS, registers, shared, registers, shared)
         return all(
             used <= max(limit, allowed)
             for used, limit, allowed in zip(self._use(schedule), limits, self._use(self.start), strict=True)
