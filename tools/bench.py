@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import _timing
 import torch
 import torch._functorch.config as functorch_config
-from _providers import OPTIONS, OURS, PROVIDERS, Absent, usable_options
-from _results import Case, Report, Result, Row
-from _timing import DTYPES, EPS, EXIT_TIMEOUT, Captured, Inputs, Lab, Limit
+from lab import backward
+from lab.backward import DTYPES, EPS, EXIT_TIMEOUT, Captured, Inputs, Lab, Limit
+from lab.providers import OPTIONS, OURS, PROVIDERS, Absent, usable_options
+from lab.results import Case, Report, Result, Row
 from torch import Tensor
 
 SHAPES = "4096x4096,8192x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
@@ -53,7 +53,7 @@ def run_provider(
         skipped = usable_options(OPTIONS.get(name, {}))[1]
         result.note = f"options unknown to this torch: {skipped}" if skipped else ""
         with fusions_into(result) if name in OURS else contextlib.nullcontext():
-            captured = _timing.measure(PROVIDERS[name](case), inputs, reference, lab, result)
+            captured = backward.measure(PROVIDERS[name](case), inputs, reference, lab, result)
         result.status = "ok"
     except Absent as error:
         result.status, result.error = "absent", str(error)
@@ -80,8 +80,8 @@ def fusions_into(result: Result) -> Iterator[None]:
 
 def run_row(row: Row, args: argparse.Namespace, lab: Lab, report: Report, path: Path) -> None:
     """Measure the providers of a row that have no result yet; saves around each one."""
-    inputs = _timing.make_inputs(row.case, lab.device)
-    reference = _timing.reference_gradients(inputs)
+    inputs = backward.make_inputs(row.case, lab.device)
+    reference = backward.reference_gradients(inputs)
     limit = Limit(inputs, lab) if "limit" in args.providers else None
     alone = limit.median_us() if limit else None
     row.limit_medians += [alone] if alone else []
@@ -92,7 +92,7 @@ def run_row(row: Row, args: argparse.Namespace, lab: Lab, report: Report, path: 
         result = row.results[name] = Result()
         report.save(path)
         what = f"{row.case.shape} {row.case.norm} {row.case.dtype} {name}"
-        with _timing.time_box(args.time_box, what) if args.worker else contextlib.nullcontext():
+        with backward.time_box(args.time_box, what) if args.worker else contextlib.nullcontext():
             captured = run_provider(name, row.case, inputs, reference, lab, result)
             report.save(path)
             if args.worker and not lab.works():
@@ -123,7 +123,7 @@ def take_turns(row: Row, limit: Limit, alone: float, kept: dict[str, Captured], 
         return
     graphs = {"limit": (limit.captured, alone)}
     graphs |= {name: (captured, row.results[name].us or alone) for name, captured in kept.items()}
-    times = _timing.time_in_turns(graphs, lab.stream, lab.flush, lab.reps)
+    times = backward.time_in_turns(graphs, lab.stream, lab.flush, lab.reps)
     row.limit_medians[-1:] = times.pop("limit").halves()
     for name, taken in times.items():
         row.results[name].alone_us = row.results[name].us
@@ -357,7 +357,7 @@ def work(args: argparse.Namespace) -> int:
     lab = Lab("cpu" if args.cpu_smoke else "cuda", args.reps, args.launches == "profiler")
     if not args.cpu_smoke:
         lab.stream = torch.cuda.Stream()
-        lab.flush = _timing.flush_buffer() if args.timed else None
+        lab.flush = backward.flush_buffer() if args.timed else None
     for case in args.cases:
         row = report.row(case)
         missing = set(args.providers) - {"limit"} - set(row.results)

@@ -1,4 +1,4 @@
-"""The whole family on this GPU: each case of `tools/cases.py` in bf16, stock Inductor beside mixorder.
+"""The whole family on this GPU: each case of `tools/lab/cases.py` in bf16, stock Inductor beside mixorder.
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
 microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _timing import capture, count_graph_nodes, flush_buffer, time_graph
-from cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
+from lab.backward import capture, count_graph_nodes, flush_buffer, time_graph
+from lab.cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
 from torch import Tensor
 
 from mixorder.errors import Decline

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _schedules import Data, Row, Target, read
+from lab.schedules import Data, Row, Target, read
 
 from mixorder.errors import Decline
 from mixorder.schedule.constants import FILE, Constants

@@ -1,8 +1,8 @@
 """Whole-model benchmark: one training step of GPT-2, a Llama-style model and a ViT, stock beside mixorder.
 
 In: models, providers, steps. Out: a table per model on stdout, progress on stderr, and in --out
-`models.json` (rewritten after each run) and `models.txt`. `_training.py` says what the models and a step
-are, `_launches.py` how a step's kernels are told apart.
+`models.json` (rewritten after each run) and `models.txt`. `lab/training.py` says what the models and a step
+are, `lab/launches.py` how a step's kernels are told apart.
 
 Every run is a process of its own with empty compile caches, so that memory and compile times are
 independent; with --repeats the order of the providers alternates. A run that fails, hangs or lacks a
@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _providers import OPTIONS, usable_options
-from _training import FULL, SMALL, Absent, Compiler, Run, Spec, measure, measure_interpreted
 from bench import describe, format_table, names_of
+from lab.providers import OPTIONS, usable_options
+from lab.training import FULL, SMALL, Absent, Compiler, Run, Spec, measure, measure_interpreted
 
 ROOT = Path(__file__).resolve().parent.parent
 PROVIDERS: dict[str, dict[str, Any]] = {

@@ -2,9 +2,9 @@
 
     python tools/sanitize.py --out sanitized
 
-Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/cases.py` at their small
-sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the checked
-processes read; those then run each backward once, without PyTorch's caching of memory
+Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/lab/cases.py` at their
+small sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the
+checked processes read; those then run each backward once, without the caching allocator
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
 mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
 elsewhere is counted apart. Matrix products are computed on the CPU: initcheck does not see what cuBLAS writes
@@ -100,7 +100,7 @@ def find_sanitizer() -> Path | None:
 
 
 def default_jobs() -> list[Job]:
-    from cases import CASES
+    from lab.cases import CASES
 
     family = [Job(name) for name in CASES]
     norms = [
@@ -132,7 +132,7 @@ def products_on_the_host() -> None:
 def run_jobs(jobs: Sequence[Job]) -> None:
     """Run each job's backward once. In the checked process, and before it to compile."""
     import torch
-    from cases import CASES, Example
+    from lab.cases import CASES, Example
 
     products_on_the_host()
 

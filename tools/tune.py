@@ -1,9 +1,9 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
-For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
+For each shape and norm, or for each region of the cases of `tools/lab/cases.py` that are asked for: lower the
 real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes
 while those of the target before are timed: CUDA-graph replays with a flushed L2. Writes every row to a JSON
-file (`_schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
+file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
 `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves. With
 `--append`, a file keeps its other targets.
 
@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 import triton
-from _schedules import Data, Row, read, write
-from _schedules import Target as Measured
-from _targets import Target, case_targets, norm_target
+from lab.schedules import Data, Row, read, write
+from lab.schedules import Target as Measured
+from lab.targets import Target, case_targets, norm_target
 
 from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate

@@ -5,7 +5,7 @@
 
 Ways: `ddp`, `fsdp` (fully_shard): each rank has its own number of samples; `tp` (tensor parallel, norms on
 whole activations), `sp` (and norms on halves of the tokens): both ranks have as many; and `graph:...`,
-programs of tools/_ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
+programs of tools/lab/ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
 larger one alone (where they are of one size, the second) or both. Gradients are compared with eager float64
 on one process with the whole batch, and with those of the same way without mixorder; names and shapes of a
 step's collectives are read from a profile. A row is printed as soon as both ranks have it. Processes that do
@@ -33,8 +33,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from _ranks import PROGRAMS, RANKS, Group, Program, off
 from distributed import WAYS, Compile, Model, Sizes, alone
+from lab.ranks import PROGRAMS, RANKS, Group, Program, off
 from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -21,7 +21,7 @@ from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
 from mixorder.schedule.persistent import choose
 
-from cases import CASES  # isort: skip
+from lab.cases import CASES  # isort: skip
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,

@@ -21,7 +21,7 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
 import family  # isort: skip
-from cases import CASES, Checkpointed, Compile, Example, found_in  # isort: skip
+from lab.cases import CASES, Checkpointed, Compile, Example, found_in  # isort: skip
 
 
 def interpreted(options: Options) -> Compile:

@@ -2,7 +2,7 @@
 
 Which regions are fused depends on sizes, so one rank may fuse what another one leaves. If fusing changed the
 order of collectives, ranks would pair different ones: other numbers, an error, or a hang. Programs and their
-truth are those of tools/_ranks.py.
+truth are those of tools/lab/ranks.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from graphs import f32, traced
+from lab.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from running import OFF, ON, with_options
 from torch.fx import Node
 

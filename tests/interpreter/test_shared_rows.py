@@ -27,7 +27,7 @@ from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.schedule import Schedule, Tile
 
-from cases import CASES, Example  # isort: skip
+from lab.cases import CASES, Example  # isort: skip
 
 
 class WithResidual(nn.Module):

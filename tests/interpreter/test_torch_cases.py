@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from _torch_cases import Case, cases
-from _torch_trial import Ended, run_case
+from lab.torch_cases import Case, cases
+from lab.torch_trial import Ended, run_case
 
 from mixorder import pipeline
 

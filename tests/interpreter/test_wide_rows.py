@@ -23,7 +23,7 @@ from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.transform.reread import reload
 
-from cases import CASES  # isort: skip
+from lab.cases import CASES  # isort: skip
 
 
 class WithResidual(nn.Module):

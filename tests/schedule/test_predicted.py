@@ -22,7 +22,7 @@ from mixorder.schedule.predicted import Expected
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from _schedules import Target, read  # noqa: E402
+from lab.schedules import Target, read  # noqa: E402
 
 NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
 

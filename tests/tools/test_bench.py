@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _providers
-import _timing
 import bench
 import graphs
 import pytest
 import torch
 import torch.nn.functional as F
-from _results import Case, Report, Result, Row
+from lab import backward, providers
+from lab.results import Case, Report, Result, Row
 
 from mixorder import pipeline
 from mixorder.options import Options
@@ -34,13 +33,13 @@ def timed_row(norm: str = "rms", shape: str = "4096x4096", **times: float) -> Ro
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 9), (33, 7), (64, 96)])
 def test_reference_is_autograd_in_float64(norm: str, shape: tuple[int, int]) -> None:
-    inputs = _timing.make_inputs(Case(norm, "bf16", "fp32", *shape), "cpu")
+    inputs = backward.make_inputs(Case(norm, "bf16", "fp32", *shape), "cpu")
     x, w, *b = (t.detach().double().requires_grad_() for t in inputs.leaves())
     cols = (shape[1],)
     y = F.rms_norm(x, cols, w, inputs.eps) if b == [] else F.layer_norm(x, cols, w, b[0], inputs.eps)
     expected = torch.autograd.grad(y, [x, w, *b], inputs.dy.double())
     for chunk_elements in (1, 16, 2**24):
-        actual = _timing.reference_gradients(inputs, chunk_elements)
+        actual = backward.reference_gradients(inputs, chunk_elements)
         torch.testing.assert_close(actual, list(expected), rtol=1e-11, atol=1e-11)
 
 
@@ -49,16 +48,16 @@ def test_relative_error_does_not_depend_on_chunks() -> None:
     actual = (expected + 1e-2 * torch.randn_like(expected)).bfloat16()
     direct = ((actual.double() - expected).norm() / expected.norm()).item()
     for chunk_elements in (1, 100, 2**24):
-        error = _timing.relative_error(actual, expected, chunk_elements)
+        error = backward.relative_error(actual, expected, chunk_elements)
         assert error == pytest.approx(direct, rel=1e-12)
 
 
 def test_relative_error_of_zero_reference_and_wrong_shape() -> None:
     zeros = torch.zeros(3, 4, dtype=torch.float64)
-    assert _timing.relative_error(torch.full((3, 4), 2.0), zeros) == pytest.approx(48**0.5)
-    assert _timing.relative_error(zeros, zeros) == 0
+    assert backward.relative_error(torch.full((3, 4), 2.0), zeros) == pytest.approx(48**0.5)
+    assert backward.relative_error(zeros, zeros) == 0
     with pytest.raises(ValueError, match="shape"):
-        _timing.relative_error(torch.zeros(4, 3), zeros)
+        backward.relative_error(torch.zeros(4, 3), zeros)
 
 
 class FakeDriver:
@@ -79,10 +78,10 @@ class FakeDriver:
 
 
 def test_graph_nodes_are_counted_by_kind() -> None:
-    counts = _timing.count_graph_nodes(1, FakeDriver([0, 2, 0, 1, 5]))
+    counts = backward.count_graph_nodes(1, FakeDriver([0, 2, 0, 1, 5]))
     assert counts == {"kernels": 2, "memsets": 1, "memcpys": 1, "other": 1}
     with pytest.raises(RuntimeError, match="400"):
-        _timing.count_graph_nodes(1, FakeDriver([], status=400))
+        backward.count_graph_nodes(1, FakeDriver([], status=400))
 
 
 def test_table_is_aligned() -> None:
@@ -202,19 +201,19 @@ def test_eager_and_stock_on_the_cpu(tmp_path: Path) -> None:
 def test_failing_providers_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(case: Case) -> _timing.Forward:
+    def broken(case: Case) -> backward.Forward:
         raise RuntimeError("no kernel\nfor you")
 
-    def absent(case: Case) -> _timing.Forward:
-        raise _providers.Absent("not installed")
+    def absent(case: Case) -> backward.Forward:
+        raise providers.Absent("not installed")
 
-    def infinite(case: Case) -> _timing.Forward:
+    def infinite(case: Case) -> backward.Forward:
         return lambda x, w, b: x * w * torch.inf + (0 if b is None else b)
 
     monkeypatch.setattr(
         bench,
         "PROVIDERS",
-        {"broken": broken, "absent": absent, "infinite": infinite, "eager": _providers._norm},
+        {"broken": broken, "absent": absent, "infinite": infinite, "eager": providers._norm},
     )
     status, report = run_smoke(tmp_path, "broken,absent,infinite,eager")
     assert status == bench.EXIT_FAILED
@@ -234,7 +233,7 @@ def test_a_run_goes_on_where_the_last_process_ended(
     """Three workers: killed in `stock`, timed out in `liger`, then one that finishes."""
     path = tmp_path / "bench.json"
     report = Report({"started": 0.0}, [timed_row(eager=20.0)])
-    endings = iter([("stock", -11), ("liger", _timing.EXIT_TIMEOUT), ("quack", 0)])
+    endings = iter([("stock", -11), ("liger", backward.EXIT_TIMEOUT), ("quack", 0)])
 
     def worker(command: list[str], env: dict[str, str]) -> int:
         assert (
@@ -284,13 +283,13 @@ def test_times_taken_in_turns_replace_those_taken_alone(monkeypatch: pytest.Monk
     row.limit_medians = [7.0, 7.5, 11.0]  # two of a process that ended, and the first of this one
     asked: dict[str, float] = {}
 
-    def turns(graphs: Any, stream: Any, flush: Any, reps: int) -> dict[str, _timing.Times]:
+    def turns(graphs: Any, stream: Any, flush: Any, reps: int) -> dict[str, backward.Times]:
         asked.update({name: us for name, (_, us) in graphs.items()})
-        return {name: _timing.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
+        return {name: backward.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
 
-    monkeypatch.setattr(_timing, "time_in_turns", turns)
+    monkeypatch.setattr(backward, "time_in_turns", turns)
     graph, limit = object(), argparse.Namespace(captured=object())
-    lab = _timing.Lab("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
+    lab = backward.Lab("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
     bench.take_turns(row, limit, 11.0, {"stock": graph, "mixorder": graph}, lab)  # type: ignore[arg-type, dict-item]
     assert asked == {"limit": 11.0, "stock": 20.0, "mixorder": 12.5}
     assert row.limit_medians == [7.0, 7.5, 8.25, 16.5]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import family
 import pytest
-from cases import CASES, GROUPS
+from lab.cases import CASES, GROUPS
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

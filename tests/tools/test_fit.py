@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _schedules
 import fit
 import graphs
 import pytest
 import torch
 import tune
-from _schedules import Data, Row, Target
+from lab import schedules
+from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
 from mixorder.schedule.device import H200
@@ -50,20 +50,20 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     shared = tune.measured(target, 97.4, [row(Constants(), 50.0)])
     assert shared.shared_work and shared.work.cols == shared.shared_work.cols == 16384
     data = Data(META, (*made_up(final_per_thread=32).targets, shared))
-    _schedules.write(tmp_path / "data.json", data)
-    assert _schedules.read(tmp_path / "data.json") == data
+    schedules.write(tmp_path / "data.json", data)
+    assert schedules.read(tmp_path / "data.json") == data
 
 
 def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
     plain, file = made_up(final_per_thread=32), tmp_path / "data.json"
-    _schedules.write(file, plain)
+    schedules.write(file, plain)
     assert "chunks" not in file.read_text()
     (target,) = plain.targets
     rows = (*target.rows, row(Constants(chunk_saving=0.25, min_chunk=256), 30.0))
     assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
     data = Data(META, (dataclasses.replace(target, rows=rows),))
-    _schedules.write(file, data)
-    assert _schedules.read(file) == data
+    schedules.write(file, data)
+    assert schedules.read(file) == data
     fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants(min_chunk=256))
     assert fitted == Constants(chunk_saving=0.25, min_chunk=256)
 
@@ -107,7 +107,7 @@ def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
 
 def test_the_committed_data_is_as_the_tool_writes_it(tmp_path: Path) -> None:
     file = TOOLS / "data" / "h200.json"
-    _schedules.write(tmp_path / file.name, _schedules.read(file))
+    schedules.write(tmp_path / file.name, schedules.read(file))
     assert (tmp_path / file.name).read_text() == file.read_text()
 
 

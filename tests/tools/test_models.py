@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import models
 import pytest
-from _launches import Kind, in_classes, kinds_in, kinds_of_regions
-from _training import Run
+from lab.launches import Kind, in_classes, kinds_in, kinds_of_regions
+from lab.training import Run
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from _results import Case, Result
 from torch import Tensor
+
+from .results import Case, Result
 
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
 Step = Callable[[], Sequence[Tensor]]

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _results import Case
-from _timing import EPS, Forward
 from torch import Tensor
+
+from .backward import EPS, Forward
+from .results import Case
 
 OURS = ("mixorder", "mixorder_tuned")
 

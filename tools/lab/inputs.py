@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import _effects as effects
 import torch
-from _comparison import Difference, Results, same_bits
-from _operators import COL, FULL, KINDS, MORE_KINDS, ROW, WRITE, space_of
-from _programs import OPS, Program, Shape
 from torch import Tensor
+
+from . import effects
+from .comparison import Difference, Results, same_bits
+from .operators import COL, FULL, KINDS, MORE_KINDS, ROW, WRITE, space_of
+from .programs import OPS, Program, Shape
 
 _PLANTS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _RESERVE = 1 << 26

@@ -19,17 +19,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from _comparison import Difference, compare
-from _differential import ON
-from _inputs import poisoned
-from _torch_cases import Case, Unit, units
-from _torch_source import source
 from torch import Tensor, nn
 
 from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
+
+from .comparison import Difference, compare
+from .differential import ON
+from .inputs import poisoned
+from .torch_cases import Case, Unit, units
+from .torch_source import source
 
 Results = list[Tensor]
 MOST_TOLD = 1500

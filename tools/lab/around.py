@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from _case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, pairs, wide
-from _norms import LlamaNorm
 from torch import Tensor, nn
+
+from .case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, pairs, wide
+from .norms import LlamaNorm
 
 
 class PreNorm(nn.Module):

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cases import CASES, Example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.errors import Decline
@@ -22,6 +21,8 @@ from mixorder.schedule import cost
 from mixorder.transform.fma import contract
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
+
+from .cases import CASES, Example
 
 
 @dataclasses.dataclass(frozen=True)

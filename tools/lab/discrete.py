@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _operators import COL, FULL, ROW, SPACES, Op, op
+from .operators import COL, FULL, ROW, SPACES, Op, op
 
 INTS = ("int8", "uint8", "int16", "int32", "int64")
 FP8 = ("float8_e4m3fn", "float8_e5m2")

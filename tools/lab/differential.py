@@ -17,13 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import _effects as effects
 import torch
 import torch._inductor.ir as inductor_ir
 import torch.nn.functional as F
-from _comparison import Difference, Results, compare, errors_of, same_bits
-from _inputs import Example, poisoned
-from _programs import Program
 from torch._inductor import config
 from torch._inductor.runtime.hints import ReductionHint
 from torch.fx.experimental import _config as symbolic
@@ -32,6 +28,11 @@ from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
+
+from . import effects
+from .comparison import Difference, Results, compare, errors_of, same_bits
+from .inputs import Example, poisoned
+from .programs import Program
 
 ON = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 LEAST_TO_SHARE = 32

@@ -5,9 +5,9 @@ Used by the interpreter's tests, the tests on a GPU, and `tools/family.py`; a ke
 
 from __future__ import annotations
 
-from _around import AROUND, OTHERS
-from _case import Case, Compile, Example, Fused, found_in, relative_errors
-from _norms import BIT_LINEAR, CHECKPOINTED, NORMS, Checkpointed
+from .around import AROUND, OTHERS
+from .case import Case, Compile, Example, Fused, found_in, relative_errors
+from .norms import BIT_LINEAR, CHECKPOINTED, NORMS, Checkpointed
 
 GROUPS: dict[str, dict[str, Case]] = {
     "norms": NORMS,

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _launches import Kind, Launches, classify, kinds_of_regions, profile
 from torch import Tensor, nn
+
+from .launches import Kind, Launches, classify, kinds_of_regions, profile
 
 WARMUP_STEPS, HOST_STEPS, LOSSES = 5, 10, 5
 PHASES = ("forward", "backward", "optimizer")

@@ -1,14 +1,15 @@
-"""Norms as people write them in plain PyTorch. One table of cases; `tools/cases.py` has them all."""
+"""Norms as people write them in plain PyTorch. One table of cases; `tools/lab/cases.py` has them all."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from _case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixorder.region.axes import Reduced, columns_alone
+
+from .case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
 
 
 class CohereNorm(nn.Module):

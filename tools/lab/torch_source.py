@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from _torch_cases import Slot, Unit
 from torch import Tensor
+
+from .torch_cases import Slot, Unit
 
 
 def text_of(value: Any, names: Sequence[str], constants: dict[str, Any], wide: bool, prefix: str) -> str:

@@ -1,6 +1,6 @@
 """Whether results are what they should be, beside others' and those of eager float64.
 
-In: a program, lists of tensors, and per tensor the class of its values (`_operators.py`). Out: nothing, or a
+In: a program, lists of tensors, and per tensor the class of its values (`operators.py`). Out: nothing, or a
 `Difference` is raised. Integers, truth values and what else was made without rounding must be right to the
 last bit; numbers as exact as the others' are.
 """
@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from _programs import NARROWEST, Program
 from torch import Tensor
+
+from .programs import NARROWEST, Program
 
 Results = list[Tensor]
 PLACES, PLACES_OF_FLOAT64 = 16, 256  # last places by which a result may be off, beside others' errors

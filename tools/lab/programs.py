@@ -1,7 +1,7 @@
 """Random programs as data, for differential fuzzing: made, written as Python source, and made smaller.
 
 In: a `Draw` (a seeded random generator, or hypothesis). Out: a `Program`, whose `source` is a plain
-function of tensors. `_operators.py` says of which kinds values are. Where a kind has no axis, its size is 1,
+function of tensors. `operators.py` says of which kinds values are. Where a kind has no axis, its size is 1,
 so every pair of a row and a column reduction over one tensor is one that mixorder may fuse, whatever the
 classes of the axes. Numbers stay around 1 in size, and nothing jumps where a rounding differs: what compares,
 rounds or takes an extreme under autograd does so on an input, or on what was made of inputs without rounding.
@@ -16,8 +16,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from _discrete import FP8, INTS, POINTWISE, REDUCTIONS
-from _operators import (
+from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
+from .operators import (
     COL,
     DEFAULTS,
     EFFECTS,

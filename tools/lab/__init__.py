@@ -1,0 +1,1 @@
+"""What the scripts in `tools/` share: cases, programs, timing, and how results are compared and printed."""
