@@ -11,6 +11,8 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = tempfile.TemporaryDirectory(prefix="mixorder-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(cache.cleanup)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
+    if not hasattr(config, "workerinput"):  # the workers of a run share machine code
+        os.environ["TRITON_CACHE_DIR"] = f"{cache.name}/triton"
     # Options that the developer's shell sets would change what the tests test.
     for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
         os.environ.pop(name, None)

@@ -555,25 +555,21 @@ def test_finding_changes_nothing() -> None:
     assert graphs.snapshot(graph) == before
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_random_programs_give_convex_regions(seed: int) -> None:
-    function = graphs.random_function(seed, 8, 16)
-    graph = traced(function, ((8, 16), f32), ((8, 16), f32), ((16, 16), f32))
-    regions = [r for r in find_regions(graph) if isinstance(r, Region)]
-    for region in regions:
-        assert path_through_outside(region) is None
-        assert closed(region)
-        # Without an inner reduction, what the outer ones read is written by the same kernel.
-        full = [n for n in region.outputs if n.meta["val"].numel() == region.space.numel]
-        assert region.outer and (region.inner or full)
-
-
-def test_random_programs_do_have_regions() -> None:
-    """So that the tests on them test something."""
-    programs = (graphs.random_function(seed, 8, 16) for seed in range(60))
-    specs = [((8, 16), f32)] * 2 + [((16, 16), f32)]
-    found = [any(isinstance(r, Region) for r in find_regions(traced(p, *specs))) for p in programs]
-    assert sum(found) >= 30
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_random_programs_give_convex_regions(first: int) -> None:
+    programs_with_regions = 0
+    for seed in range(first, first + 20):
+        function = graphs.random_function(seed, 8, 16)
+        graph = traced(function, ((8, 16), f32), ((8, 16), f32), ((16, 16), f32))
+        regions = [r for r in find_regions(graph) if isinstance(r, Region)]
+        programs_with_regions += bool(regions)
+        for region in regions:
+            assert path_through_outside(region) is None, seed
+            assert closed(region), seed
+            # Without an inner reduction, what the outer ones read is written by the same kernel.
+            full = [n for n in region.outputs if n.meta["val"].numel() == region.space.numel]
+            assert region.outer and (region.inner or full), seed
+    assert programs_with_regions >= 10  # or the test would test little
 
 
 # Gathers: inside above the reductions, outside below them.
@@ -673,7 +669,7 @@ def test_a_gather_of_a_reduction_s_result_is_outside(shape: tuple[int, ...]) -> 
         assert not {n.target for n in region.nodes} & {aten.permute.default, aten.slice.Tensor}
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 16), (4, 4, 16), (16, 16, 16)])
+@pytest.mark.parametrize("shape", [(2, 4, 16), (16, 16, 16)])
 @pytest.mark.parametrize(
     "below",
     [

@@ -8,47 +8,72 @@ import itertools
 import graphs
 import pytest
 import torch
+from devices import AMD, DEVICES, H200, MI300, SMALL, DeviceInfo
 from graphs import bf16, f32
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule import cost
-from mixorder.schedule.constants import FITTED
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.persistent import MAX_COLS, Workload, choose, even, layouts, workload
+from mixorder.schedule.persistent_space import Space
 from mixorder.transform.reread import reload
 
-SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
-AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
-DEVICES = [H200, SMALL, AMD]
-
 RMS = Workload(rows=32768, cols=768, load_bytes=4, held_words=4)
-COLS = [1, 7, 64, 100, 128, 256, 768, 1024, 2048, 4096, 4097, 8192]
-ROWS = [1, 3, 100, 4096, 32768, 1_000_000]
+# Chunks wherever they save a lane.
+CHUNKED = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
+WORKS = [
+    *(Workload(0, 0, *numbers) for numbers in ((2, 3), (4, 4), (8, 5), (4, 4, 4, 8), (8, 5, 8, 30))),
+    Workload(0, 0, load_bytes=4, held_words=6, staged_bytes=4, instructions=10),  # LayerNorm
+    Workload(0, 0, load_bytes=8, held_words=5, staged_bytes=8, instructions=8),  # in fp32
+    Workload(0, 0, load_bytes=8, held_words=6, staged_bytes=12, instructions=10),  # with a residual
+]
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
-@pytest.mark.parametrize("cols", COLS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_any_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
-    for load_bytes, held_words in ((2, 3), (4, 4), (8, 5)):
-        work = Workload(rows, cols, load_bytes, held_words)
-        schedule = choose(work, device)
-        assert schedule.r0_block >= cols and schedule.chunk & (schedule.chunk - 1) == 0
-        assert schedule.r0_block < 2 * max(cols, 1)
-        tile = schedule.tile
-        assert tile.xblock >= 1 and tile.xblock & (tile.xblock - 1) == 0
-        assert tile.num_warps & (tile.num_warps - 1) == 0
-        assert 1 <= tile.num_warps * device.warp_size <= 1024
-        assert 1 <= schedule.num_splits <= -(-rows // tile.xblock)
-        # All programs are resident: the accumulators of waiting ones would only cost partials.
-        assert schedule.num_splits <= 4 * device.num_sm
-        in_flight = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
-        assert in_flight <= device.shared_memory
-        assert 1 <= schedule.final_block <= schedule.r0_block
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 2**20),
+    cols=st.integers(1, 8192),
+    work=st.sampled_from(WORKS),
+    device=st.sampled_from(DEVICES),
+    constants=st.sampled_from([FITTED, CHUNKED]),
+)
+@example(1_000_000, 1, WORKS[0], H200, FITTED)
+@example(1, 8192, WORKS[2], AMD, FITTED)
+@example(1_000_000, 8192, WORKS[-1], MI300, FITTED)
+@example(3, 4097, WORKS[1], SMALL, FITTED)
+@example(32768, 5120, WORKS[4], SMALL, CHUNKED)
+def test_any_schedule_is_launchable(
+    rows: int, cols: int, work: Workload, device: DeviceInfo, constants: Constants
+) -> None:
+    work = dataclasses.replace(work, rows=rows, cols=cols)
+    schedule = choose(work, device, constants=constants)
+    assert cols <= schedule.r0_block < 2 * cols or cols == schedule.r0_block
+    tile = schedule.tile
+    for power in (schedule.chunk, tile.xblock, tile.num_warps):
+        assert power >= 1 and power & (power - 1) == 0
+    # All programs are resident: the accumulators of waiting ones would only cost partials.
+    assert 1 <= schedule.num_splits <= min(-(-rows // tile.xblock), 4 * device.num_sm)
+    per_sm = -(-schedule.num_splits // device.num_sm)
+    assert tile.num_warps * device.warp_size <= 1024
+    assert per_sm * tile.num_warps * device.warp_size <= device.max_threads
+    staged = per_sm * tile.xblock * schedule.r0_block * max(work.load_bytes, work.staged_bytes)
+    assert tile.num_stages >= 1 and staged * (tile.num_stages - 1) <= device.shared_memory
+    assert 1 <= schedule.final_block <= schedule.r0_block
+    assert choose(work, device, constants=constants) == schedule
+    if constants == FITTED:
+        assert Space(work, device, schedule).legal(schedule)
 
 
-@pytest.mark.parametrize("rows", [1, 10, 1000])
-@pytest.mark.parametrize("split_size", [1, 3, 7, 5000])
+def test_chunks_that_save_few_lanes_can_be_asked_for() -> None:
+    for cols, work in itertools.product((96, 768, 1152, 5120, 6144), WORKS):
+        work = dataclasses.replace(work, rows=4096, cols=cols)
+        assert choose(work, H200, constants=CHUNKED).chunks > 1
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(1, 1000), st.integers(1, 5000))
 def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
     schedule = choose(dataclasses.replace(RMS, rows=rows), H200, split_size=split_size)
     assert schedule.num_splits == -(-rows // split_size)
@@ -141,23 +166,6 @@ def test_what_a_chunk_computes_with_takes_registers() -> None:
     assert choose(dataclasses.replace(work, load_bytes=6), H200).chunks == 3
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
-@pytest.mark.parametrize("cols", [96, 768, 1152, 5120, 6144])
-@pytest.mark.parametrize("rows", ROWS)
-def test_any_chunked_schedule_is_launchable(rows: int, cols: int, device: DeviceInfo) -> None:
-    constants = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
-    for load_bytes, held_words, instructions in ((2, 3, 0), (4, 4, 8), (8, 5, 30)):
-        work = Workload(rows, cols, load_bytes, held_words, load_bytes, instructions)
-        schedule = choose(work, device, constants=constants)
-        tile = schedule.tile
-        assert schedule.chunks > 1 and schedule.r0_block >= cols
-        assert tile.xblock & (tile.xblock - 1) == 0 and tile.num_warps & (tile.num_warps - 1) == 0
-        assert 1 <= tile.num_warps * device.warp_size <= 1024
-        assert 1 <= schedule.num_splits <= min(-(-rows // tile.xblock), 4 * device.num_sm)
-        staged = tile.xblock * schedule.r0_block * load_bytes * (tile.num_stages - 1)
-        assert staged <= device.shared_memory
-
-
 def test_a_row_that_spills_can_be_asked_for() -> None:
     wide = dataclasses.replace(RMS, cols=16384)
     with pytest.raises(TooWide):
@@ -233,12 +241,6 @@ def test_workload_of_norms() -> None:
     assert wide.load_bytes == 8
 
 
-def test_schedules_are_a_function_of_the_numbers() -> None:
-    for device, cols in itertools.product(DEVICES, COLS):
-        work = dataclasses.replace(RMS, cols=cols)
-        assert choose(work, device) == choose(work, device)
-
-
 def test_a_schedule_prints_one_choice_per_line() -> None:
     lines = str(choose(RMS, H200)).splitlines()
     assert any(line.startswith("num_splits = ") for line in lines)
@@ -255,8 +257,10 @@ def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> 
     assert schedule.tile.num_stages >= 1 and schedule.r0_block == cols  # 12288 are held, in chunks
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
-@pytest.mark.parametrize("split_size", [1, 2, 100])
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(1, 1000), st.sampled_from(DEVICES))
+@example(1, H200)
+@example(2, AMD)
 def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, device: DeviceInfo) -> None:
     """262,144 programs would make a tile beyond Triton's 1,048,576 elements."""
     schedule = choose(dataclasses.replace(RMS, rows=262_144), device, split_size)

@@ -1,0 +1,77 @@
+"""Kernels as machine code, compiled without a GPU, and what can be read off it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import triton
+from devices import A100, B200, H200, MI300, RTX
+from torch._inductor.codecache import PyCodeCache
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mixorder.codegen.source import KernelSource
+from mixorder.ir.program import LoopProgram
+
+needs_a_compiler = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
+)
+
+# Of CUDA devices, those whose programs do not share rows: these are read twice there.
+ALONE = dataclasses.replace(H200, name="H200, no exchange", exchanges=False)
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), A100),
+    "sm_90": (GPUTarget("cuda", 90, 32), H200),
+    "sm_100": (GPUTarget("cuda", 100, 32), B200),
+    "sm_120": (GPUTarget("cuda", 120, 32), RTX),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), MI300),
+    "sm_90 alone": (GPUTarget("cuda", 90, 32), ALONE),
+}
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@functools.cache
+def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> Any:
+    function = getattr(PyCodeCache.load(source.module_text), source.name)
+    config = source.config
+    constants = dict(config.constants)
+    signature = {f"{name}_ptr": f"*{graphs.short(program.buffer(name).dtype)}" for name in source.buffers}
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.buffers))}
+    return triton.compile(
+        ASTSource(function, signature, constants, aligned),
+        target=target,
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+    )
+
+
+def spilled(kernel: Any, folder: Path) -> int | None:
+    """Bytes of stack and local memory per thread; None where cuobjdump does not know the target."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    done = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True)
+    usage = re.search(r"REG:\d+ STACK:(\d+) .*?LOCAL:(\d+)", done.stdout)
+    return int(usage[1]) + int(usage[2]) if usage else None
+
+
+def main_loop(ttgir: str) -> Iterator[str]:
+    """The lines of the first `scf.for`, to its `scf.yield`."""
+    lines = iter(ttgir.splitlines())
+    for line in lines:
+        if "scf.for" in line:
+            indent = len(line) - len(line.lstrip())
+            break
+    for line in lines:
+        if "scf.yield" in line and len(line) - len(line.lstrip()) == indent + 2:
+            return
+        yield line
