@@ -23,15 +23,10 @@ from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
 from ..ir.alignment_phase import Skew
+from ..ir.dtypes import INTEGERS
 from ..ir.program import (
-    AMAX,
-    AMIN,
-    ANY,
-    INTEGERS,
     NUM_SPLITS,
-    PROD,
     SPLIT_SYMBOL,
-    SUM,
     AxisClass,
     Buffer,
     BufferRole,
@@ -42,10 +37,10 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
-    ReductionKind,
     Statement,
     Store,
 )
+from ..ir.reductions import ReductionKind
 from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
@@ -57,15 +52,6 @@ SKEWED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
 
 PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in a workspace in halves
-
-# The Triton function that reduces one tile dim; each propagates NaN as eager does.
-_TILE_REDUCE = {
-    SUM: "tl.sum",
-    AMAX: "triton_helpers.max2",
-    AMIN: "triton_helpers.min2",
-    PROD: "triton_helpers.prod",
-    ANY: "triton_helpers.any",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,7 +372,7 @@ class Writer:
         return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
 
     def without(self, kind: ReductionKind, value: str, axis: int) -> str:
-        return f"{_TILE_REDUCE[kind]}({value}, {axis})"
+        return f"{kind.tile}({value}, {axis})"
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""

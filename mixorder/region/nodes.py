@@ -13,7 +13,8 @@ import torch
 from torch.fx import Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ..ir.program import AMAX, AMIN, ANY, FLOAT8, PROD, SUM, ReductionKind
+from ..ir.dtypes import FLOAT8
+from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, ReductionKind
 from .axes import Reduced, Size
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from mixorder.ir.program import AMAX, AMIN, ANY, PROD, SUM
+from mixorder.ir.reductions import AMAX, AMIN, ANY, PROD, SUM
 from mixorder.region import nodes
 from mixorder.region.axes import Reduced
 
