@@ -121,5 +121,12 @@ ANY = ReductionKind(
     identity=False,
     of_truth=True,
 )
+XOR = ReductionKind(
+    name="xor",
+    combine="bitwise_xor",
+    tile="tl.xor_sum",
+    identity=0,
+    on_floats=False,
+)
 
-KINDS = {kind.name: kind for kind in (SUM, PROD, AMAX, AMIN, ANY)}
+KINDS = {kind.name: kind for kind in (SUM, PROD, AMAX, AMIN, ANY, XOR)}

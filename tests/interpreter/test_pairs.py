@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from graphs import f32, snapshot, traced
+from reduced_dtypes import xor
 from running import ON, Tensors, run_fused
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline, report
 from mixorder.schedule.device import H200
 
-KINDS = ("sum", "mean", "amax", "amin", "prod", "any")
+KINDS = ("sum", "mean", "amax", "amin", "prod", "any", "xor")
 PROLOGUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "plain": lambda x, b: x,
     "exp": lambda x, b: torch.exp(x),
@@ -37,6 +38,8 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reduce(kind: str, value: torch.Tensor, dim: Any) -> torch.Tensor:
+    if kind == "xor":
+        return xor((value * 64).to(torch.int32), dim)
     return (value > 0).any(dim) if kind == "any" else getattr(value, kind)(dim)
 
 
