@@ -92,7 +92,7 @@ def _main_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: st
         writer.store_partial(acc)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, config)
+    return writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
 
 
 def _columns(last: Axis, schedule: Schedule, skewed: bool) -> tuple[TileDim, ...]:
@@ -123,11 +123,11 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+    return writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
 
 
 def _follows_the_program(program: LoopProgram, nest: Nest) -> bool:
     """Whether each load's address comes from the program's number, and so after what gives that."""
-    axes = (program.axis(AxisClass.COLUMN), program.axis(AxisClass.KEPT))
+    axes = (program.axis(AxisClass.COLUMN), program.axis(AxisClass.BATCH))
     numbered = {axis.symbol for axis in axes if axis is not None}
     return all(numbered & s.index.free_symbols for s in nest.statements if isinstance(s, Load))

@@ -107,9 +107,9 @@ class Writer:
         self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
-        kept = program.axis(AxisClass.KEPT)
-        self.kept_symbol = None if kept is None else kept.symbol
-        self.kept = 1 if kept is None else int(kept.size)
+        batch = program.axis(AxisClass.BATCH)
+        self.batch_symbol = None if batch is None else batch.symbol
+        self.batch = 1 if batch is None else int(batch.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.columns = tuple(map(self._chunk, dims[1:]))
@@ -142,14 +142,14 @@ class Writer:
         )
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
-        """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
-        if self.kept_symbol is None:
+        """Number the programs: by their place on the batch axis, if there is one, then as `name`."""
+        if self.batch_symbol is None:
             self.code.writeline(f"{name} = {number}")
             return
         wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
         self.code.writeline(f"program = {number}")
-        self.code.writeline(f"{self.kept_symbol} = (program % {self.kept}){wide}")
-        self.code.writeline(f"{name} = program // {self.kept}")
+        self.code.writeline(f"{self.batch_symbol} = (program % {self.batch}){wide}")
+        self.code.writeline(f"{name} = program // {self.batch}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""

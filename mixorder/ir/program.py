@@ -30,7 +30,7 @@ class AxisClass(enum.Enum):
 
     ROW = "row"  # the outer reduction only
     COLUMN = "column"  # the inner reduction only
-    KEPT = "kept"  # neither
+    BATCH = "batch"  # neither
     COMMON = "common"  # both
     SPLIT = "split"  # numbers the programs that share the rows out
 

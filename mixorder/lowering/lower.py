@@ -64,7 +64,7 @@ _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 def lower(region: Region) -> LoopProgram:
     """Give the region's two nests: rows outside for the inner reductions, rows inside for the outer ones."""
     loops = {axis.kind: axis for axis in _axes(region.space)}
-    kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
+    batch = [loops[AxisClass.BATCH]] if AxisClass.BATCH in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     column_side = region.column_side()
     with lowering_context(region):
@@ -84,11 +84,11 @@ def lower(region: Region) -> LoopProgram:
     nests = []
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
-            nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
+            nests.append(Nest((*batch, *order), closure(tracer.body, roots)))
     return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
-_SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
+_SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
 
 
 def _axes(space: Space) -> list[Axis]:

@@ -44,7 +44,7 @@ SPILL_FACTOR = 1.1  # LayerNorm in fp32 at 8192 columns takes 1.125: held 71% of
 class Workload:
     """What the heuristic looks at: extents, and per element of the space, what is read and held.
 
-    `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
+    `rows` (of symbolic ones, the hint) x `cols` at each of `batch` places; a program has one place.
 
     `load_bytes`: bytes of full-size tensors that stream in for one element. `staged_bytes`: bytes of all its
     tile loads, also of what a gather reads again or many rows share. `held_words`: 32-bit words that it keeps
@@ -63,7 +63,7 @@ class Workload:
     staged_bytes: int = 0
     instructions: int = 0
     rereads: int = 0
-    kept: int = 1
+    batch: int = 1
     period: int = 1
     slack: int = 0
     item_bytes: int = 2
@@ -72,7 +72,7 @@ class Workload:
 
     @property
     def numel(self) -> int:
-        return self.rows * self.cols * self.kept
+        return self.rows * self.cols * self.batch
 
     def registers(self, elements: int, chunks: int) -> int:
         """Of a thread with so many elements, by the estimate. In chunks, those of one take a word more for
@@ -84,12 +84,12 @@ class Workload:
 
 def workload(program: LoopProgram) -> Workload:
     """Read the numbers off a merged program."""
-    (row, col), kept = program.tile_axes, program.axis(AxisClass.KEPT)
+    (row, col), batch = program.tile_axes, program.axis(AxisClass.BATCH)
     body = program.nests[0].body
     tiles = [s for s in body if isinstance(s, Load) and col.symbol in s.index.free_symbols]
     skew = skew_of(program)
     rows = max(1, program.hint(row.size))  # a graph may have been traced with none
-    size = rows * int(col.size) * (1 if kept is None else int(kept.size))
+    size = rows * int(col.size) * (1 if batch is None else int(batch.size))
     streamed = {s.buffer for s in tiles if program.hint(program.buffer(s.buffer).numel) >= size}
     # What a tensor is put together from; a table that many rows share has no predicate.
     pieces = {s.buffer for s in tiles if s.predicate is not None} - streamed
@@ -102,7 +102,7 @@ def workload(program: LoopProgram) -> Workload:
         staged_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in tiles),
         instructions=cost.instructions(program),
         rereads=sum(s.again for s in tiles),
-        kept=1 if kept is None else int(kept.size),
+        batch=1 if batch is None else int(batch.size),
         period=1 if skew is None else skew.period,
         slack=0 if skew is None else skew.elements - 1,
         item_bytes=min((program.buffer(b).dtype.itemsize for b in streamed | pieces), default=4),
@@ -160,7 +160,7 @@ def choose(
     tile, per_sm = _tile(work, r0_block, device, constants, chunks)
     tiles = -(-work.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
-    at_once = max(1, per_sm * device.num_sm // work.kept)
+    at_once = max(1, per_sm * device.num_sm // work.batch)
     num_splits = min(-(-work.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = work.period if work.period <= at_once and work.cols + work.slack <= r0_block else 1
@@ -206,7 +206,7 @@ def _tile(
     # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
     resident = constants.elements(scale * constants.resident_bytes, work.load_bytes)
-    few_tiles = work.rows * work.kept * r0_block < constants.min_tiles * resident * device.num_sm
+    few_tiles = work.rows * work.batch * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
     # But where reductions follow from one another, programs hide one another's barriers: BitLinear's backward
@@ -222,7 +222,7 @@ def _tile(
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and work.held_words <= LIGHT_WORDS and not (few_tiles or work.divergent):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
-    while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.kept < device.num_sm):
+    while xblock > 1 and (xblock > work.rows or -(-work.rows // xblock) * work.batch < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(work, elements, constants)

@@ -41,7 +41,7 @@ def check_shareable(program: LoopProgram) -> None:
     main, row = program.nests[0], program.tile_axes[0].symbol
     deps, reductions = main.dependence(), [s for s in main.body if isinstance(s, Reduce)]
     obstacles = {
-        "a kept axis": program.axis(AxisClass.KEPT) is not None,
+        "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
         "a reduction that is not a sum, product, maximum or minimum in float32": not all(

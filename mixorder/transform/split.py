@@ -70,7 +70,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
 
 def _result_loops(nest: Nest) -> tuple[Axis, ...]:
     """The loops that an outer reduction's result still runs over."""
-    return tuple(a for a in nest.loops if a.kind in (AxisClass.KEPT, AxisClass.COLUMN))
+    return tuple(a for a in nest.loops if a.kind in (AxisClass.BATCH, AxisClass.COLUMN))
 
 
 def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
