@@ -13,7 +13,8 @@ from torch.fx import Node
 
 from .codegen.source import KernelSource
 from .errors import Decline
-from .ir.program import LoopProgram, short_dtype
+from .ir.dtypes import short_dtype
+from .ir.program import LoopProgram
 from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
 from .region.provenance import Origin, origin_of
 from .region.region import Region

@@ -36,6 +36,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # What single modules must not even import from outside.
 FORBIDDEN = {
     "errors.py": ("torch", "triton", "sympy"),
+    "ir/reductions.py": ("torch._inductor", "torch.fx", "triton"),
     "ir/program.py": ("torch._inductor", "torch.fx", "triton"),
     "transform/split.py": ("torch._inductor", "torch.fx", "triton"),
     "transform/reorder.py": ("torch", "triton"),

@@ -136,7 +136,7 @@ def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
         layout = dataclasses.replace(base, r0_block=lanes, chunks=chunks)
         for tile, per_sm in tiles(work, lanes, chunks):
             count = -(-work.rows // tile.xblock)
-            splits = min(-(-per_sm * device.num_sm // work.kept), count)
+            splits = min(-(-per_sm * device.num_sm // work.batch), count)
             splits = whole(splits, base) if base.period > 1 else even(count, splits)
             final_block, final_warps = final(splits, lanes, device, FITTED)
             yield dataclasses.replace(

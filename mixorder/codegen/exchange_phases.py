@@ -7,7 +7,6 @@ import dataclasses
 import sympy
 
 from ..ir.program import (
-    SUM,
     Carry,
     Compute,
     Exchange,
@@ -71,7 +70,7 @@ def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
 
 
 def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
-    """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
+    """What accumulates nothing where there is no row: beyond the last one, and in the first turns.
 
     What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
     infinite ones included.
@@ -88,6 +87,6 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
             if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
                 zero.add(stmt.name)
-        elif isinstance(stmt, PartialAccumulate) and stmt.kind is SUM and stmt.value.name in zero:
+        elif isinstance(stmt, PartialAccumulate) and stmt.kind.ignores_zero and stmt.value.name in zero:
             found.add(stmt)
     return found

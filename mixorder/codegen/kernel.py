@@ -54,4 +54,4 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+    return writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)

@@ -21,7 +21,8 @@ from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
-from ..ir.program import FLOAT8, INTEGERS, Compute, Load, LoopProgram, Reduce, Ref
+from ..ir.dtypes import FLOAT8, INTEGERS
+from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
 
 _INT32_LIMIT = 2**31
 # What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.

@@ -67,7 +67,7 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
         writer.store_partial(acc)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-    return writer.finish(f"triton_mixorder_{label}", writer.kept * schedule.num_splits, config)
+    return writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
 
 
 def _columns(last: Axis, schedule: Schedule, shifted: bool) -> tuple[TileDim, ...]:

@@ -22,15 +22,10 @@ from torch._inductor.codegen.common import CSEVariable
 from torch._inductor.codegen.triton import texpr, triton_compute_type
 from torch._inductor.utils import IndentedBuffer
 
+from ..ir.dtypes import INTEGERS
 from ..ir.program import (
-    AMAX,
-    AMIN,
-    ANY,
-    INTEGERS,
     NUM_SPLITS,
-    PROD,
     SPLIT_SYMBOL,
-    SUM,
     AlignmentPhase,
     AxisClass,
     Buffer,
@@ -42,10 +37,10 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
-    ReductionKind,
     Statement,
     Store,
 )
+from ..ir.reductions import ReductionKind
 from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
@@ -57,15 +52,6 @@ SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
 
 PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in a workspace in halves
-
-# The Triton function that reduces one tile dim; each propagates NaN as eager does.
-_TILE_REDUCE = {
-    SUM: "tl.sum",
-    AMAX: "triton_helpers.max2",
-    AMIN: "triton_helpers.min2",
-    PROD: "triton_helpers.prod",
-    ANY: "triton_helpers.any",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +107,9 @@ class Writer:
         self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
-        kept = program.axis(AxisClass.KEPT)
-        self.kept_symbol = None if kept is None else kept.symbol
-        self.kept = 1 if kept is None else int(kept.size)
+        batch = program.axis(AxisClass.BATCH)
+        self.batch_symbol = None if batch is None else batch.symbol
+        self.batch = 1 if batch is None else int(batch.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.columns = tuple(map(self._chunk, dims[1:]))
@@ -156,14 +142,14 @@ class Writer:
         )
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
-        """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
-        if self.kept_symbol is None:
+        """Number the programs: by their place on the batch axis, if there is one, then as `name`."""
+        if self.batch_symbol is None:
             self.code.writeline(f"{name} = {number}")
             return
         wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
         self.code.writeline(f"program = {number}")
-        self.code.writeline(f"{self.kept_symbol} = (program % {self.kept}){wide}")
-        self.code.writeline(f"{name} = program // {self.kept}")
+        self.code.writeline(f"{self.batch_symbol} = (program % {self.batch}){wide}")
+        self.code.writeline(f"{name} = program // {self.batch}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""
@@ -390,7 +376,7 @@ class Writer:
         return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
 
     def without(self, kind: ReductionKind, value: str, axis: int) -> str:
-        return f"{_TILE_REDUCE[kind]}({value}, {axis})"
+        return f"{kind.tile}({value}, {axis})"
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""

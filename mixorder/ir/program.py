@@ -18,11 +18,8 @@ from typing import Any
 import sympy
 import torch
 
-BOOL = torch.bool
-FLOAT8 = frozenset(  # which Triton can cast to
-    {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
-)
-INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+from .dtypes import short_dtype
+from .reductions import ReductionKind
 
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
 """Groups of programs that share the rows out; a schedule says how many."""
@@ -34,7 +31,7 @@ class AxisClass(enum.Enum):
 
     ROW = "row"  # the outer reduction only
     COLUMN = "column"  # the inner reduction only
-    KEPT = "kept"  # neither
+    BATCH = "batch"  # neither
     COMMON = "common"  # both
     SPLIT = "split"  # numbers the programs that share the rows out
 
@@ -96,60 +93,6 @@ class Buffer:
         over = "" if self.over is None else f" over {self.over}"
         widened = " widened" if self.widened else ""
         return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{widened}"
-
-
-def computed_in(stored: torch.dtype) -> torch.dtype:
-    """The dtype in which values are computed that memory holds as `stored`."""
-    return torch.float32 if stored in (torch.float16, torch.bfloat16) else stored
-
-
-def added_up_in(dtype: torch.dtype) -> torch.dtype:
-    """The widest dtype in which partial results of `dtype` may be added up."""
-    return torch.float64 if dtype == torch.float32 else dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class ReductionKind:
-    """An associative operation with an identity; `combine` is the name of the Inductor op that joins two.
-
-    `identity` is that of floating-point numbers and bools.
-    """
-
-    name: str
-    combine: str
-    identity: float
-
-    def accumulates_in(self, stored: torch.dtype) -> torch.dtype:
-        """The dtype in which values are combined whose result the graph states as `stored`.
-
-        Sums and products of integers narrower than 32 bits are combined in 32: the bits that `stored` keeps
-        are the same. Raises ValueError where the operation has no meaning in `stored`.
-        """
-        if self is ANY:
-            return BOOL
-        if stored.is_floating_point and stored.itemsize >= 2:
-            return computed_in(stored)
-        if stored == BOOL and self in (AMAX, AMIN):
-            return torch.int32
-        if stored not in INTEGERS:
-            raise ValueError(f"no {self.name} in {stored}")
-        return torch.int32 if self in (SUM, PROD) and stored.itemsize < 4 else stored
-
-    def identity_in(self, dtype: torch.dtype) -> float:
-        """The identity as a value of `dtype`: an int or a bool where that is none of floating point."""
-        if dtype.is_floating_point or dtype == BOOL:
-            return self.identity
-        if not math.isinf(self.identity):
-            return int(self.identity)
-        limits = torch.iinfo(dtype)
-        return limits.min if self.identity < 0 else limits.max
-
-
-SUM = ReductionKind("sum", "add", 0.0)
-AMAX = ReductionKind("amax", "maximum", float("-inf"))
-AMIN = ReductionKind("amin", "minimum", float("inf"))
-PROD = ReductionKind("prod", "mul", 1.0)
-ANY = ReductionKind("any", "logical_or", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,11 +343,6 @@ class LoopProgram:
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as `bf16`, in the spelling of FX's readable graphs."""
-    return torch.fx.graph.dtype_abbrs[dtype]
 
 
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:

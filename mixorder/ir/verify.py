@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 
+from .dtypes import BOOL, added_up_in, computed_in
 from .in_place import why_not
 from .program import (
-    BOOL,
     NUM_SPLITS,
     AxisClass,
     BufferRole,
@@ -22,8 +22,6 @@ from .program import (
     Reduce,
     Store,
     Value,
-    added_up_in,
-    computed_in,
     depth_of,
     index_symbols,
     operands,

@@ -25,7 +25,6 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import (
-    ANY,
     Axis,
     AxisClass,
     Buffer,
@@ -35,7 +34,6 @@ from ..ir.program import (
     LoopProgram,
     Nest,
     Reduce,
-    ReductionKind,
     Ref,
     Statement,
     Store,
@@ -43,6 +41,7 @@ from ..ir.program import (
     index_symbols,
     operands,
 )
+from ..ir.reductions import ReductionKind
 from ..region.axes import Size, Space, product
 from ..region.nodes import (
     MOMENTS,
@@ -65,7 +64,7 @@ _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 def lower(region: Region) -> LoopProgram:
     """Give the region's two nests: rows outside for the inner reductions, rows inside for the outer ones."""
     loops = {axis.kind: axis for axis in _axes(region.space)}
-    kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
+    batch = [loops[AxisClass.BATCH]] if AxisClass.BATCH in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     column_side = region.column_side()
     with lowering_context(region):
@@ -85,11 +84,11 @@ def lower(region: Region) -> LoopProgram:
     nests = []
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
-            nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
+            nests.append(Nest((*batch, *order), closure(tracer.body, roots)))
     return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
-_SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
+_SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
 
 
 def _axes(space: Space) -> list[Axis]:
@@ -362,9 +361,9 @@ class _Tracer:
 
     def element(self, kind: ReductionKind, value: _Traced, stored: torch.dtype) -> _Traced:
         """An element as a reduction combines it. As in eager it is first cast to the result's dtype, which
-        `dtype=` may have given; a truth value instead, if that is what is asked for."""
+        `dtype=` may have given; to bool for a reduction of truth values."""
         with V.set_ops_handler(self._recorder):
-            cast = ops.to_dtype(OpsValue(value), torch.bool if kind is ANY else stored)
+            cast = ops.to_dtype(OpsValue(value), kind.element_dtype(stored))
             return _unwrap(ops.to_dtype(cast, kind.accumulates_in(stored)))
 
     def reduced(

@@ -13,7 +13,8 @@ import torch
 from torch.fx import Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ..ir.program import AMAX, AMIN, ANY, FLOAT8, PROD, SUM, ReductionKind
+from ..ir.dtypes import FLOAT8
+from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
 from .axes import Reduced, Size
 
 aten = torch.ops.aten
@@ -28,6 +29,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     aten.any.dim: ANY,
     aten.any.dims: ANY,
     aten.var.correction: SUM,
+    prims.xor_sum.default: XOR,
 }
 MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` of it is a reduction of what it reads
 

@@ -36,7 +36,7 @@ ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as c
 class Facts:
     """Extents, and what one element of the space takes; words are 32-bit registers.
 
-    `rows` (of symbolic ones, the hint) x `cols` at each of `kept` places; a program has one place.
+    `rows` (of symbolic ones, the hint) x `cols` at each of `batch` places; a program has one place.
     `load_bytes` stream in from full-size tensors; `staged_bytes` are those of all tile loads, also of what a
     gather reads again or many rows share. `item_bytes`: of an element of the narrowest full tensor.
     `held_words` stay in registers from one reduction to the next, accumulators and column vectors included;
@@ -57,7 +57,7 @@ class Facts:
     staged_bytes: int = 0
     instructions: int = 0
     rereads: int = 0
-    kept: int = 1
+    batch: int = 1
     period: int = 1
     slack: int = 0
     item_bytes: int = 2
@@ -71,7 +71,7 @@ class Facts:
 
     @property
     def numel(self) -> int:
-        return self.rows * self.cols * self.kept
+        return self.rows * self.cols * self.batch
 
 
 def facts_of(program: LoopProgram) -> Facts:
@@ -87,8 +87,8 @@ class _Reader:
         self.main: Nest = program.nests[0]
         self.deps = self.main.dependence()
         self.row, self.col = program.tile_axes
-        kept = program.axis(AxisClass.KEPT)
-        self.kept = 1 if kept is None else int(kept.size)
+        batch = program.axis(AxisClass.BATCH)
+        self.batch = 1 if batch is None else int(batch.size)
         # A graph may have been traced with no rows.
         self.rows = max(1, program.hint(self.row.size))
         self.tiles = [
@@ -107,7 +107,7 @@ class _Reader:
             staged_bytes=sum(map(self.item, self.tiles)),
             instructions=instructions(self.program),
             rereads=sum(s.again for s in self.tiles),
-            kept=self.kept,
+            batch=self.batch,
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
@@ -128,7 +128,7 @@ class _Reader:
 
     def streamed(self) -> tuple[int, int]:
         """Bytes per element that stream in, and of an element of the narrowest tensor that does."""
-        size = self.rows * int(self.col.size) * self.kept
+        size = self.rows * int(self.col.size) * self.batch
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
         full = {b for b in itemsize if self.size(b) >= size}
         # What a tensor is put together from; a table that many rows share has no predicate.
@@ -178,7 +178,7 @@ class _Reader:
         return sum(loads[name] * phases for name, phases in longest.items())
 
     def numbered(self) -> bool:
-        axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.KEPT))
+        axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.BATCH))
         numbers: set[sympy.Symbol] = {axis.symbol for axis in axes if axis is not None}
         loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
         return all(numbers & s.index.free_symbols for s in loads)

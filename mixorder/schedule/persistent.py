@@ -94,7 +94,7 @@ def choose(
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
-    at_once = max(1, per_sm * device.num_sm // facts.kept)
+    at_once = max(1, per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = facts.period if facts.period <= at_once and facts.cols + facts.slack <= r0_block else 1
@@ -131,7 +131,7 @@ def _tile(
     # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
     resident = constants.elements(scale * constants.resident_bytes, facts.load_bytes)
-    few_tiles = facts.rows * facts.kept * r0_block < constants.min_tiles * resident * device.num_sm
+    few_tiles = facts.rows * facts.batch * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
     # But where reductions follow from one another, programs hide one another's barriers: BitLinear's backward
@@ -147,7 +147,7 @@ def _tile(
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or facts.divergent):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
-    while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.kept < device.num_sm):
+    while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: rather more programs than larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements, constants)

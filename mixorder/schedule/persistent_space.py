@@ -107,7 +107,7 @@ class PersistentSpace:
         of_program = registers * tile.num_warps * self.device.warp_size
         staged = tile.xblock * schedule.r0_block * max(self.facts.load_bytes, self.facts.staged_bytes)
         shared = staged * (tile.num_stages - 1)
-        per_sm = 1 if self.pinned else -(-schedule.num_splits * self.facts.kept // self.device.num_sm)
+        per_sm = 1 if self.pinned else -(-schedule.num_splits * self.facts.batch // self.device.num_sm)
         together = per_sm if per_sm > 1 else 0
         return registers, of_program, shared, together * of_program, together * shared
 
@@ -142,7 +142,7 @@ class PersistentSpace:
             return moved
         moved = dataclasses.replace(moved, num_splits=min(schedule.num_splits, self._count(tile)))
         for per_sm in (4, 3, 2, 1):
-            at_once = max(1, per_sm * self.device.num_sm // self.facts.kept)
+            at_once = max(1, per_sm * self.device.num_sm // self.facts.batch)
             if self._fits(moved):
                 break
             moved = dataclasses.replace(moved, num_splits=min(moved.num_splits, at_once))
@@ -158,6 +158,6 @@ class PersistentSpace:
 
     def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:
-            at_once = max(1, per_sm * self.device.num_sm // self.facts.kept)
+            at_once = max(1, per_sm * self.device.num_sm // self.facts.batch)
             count = self._count(schedule.tile)
             yield dataclasses.replace(schedule, num_splits=even(count, min(count, at_once)))

@@ -17,7 +17,7 @@ ACCESS_BYTES = 16
 def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
     """Of a merged program's rows; None where they lie alike, or not all tiles lie in the same way."""
     row, last = program.tile_axes
-    if program.axis(AxisClass.KEPT) is not None or not last.size.is_number:
+    if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
         return None
     tile = {row.symbol, last.symbol}
     full = [s for s in program.nests[0].body if isinstance(s, Load | Store) and tile <= s.index.free_symbols]

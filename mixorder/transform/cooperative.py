@@ -14,10 +14,6 @@ import torch
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import (
-    AMAX,
-    AMIN,
-    PROD,
-    SUM,
     AxisClass,
     Buffer,
     BufferRole,
@@ -46,11 +42,11 @@ def check_shareable(program: LoopProgram) -> None:
     main, row = program.nests[0], program.tile_axes[0].symbol
     deps, reductions = main.dependence(), [s for s in main.body if isinstance(s, Reduce)]
     obstacles = {
-        "a kept axis": program.axis(AxisClass.KEPT) is not None,
+        "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
         "a reduction that is not a sum, product, maximum or minimum in float32": not all(
-            s.kind in (SUM, PROD, AMAX, AMIN) and s.dtype == torch.float32 for s in reductions
+            s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
         # Of a single row, say: phases are told apart by rows.
         "a reduction that is the same for all rows": any(row not in deps[s.name] for s in reductions),

@@ -24,10 +24,10 @@ from ..ir.program import (
 )
 from .alignment import alignment_phase
 
-# Outermost first. A program has one place on the kept axis and deals with the rows of its split; a row's
+# Outermost first. A program has one place on the batch axis and deals with the rows of its split; a row's
 # columns are innermost, where memory is contiguous.
 _ORDER = {
-    AxisClass.KEPT: 0,
+    AxisClass.BATCH: 0,
     AxisClass.SPLIT: 1,
     AxisClass.ROW: 2,
     AxisClass.COLUMN: 3,

@@ -15,7 +15,7 @@ import triton
 from expecttest import TestCase
 
 from mixorder.codegen.exchange import EMPTY, MAX_WORDS, POLLS, Record, carried, interpreted
-from mixorder.ir.program import AMAX, AMIN, PROD, SUM, ReductionKind
+from mixorder.ir.reductions import AMAX, AMIN, PROD, SUM, ReductionKind
 
 KINDS = (SUM, PROD, AMAX, AMIN)
 PARTS = range(2, MAX_WORDS + 1)

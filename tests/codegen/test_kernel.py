@@ -283,7 +283,7 @@ def test_offsets_beyond_32_bits_are_64_bit(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("samples", "wide"), [(64, False), (8192, True)])
-def test_a_place_on_the_kept_axis_is_widened_with_the_rows(samples: int, wide: bool) -> None:
+def test_a_place_on_the_batch_axis_is_widened_with_the_rows(samples: int, wide: bool) -> None:
     """A sample's offset is its number times the size of one: beyond 2^31 although both are small."""
 
     def function(x: Any, dy: Any) -> Any:

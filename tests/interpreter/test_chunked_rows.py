@@ -84,7 +84,7 @@ def test_every_kind_of_reduction(inner: str) -> None:
 
 FAMILY = {
     "Qwen3 QK-norm, transpose, RoPE": (2, 5, 4, 96),  # a gather within the row
-    "Cohere QK-norm": (2, 5, 3, 96),  # a kept axis
+    "Cohere QK-norm": (2, 5, 3, 96),  # a batch axis
     "conv bias and gate": (5, 3, 8, 12),  # a common axis
     "adaLN": (3, 5, 96),
     "cat after": (3, 5, 96),  # loads by a predicate

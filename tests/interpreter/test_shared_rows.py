@@ -372,7 +372,7 @@ def compiled(options: Any) -> Callable[..., Any]:
     return compile
 
 
-# With a kept or a common axis, or a reduction of bools; of a DiT block some norms have one.
+# With a batch or a common axis, or a reduction of bools; of a DiT block some norms have one.
 NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
 NOT_SHARED += ["row and column prod, any, all", "conv bias and gate", "GroupNorm"]
 

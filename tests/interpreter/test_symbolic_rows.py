@@ -158,7 +158,7 @@ def test_no_rows_give_the_identity() -> None:
     ("shape", "symbolic", "rows"),
     [((7, 4, 20), (0,), 0), ((4, 7, 20), (1,), 1), ((5, 4, 7, 20), (0, 2), (0, 2))],
 )
-def test_kept_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
+def test_batch_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
     def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
         return dy - (x * dy).sum(-1, keepdim=True), (x * dy).sum(rows)
 
@@ -189,7 +189,7 @@ def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[i
     assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
 
 
-def test_a_symbolic_kept_axis_is_declined() -> None:
+def test_a_symbolic_batch_axis_is_declined() -> None:
     shape = (7, 4, 20)
     graph = traced_rows(lambda x, dy: (x.sum(2), x.sum(0)), (shape, f32), (shape, f32), symbolic=(1,))
     before = snapshot(graph)

@@ -11,7 +11,6 @@ import sympy
 from graphs import f32, only
 
 from mixorder.ir.program import (
-    SUM,
     Axis,
     AxisClass,
     Buffer,
@@ -26,6 +25,7 @@ from mixorder.ir.program import (
     Ref,
     Store,
 )
+from mixorder.ir.reductions import SUM
 from mixorder.ir.verify import Stage, verify
 from mixorder.lowering.lower import lower
 from mixorder.transform.cooperative import share

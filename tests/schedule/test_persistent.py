@@ -125,11 +125,11 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
 
 
 def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
-    work = Workload(32768, 1024, 4, 2, 4, instructions=46, kept=3)
+    work = Workload(32768, 1024, 4, 2, 4, instructions=46, batch=3)
     plain, branching = (choose(dataclasses.replace(work, divergent=d), H200) for d in (False, True))
     assert plain.tile.num_warps * 4 == branching.tile.num_warps == 8
     assert plain.num_splits == branching.num_splits
-    narrow = dataclasses.replace(work, cols=128, kept=1, divergent=True)
+    narrow = dataclasses.replace(work, cols=128, batch=1, divergent=True)
     assert choose(narrow, H200).tile.xblock * 128 == 8 * 32 * choose(narrow, H200).tile.num_warps
 
 

@@ -15,7 +15,7 @@ from mixorder.schedule.persistent import choose, workload
 def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     target = targets.norm_target(kind, 32768, 1024, bf16)
     work = workload(target.program)
-    assert (work.rows * work.kept * work.cols, target.limit_numel) == (2**25, 2**25)
+    assert (work.rows * work.batch * work.cols, target.limit_numel) == (2**25, 2**25)
     assert work.divergent == (kind == "gelu-tanh") and work.levels == (0 if "gelu" in kind else 1)
     first, *others = tune.candidates(target.program, H200)
     assert first.schedule == choose(work, H200)
@@ -24,7 +24,7 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     # A load's latency is left to the warps only where there are many of them, since there is much to compute.
     heavy = work.instructions >= tune.HEAVY
     assert any(s.tile.num_stages == 1 for s in schedules) == heavy == ("gelu" in kind)
-    most = max(s.tile.num_warps * s.num_splits * work.kept / H200.num_sm for s in schedules)
+    most = max(s.tile.num_warps * s.num_splits * work.batch / H200.num_sm for s in schedules)
     assert (most > 16) == heavy
 
 

@@ -71,7 +71,7 @@ def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
     assert skew_of(program) is None
 
 
-def test_rows_of_a_kept_axis_are_left_as_they_are() -> None:
+def test_rows_of_a_batch_axis_are_left_as_they_are() -> None:
     assert skew_of(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
 
 

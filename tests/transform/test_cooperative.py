@@ -327,7 +327,7 @@ def anywhere(x: Any, dy: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {
-    "a kept axis": (per_head, HEADS),
+    "a batch axis": (per_head, HEADS),
     "a gather": (rotated, WIDE),
     "a reduction that is not": (doubled, WIDE),
     "maximum or minimum in float32": (anywhere, WIDE),

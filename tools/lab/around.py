@@ -243,12 +243,12 @@ GROUPS = Shapes((32, 256, 32, 32), (5, 24, 19, 21), (3, 6, 5, 7))
 
 
 def mlp_bias(b: int, s: int, d: int) -> list[Fused]:
-    space = f"row {b * s} x kept 3 x column 1024" if d == 768 else f"{b * s}x{4 * d}"
+    space = f"row {b * s} x batch 3 x column 1024" if d == 768 else f"{b * s}x{4 * d}"
     return [(space, 0, 1)]
 
 
 def common_axis(n: int, c: int, h: int, w: int) -> list[Fused]:
-    return [(f"row {n} x kept {c} x common {h * w}", 1, 1)]
+    return [(f"row {n} x batch {c} x common {h * w}", 1, 1)]
 
 
 def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
@@ -258,12 +258,12 @@ def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
 
 def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
     """What is left when height and width are summed over: a small matrix of samples and channels."""
-    return [(f"row {n} x kept 2 x column {c // 2}", 1, 2)]
+    return [(f"row {n} x batch 2 x column {c // 2}", 1, 2)]
 
 
 def pooled(b: int, s: int, d: int) -> list[Fused]:
     """The forward as well: a row's moments, and the sum over a sample's tokens."""
-    return [(f"kept {b} x row {s} x column {d}", 2, 1), (f"{b * s}x{d}", 2, 2)]
+    return [(f"batch {b} x row {s} x column {d}", 2, 1), (f"{b * s}x{d}", 2, 2)]
 
 
 def with_token(b: int, s: int, d: int) -> list[Fused]:

@@ -96,7 +96,7 @@ class Case:
 
 
 def numel(space: str) -> int:
-    """Elements of a space, from its name: "16384x2048", or "row 16384 x kept 32 x column 128"."""
+    """Elements of a space, from its name: "16384x2048", or "row 16384 x batch 32 x column 128"."""
     return math.prod(map(int, re.findall(r"\d+", space)))
 
 

@@ -196,7 +196,7 @@ IMAGES = Shapes((32, 1024, 1152), (5, 517, 760), (3, 5, 60))
 
 
 def per_head(b: int, s: int, h: int, d: int) -> list[Fused]:
-    return [(f"row {b * s} x kept {h} x column {d}", 3, 1)]
+    return [(f"row {b * s} x batch {h} x column {d}", 3, 1)]
 
 
 def bias_of_chunks(rows: int, cols: int) -> Fused:
@@ -205,7 +205,7 @@ def bias_of_chunks(rows: int, cols: int) -> Fused:
 
 
 def per_sample(b: int, s: int, d: int) -> list[Fused]:
-    return [(f"kept {b} x row {s} x column {d}", 2, 2)]
+    return [(f"batch {b} x row {s} x column {d}", 2, 2)]
 
 
 def modulated(b: int, s: int, d: int) -> list[Fused]:
