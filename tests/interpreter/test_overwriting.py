@@ -18,9 +18,9 @@ from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.ir.program import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import Workload, workload
+from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.schedule import Schedule
-from mixorder.transform.reread import reload
+from mixorder.transform.reread import reread
 
 SHAPE = (3, 37, 40)
 
@@ -61,11 +61,11 @@ def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
 
 def test_same_bits_where_rows_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(loops: LoopProgram) -> LoopProgram:
-        read_twice.append(reload(loops))
+        read_twice.append(reread(loops))
         return read_twice[-1]
 
-    def choose(work: Workload, *args: Any) -> Schedule:
-        if not read_twice or work != workload(read_twice[-1]):
+    def choose(work: Facts, *args: Any) -> Schedule:
+        if not read_twice or work != facts_of(read_twice[-1]):
             raise TooWide(99, "for the test")
         return chosen(work, *args)
 

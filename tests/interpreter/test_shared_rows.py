@@ -19,13 +19,13 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.codegen.exchange import EMPTY
 from mixorder.errors import TooWide
 from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
+from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.transform.cooperative import EMPTY
 
 from lab.cases import CASES, Example  # isort: skip
 
@@ -69,7 +69,7 @@ class Forced:
     splits: int = 2
     shifted: bool = False
 
-    def __call__(self, work: SharedWork, device: DeviceInfo, split_size: int = 0) -> Schedule:
+    def __call__(self, work: Facts, device: DeviceInfo, split_size: int = 0) -> Schedule:
         part_cols = -(-work.cols // self.parts)
         tile = Tile(self.xblock, 4, 2)
         if self.shifted and work.period > 1 and work.cols > 16:

@@ -21,7 +21,7 @@ from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.ir.program import LoopProgram
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.transform.reread import reload
+from mixorder.transform.reread import reread
 
 from lab.cases import CASES  # isort: skip
 
@@ -72,7 +72,7 @@ def never_resident(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def again(program: LoopProgram) -> LoopProgram:
         made.append(program)
-        return reload(program)
+        return reread(program)
 
     def choose(*args: Any) -> Any:
         if not made:

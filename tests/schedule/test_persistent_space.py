@@ -9,7 +9,8 @@ from devices import AMD, DEVICES, H200, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mixorder.schedule.persistent import Workload, choose, layouts
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose, layouts
 from mixorder.schedule.persistent_space import PARTS, Space
 from mixorder.schedule.schedule import Schedule, Tile
 
@@ -17,7 +18,7 @@ from mixorder.schedule.schedule import Schedule, Tile
 def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **changes: Any) -> Space:
     pinned = changes.pop("pinned", False)
     numbers = {"load_bytes": 4, "held_words": 4, "staged_bytes": 4, **changes}
-    work = Workload(rows, cols, **numbers)
+    work = Facts(rows, cols, **numbers)
     return Space(work, device, choose(work, device, split_size=7 if pinned else 0), pinned)
 
 

@@ -19,7 +19,8 @@ from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import Workload, choose
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -31,10 +32,10 @@ META = {
     "source": "0",
     "device_info": dataclasses.asdict(H200),
 }
-WORK = Workload(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+WORK = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
 
 
-def row(constants: Constants, us: float | None, work: Workload = WORK) -> Row:
+def row(constants: Constants, us: float | None, work: Facts = WORK) -> Row:
     return Row("held", choose(work, H200, constants=constants), 168, 0, 24720, us)
 
 

@@ -8,13 +8,14 @@ from graphs import bf16
 from lab import targets
 
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
 
 
 @pytest.mark.parametrize("kind", targets.KINDS)
 def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     target = targets.norm_target(kind, 32768, 1024, bf16)
-    work = workload(target.program)
+    work = facts_of(target.program)
     assert (work.rows * work.batch * work.cols, target.limit_numel) == (2**25, 2**25)
     assert work.divergent == (kind == "gelu-tanh") and work.levels == (0 if "gelu" in kind else 1)
     first, *others = tune.candidates(target.program, H200)
@@ -31,11 +32,11 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
 def test_a_residual_is_one_more_tensor() -> None:
     plain, residual = (targets.norm_target(kind, 4096, 768, bf16) for kind in ("rms", "rms+residual"))
     assert 3 * residual.limit_numel == 4 * plain.limit_numel
-    assert workload(residual.program).load_bytes == workload(plain.program).load_bytes + 2
+    assert facts_of(residual.program).load_bytes == facts_of(plain.program).load_bytes + 2
 
 
 def test_regions_of_a_case() -> None:
     found = targets.case_targets("Linear, GELU, Linear", bf16)
-    assert [workload(t.program).levels for t in found] == [0]
+    assert [facts_of(t.program).levels for t in found] == [0]
     # One of its regions is declined.
     assert targets.case_targets("post-norm residual", bf16)

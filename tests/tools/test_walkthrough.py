@@ -6,17 +6,17 @@ import functools
 
 import graphs
 from expecttest import TestCase
-from graphs import bf16
+from graphs import bf16, generate
 
-from mixorder.codegen.kernel import generate
 from mixorder.ir.program import LoopProgram
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.region.region import Region
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
 from mixorder.schedule.schedule import Schedule
-from mixorder.transform.fma import contract
+from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -28,27 +28,27 @@ def region() -> Region:
 
 @functools.cache
 def lowered() -> LoopProgram:
-    return verify(lower(region()), Stage.LOWERED)
+    return verify(lower(region()), Form.LOWERED)
 
 
 @functools.cache
 def split() -> LoopProgram:
-    return verify(split_outer(lowered()), Stage.SPLIT)
+    return verify(split_outer(lowered()), Form.SPLIT)
 
 
 @functools.cache
 def reordered() -> LoopProgram:
-    return verify(reorder(split()), Stage.REORDERED)
+    return verify(reorder(split()), Form.REORDERED)
 
 
 @functools.cache
 def merged() -> LoopProgram:
-    return verify(contract(merge(reordered())), Stage.MERGED)
+    return verify(form_fma(merge(reordered())), Form.MERGED)
 
 
 @functools.cache
 def schedule() -> Schedule:
-    return choose(workload(merged()), H200)
+    return choose(facts_of(merged()), H200)
 
 
 class TestWalkthrough(TestCase):

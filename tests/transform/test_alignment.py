@@ -11,9 +11,11 @@ import sympy
 import torch
 from graphs import bf16, f16, f32, only
 
-from mixorder.ir.alignment_phase import Skew, skew_of
+from mixorder.ir.program import AlignmentPhase
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
+from mixorder.transform.alignment import alignment_phase
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ from mixorder.schedule.persistent import choose, workload
     ],
 )
 def test_after_how_many_rows_one_lies_as_the_first(cols: int, dtype: torch.dtype, period: int | None) -> None:
-    found = skew_of(graphs.merged(only(graphs.layer_norm_backward(512, cols, dtype))))
+    found = alignment_phase(graphs.merged(only(graphs.layer_norm_backward(512, cols, dtype))))
     assert (found and found.period) == period
     if found is not None:
         size = dtype.itemsize
@@ -41,16 +43,16 @@ def test_after_how_many_rows_one_lies_as_the_first(cols: int, dtype: torch.dtype
 def test_the_smallest_elements_decide() -> None:
     """Of bf16 and fp32 tiles, an access of 16 bytes has eight of the former."""
     program = graphs.merged(only(graphs.layer_norm_backward(512, 1002, bf16, f32)))
-    assert skew_of(program) == Skew(1002, 8)
+    assert alignment_phase(program) == AlignmentPhase(1002, 8)
 
 
 def test_a_tensor_that_starts_off_a_boundary_is_read_by_elements() -> None:
     program = graphs.merged(only(graphs.rms_norm_backward(512, 1001)))
-    assert skew_of(program) is not None
+    assert alignment_phase(program) is not None
     for offset, shifted in ((1, False), (7, False), (8, True)):
         first, *others = program.buffers
         moved = (dataclasses.replace(first, offset=sympy.Integer(offset)), *others)
-        assert (skew_of(dataclasses.replace(program, buffers=moved)) is not None) == shifted
+        assert (alignment_phase(dataclasses.replace(program, buffers=moved)) is not None) == shifted
 
 
 def test_a_view_in_the_graph_has_its_offset_in_the_index() -> None:
@@ -58,7 +60,7 @@ def test_a_view_in_the_graph_has_its_offset_in_the_index() -> None:
         return graphs.pair(base[1:], dy * w)
 
     graph = graphs.traced(function, ((513, 1001), bf16), ((512, 1001), bf16), ((1001,), bf16))
-    assert skew_of(graphs.merged(only(graph))) is None
+    assert alignment_phase(graphs.merged(only(graph))) is None
 
 
 def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
@@ -68,29 +70,29 @@ def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
         dy.meta["val"] = torch.empty(513 * 1001, dtype=bf16)[1001:].view(512, 1001)
     program = graphs.merged(only(graph))
     assert sorted(int(b.offset) for b in program.buffers)[-2:] == [0, 1001]
-    assert skew_of(program) is None
+    assert alignment_phase(program) is None
 
 
 def test_rows_of_a_batch_axis_are_left_as_they_are() -> None:
-    assert skew_of(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
+    assert alignment_phase(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100, 5000, 32768])
 @pytest.mark.parametrize("cols", [33, 1001, 4097, 4098])
 def test_each_kind_of_rows_has_as_many_programs(rows: int, cols: int) -> None:
-    work = workload(graphs.merged(only(graphs.rms_norm_backward(rows, cols))))
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(rows, cols))))
     schedule = choose(work, H200)
     assert schedule.num_splits % schedule.period == 0
     assert schedule.r0_block >= cols + (work.slack if schedule.period > 1 else 0)
 
 
 def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
-    work = workload(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
     assert work.period == 8 and choose(work, H200).period == 1
 
 
 def test_the_users_split_is_rounded_to_whole_kinds() -> None:
-    work = workload(graphs.merged(only(graphs.rms_norm_backward(4096, 1001))))
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 1001))))
     schedule = choose(work, H200, split_size=100)
     assert schedule.num_splits == 48 and schedule.period == 8  # 41 programs, and seven more
 
@@ -98,10 +100,10 @@ def test_the_users_split_is_rounded_to_whole_kinds() -> None:
 @pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])
 def test_a_tensor_that_ends_off_a_boundary_is_read_by_elements(rows: int, cols: int, shifted: bool) -> None:
     program = graphs.merged(only(graphs.rms_norm_backward(rows, cols)))
-    assert (skew_of(program) is not None) == shifted
+    assert (alignment_phase(program) is not None) == shifted
 
 
 def test_nobody_knows_where_a_tensor_of_symbolic_rows_ends() -> None:
     full = ((512, 1001), f32)
-    assert skew_of(graphs.merged(only(graphs.traced_rows(graphs.pair, full, full)))) is None
-    assert skew_of(graphs.merged(only(graphs.traced(graphs.pair, full, full)))) is not None
+    assert alignment_phase(graphs.merged(only(graphs.traced_rows(graphs.pair, full, full)))) is None
+    assert alignment_phase(graphs.merged(only(graphs.traced(graphs.pair, full, full)))) is not None

@@ -23,7 +23,7 @@ from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import workload
+from mixorder.schedule.facts import facts_of
 from mixorder.tune import cache, tuner
 from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
 from mixorder.tune.search import Candidate
@@ -268,8 +268,8 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
     assert spaces[first].start == found.schedule and programs[first] == found.chosen
     for name, program in programs.items():
         schedule = spaces[name].start
-        assert (schedule.parts > 1) == ("share" in name) == bool(program.role(BufferRole.WORDS))
-        assert name != tuner.READ_TWICE or workload(program).rereads
+        assert (schedule.parts > 1) == ("share" in name) == bool(program.role(BufferRole.MAILBOX))
+        assert name != tuner.READ_TWICE or facts_of(program).rereads
         assert spaces[name].legal(schedule)
         for near in spaces[name].near(schedule):
             assert near != schedule and spaces[name].legal(near)
