@@ -22,7 +22,6 @@ import functools
 import itertools
 import math
 import multiprocessing
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ import triton
 from lab.schedules import Data, Row, read, write
 from lab.schedules import Target as Measured
 from lab.targets import Target, case_targets, norm_target
+from lab.timing import flush_buffer, time_in_turns
 
 from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate
@@ -49,6 +49,7 @@ from mixorder.schedule.persistent import STRATEGIES, Workload, choose, even, fin
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.transform.cooperative import check_shareable, share
 from mixorder.transform.reread import reload
+from mixorder.tune.timing import capture
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
 AHEAD = 3  # targets that are compiled while one is timed
@@ -236,37 +237,23 @@ def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable
     return launch
 
 
-def in_order(launches: list[Callable[[], None]]) -> None:
+def in_order(launches: Sequence[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
 
 
-def time_graph(run: Callable[[], None], flush: torch.Tensor, reps: int) -> float:
-    """Median microseconds of a CUDA-graph replay of `run`, L2 flushed before each."""
+def time_alone(run: Callable[[], Any], flush: torch.Tensor, reps: int) -> float:
+    """Median microseconds. Clocks are up: candidates follow one another."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            run()
-        graph.replay()
-        pairs = []
-        for _ in range(reps):
-            flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            pairs.append((start, end))
-        stream.synchronize()
-    return statistics.median(s.elapsed_time(e) for s, e in pairs) * 1e3
+    return time_in_turns({"": capture(run, stream)}, stream, flush, reps, settle_s=0.0)[""].median_us
 
 
 def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -> float:
     x, dy = (torch.randn(numel, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(x)
-    return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
+    return time_alone(lambda: torch.add(x, dy, out=out), flush, reps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +311,7 @@ def time_pair(c: Candidate, sources: tuple[KernelSource, ...], flush: torch.Tens
     launches = [launcher(s, tensors) for s in sources]
     for buffer in c.program.role(BufferRole.WORDS):
         launches.insert(0, functools.partial(tensors[buffer.name].fill_, EMPTY))
-    return time_graph(functools.partial(in_order, launches), flush, reps)
+    return time_alone(functools.partial(in_order, launches), flush, reps)
 
 
 def report(target: Measured, best: int) -> None:
@@ -347,10 +334,7 @@ def report(target: Measured, best: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shapes",
-        default=SHAPES,
-    )
+    parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh; rms+residual")
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
@@ -360,7 +344,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tune.json"))
     parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
     args = parser.parse_args()
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    flush = flush_buffer()
     data = Data(meta(), ())
     if args.append and args.out.exists():
         data = read(args.out).merged(data)

@@ -1,8 +1,8 @@
 """Time candidates on the GPU that the region is compiled for.
 
-A candidate's time is the median of replays of a CUDA graph of all its launches, L2 flushed
-before each, in microseconds; candidates take turns, so that a drift of the clocks meets all alike. Buffers
-have the region's dtypes, sizes (hints for symbolic ones) and strides, and hold random numbers.
+A candidate's time is the median of replays of a CUDA graph of all its launches (`timing.py`), in
+microseconds; candidates take turns. Buffers have the region's dtypes, sizes (hints for symbolic ones) and
+strides, and hold random numbers.
 
 The compile that asks may run under fake tensors and other modes, all of which belong to a thread: the work
 is done in one of its own. It draws from a generator of its own, too, and gives its memory back to torch.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -26,13 +25,12 @@ from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..strategies import Strategy
 from .compile import compile_all, job_of
 from .search import Candidate
+from .timing import capture, flush_bytes, time_in_turns
 
 T = TypeVar("T")
 
-FLUSH_BYTES = 256 * 2**20  # the least, twice the L2 where that is more; hides what a replay costs the host
-SETTLE_S = 0.05  # replays before the first sample, so that clocks are up again after the compile
+SETTLE_S = 0.05  # replays before the first sample
 SAMPLES_S = 1.0  # what the samples of one call may take; long kernels get fewer
-MIN_REPS = 5
 
 
 class Way(Protocol):
@@ -82,8 +80,7 @@ class Bench:
 
         target = triton.runtime.driver.active.get_current_target()
         self.target = (target.backend, target.arch, target.warp_size)
-        properties = torch.cuda.get_device_properties(self.device)
-        flush = max(FLUSH_BYTES, 2 * int(getattr(properties, "L2_cache_size", 0)))
+        flush = flush_bytes(self.device)
         needed = flush + sum(_storage(next(iter(self.ways.values())).loops, b, 1) for b in self._shared())
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -117,7 +114,9 @@ class Bench:
                     self._launch(candidate, source, kernel)
                     for source, kernel in zip(pair, kernels, strict=True)
                 ]
-                graphs[candidate] = _captured([*self._fills(candidate), *launches], stream)
+                step = functools.partial(_in_order, (*self._fills(candidate), *launches))
+                step()  # the first launch loads its kernel
+                graphs[candidate] = capture(step, stream).graph
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -169,51 +168,15 @@ class Bench:
             flat.abs_()
 
     def _times(self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], reps: int) -> dict[Candidate, float]:
-        deadline = time.perf_counter() + SETTLE_S
-        probe_s, rounds = 0.0, 0
-        while rounds < 2 or time.perf_counter() < deadline:
-            start = time.perf_counter()
-            self._sampled(graphs)
-            torch.cuda.synchronize()
-            probe_s, rounds = time.perf_counter() - start, rounds + 1
-        reps = min(reps, max(MIN_REPS, int(SAMPLES_S / max(probe_s, 1e-6))))
-        events = [self._sampled(graphs, backwards=i % 2 == 1) for i in range(reps)]
-        torch.cuda.synchronize()
-        return {
-            c: 1e3 * statistics.median(start.elapsed_time(end) for start, end in (e[c] for e in events))
-            for c in graphs
-        }
-
-    def _sampled(
-        self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], backwards: bool = False
-    ) -> dict[Candidate, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        """Replay every graph once; the events around each."""
+        """Medians; microseconds."""
         assert self.flush is not None
-        events = {}
-        for candidate in list(graphs)[:: -1 if backwards else 1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.flush.zero_()
-            start.record()
-            graphs[candidate].replay()
-            end.record()
-            events[candidate] = (start, end)
-        return events
+        found = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
+        return {candidate: statistics.median(samples) for candidate, samples in found.items()}
 
 
-def _captured(launches: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the launches, each of which has run before: the first loads its kernel."""
+def _in_order(launches: Sequence[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for launch in launches:
-                launch()
-        finally:
-            graph.capture_end()
-    return graph
 
 
 def _storage(program: LoopProgram, buffer: Buffer, num_splits: int) -> int:

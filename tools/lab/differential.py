@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import linecache
 import math
 import time
 import warnings
@@ -27,14 +26,14 @@ from torch.fx.experimental import _config as symbolic
 from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
 
 from . import effects
 from .comparison import Difference, Results, compare, errors_of, same_bits
+from .compilers import how, multiprocessors
 from .inputs import Example, poisoned
 from .programs import Program
+from .sources import function_from, lost, told
 
-ON = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 LEAST_TO_SHARE = 32
 RUNS = 24  # to see whether a region's surroundings are indeterminate
 
@@ -72,7 +71,7 @@ def run(program: Program, device: str, stock: bool = True) -> Outcome:
     try:
         outcome = _run(program, device, stock)
     except Exception as error:  # the fuzzer goes on with the next program
-        outcome = Outcome("invalid", "eager", _told(error), lost=_lost(_told(error)))
+        outcome = Outcome("invalid", "eager", told(error), lost=lost(told(error)))
     outcome.seconds = time.perf_counter() - started
     return outcome
 
@@ -111,7 +110,7 @@ def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
         difference = _wrong(trial, stock, [eager], exact)
         found["stock"] = difference.kind if difference else ""
     except Exception as error:
-        if _lost(text := _told(error)):  # ours have ended: every run waits for the device
+        if lost(text := told(error)):  # ours have ended: every run waits for the device
             return Outcome("torch", "device", text, lost=True, **found)
         stock, found["stock"] = eager, "crash"
     if stock is not eager and called != trial.calls:
@@ -145,8 +144,8 @@ def _wrong(
 
 def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
     """What an exception of a compile with mixorder means: Inductor may raise one without as well."""
-    kind, text = error.kind if isinstance(error, Difference) else "crash", _told(error)
-    if _lost(text):
+    kind, text = error.kind if isinstance(error, Difference) else "crash", told(error)
+    if lost(text):
         return Outcome("failed", "device", text, lost=True, **found)
     if kind == "indeterminate" and (not found["fused"] or _scans_differ(trial)):
         return Outcome("torch", kind, text, **found)
@@ -154,7 +153,7 @@ def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
         trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, RUNS)
     except Exception as other:
         if kind == getattr(other, "kind", "crash"):
-            return Outcome("torch", kind, text, lost=_lost(_told(other)), **found)
+            return Outcome("torch", kind, text, lost=lost(told(other)), **found)
     if kind == "crash" and _given_back(trial):
         return Outcome("torch", "given-back", text, **found)
     return Outcome("failed", kind, text, **found)
@@ -186,21 +185,9 @@ def _scans_differ(trial: _Trial) -> bool:
     return True
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _lost(text: str) -> bool:
-    return any(words in text for words in ("CUDA error", "an illegal memory access", "misaligned address"))
-
-
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
-    text, name = program.source(), f"<program {hash(program)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "effects": effects}
-    exec(compile(text, name, "exec"), namespace)
-    return namespace["program"]
+    return function_from(program.source(), {"torch": torch, "F": F, "effects": effects})
 
 
 class _Trial:
@@ -230,7 +217,9 @@ class _Trial:
         torch._dynamo.reset()
         program = self.program
         dynamic = None if program.dynamic else False
-        function = torch.compile(self.function, dynamic=dynamic, **self._compiler(options))
+        given = {name: value for name, value in options.items() if name != "mixorder"}
+        asked = how(self.device, options["mixorder"], split_size=program.split_size, **given)
+        function = torch.compile(self.function, dynamic=dynamic, **asked)
         moved: list[str] = []
         self.calls = []
         with (
@@ -262,17 +251,6 @@ class _Trial:
             torch.cuda.synchronize()
         return results
 
-    def _compiler(self, options: dict[str, Any]) -> dict[str, Any]:
-        split_size = self.program.split_size
-        if self.device == "cuda":
-            ours = {**ON, "mixorder_split_size": split_size} if options["mixorder"] else {}
-            return {"options": {**ours, **options, "fx_graph_cache": False}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
-        from mixorder.options import Options
-
-        on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=split_size)
-        return {"backend": compile_for_interpreter(on if options["mixorder"] else Options(enabled=False))}
-
 
 @contextlib.contextmanager
 def _made_to(program: Program, device: str) -> Iterator[None]:
@@ -281,9 +259,7 @@ def _made_to(program: Program, device: str) -> Iterator[None]:
     first = program.strategy
     if first == "shared" and math.prod(program.shape[d] for d in program.inner) <= LEAST_TO_SHARE:
         first = ""
-    changes: dict[str, Any] = {"STRATEGIES": tuple(sorted(pipeline.STRATEGIES, key=lambda s: s != first))}
-    if device != "cuda":
-        few = dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
-        changes["device_info"] = lambda _: few
-    with mock.patch.multiple(pipeline, **changes):
+    order = tuple(sorted(pipeline.STRATEGIES, key=lambda s: s != first))
+    few = contextlib.nullcontext() if device == "cuda" else multiprocessors(1 + 2 * (program.seed % 2))
+    with mock.patch.object(pipeline, "STRATEGIES", order), few:
         yield

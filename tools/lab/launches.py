@@ -13,7 +13,7 @@ Two kernels with the same text are one to Inductor, which states the first one's
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,3 +131,13 @@ def in_classes(events: list[tuple[str, float]], kinds: dict[str, Kind]) -> Launc
             before = kinds.get(name, Kind(OTHER))
         launches.kernels.append((name, before.name, ms))
     return launches
+
+
+def marked(phases: Sequence[Callable[[], Any]]) -> list[torch.cuda.Event]:
+    """Call phases one after the other; the events on the current stream before, between and after them."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+    events[0].record()
+    for phase, event in zip(phases, events[1:], strict=True):
+        phase()
+        event.record()
+    return events

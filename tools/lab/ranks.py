@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .errors import largest_error
+
 RANKS = 2
 ROWS, COLUMNS = (100, 200), 16
 Tensors = tuple[Tensor, ...]
@@ -295,13 +297,8 @@ PROGRAMS = {
 
 
 def off(found: Tensors, truth: Tensors) -> float:
-    """The largest of ||result - truth|| / ||truth||; infinite where one is not finite."""
-    worst = 0.0
-    for mine, exact in zip(found, truth, strict=True):
-        assert mine.shape == exact.shape
-        error = float((mine.double().cpu() - exact).norm() / exact.norm())
-        worst = max(worst, error if error == error else float("inf"))
-    return worst
+    """The largest relative error of a result."""
+    return largest_error(zip(found, truth, strict=True))
 
 
 # The collectives that are called, in order.

@@ -1,15 +1,20 @@
 """The records of the benchmark: a case, what a provider did on it, a row of them, and the report.
 
-Plain numbers, which JSON gives back. Knows nothing of GPUs, providers, tables or the command line.
+Plain numbers, which JSON gives back. Knows nothing of providers, tables or the command line.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .processes import write_whole
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,14 @@ class Result:
     alone_us: float | None = None
     reps: int = 0
     launches: dict[str, int] = field(default_factory=dict)
-    launches_from: str = ""
     errors: dict[str, float] = field(default_factory=dict)
     repeatable: bool | None = None  # two runs gave the same bits
     seconds: float = 0.0
+
+    def take(self, samples: Sequence[float]) -> None:
+        """Microseconds of replays."""
+        self.us, self.reps = statistics.median(samples), len(samples)
+        self.us_min, self.us_max = min(samples), max(samples)
 
     @property
     def reason(self) -> str:
@@ -128,13 +137,10 @@ class Report:
                 "limit_us": row.limit_us,
                 "share_percent": {name: row.share(name) for name in row.results},
             }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(data, indent=1))
-        partial.replace(path)
+        write_whole(path, json.dumps(data, indent=1))
 
     @classmethod
-    def load(cls, path: Path) -> "Report":
+    def load(cls, path: Path) -> Report:
         data = json.loads(path.read_text())
         rows = []
         for plain in data["rows"]:

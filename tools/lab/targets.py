@@ -23,6 +23,7 @@ from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
 from .cases import CASES, Example
+from .compilers import looking
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,40 +38,22 @@ class Target:
 
 def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram, int]]:
     """The merged programs of all regions that `run` meets, given what compiles; and the bytes they move."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor.compile_fx import compile_fx
     from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
 
     found: list[tuple[LoopProgram, int]] = []
 
-    def inner_compile(gm: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
-        with V.set_fake_mode(detect_fake_mode(inputs)):
-            post_grad_passes(gm, is_inference=False)
-            for region in find_regions(gm.graph):
-                if isinstance(region, Decline):
-                    continue
-                lowered = lower(region)
-                program = contract(merge(reorder(split_outer(lowered))))
-                moved = cost.traffic(lowered, program, 0)
-                found.append((program, moved.read + moved.written))
-        gm.recompile()
+    def look(gm: torch.fx.GraphModule, inputs: Any) -> None:
+        post_grad_passes(gm, is_inference=False)
+        for region in find_regions(gm.graph):
+            if isinstance(region, Decline):
+                continue
+            lowered = lower(region)
+            program = contract(merge(reorder(split_outer(lowered))))
+            moved = cost.traffic(lowered, program, 0)
+            found.append((program, moved.read + moved.written))
 
-        def call(args: list[Any]) -> Any:
-            return torch.fx.Interpreter(gm).boxed_run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch._dynamo.reset()
-        return torch.compile(
-            function,
-            backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile),
-            dynamic=False,
-        )
-
-    run(compile)
+    torch._dynamo.reset()
+    run(functools.partial(torch.compile, backend=looking(look), dynamic=False))
     return found
 
 

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import linecache
 import re
 import types
 import warnings
@@ -24,11 +23,11 @@ from torch import Tensor, nn
 from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
 
 from .comparison import Difference, compare
-from .differential import ON
+from .compilers import how, multiprocessors
 from .inputs import poisoned
+from .sources import function_from, lost, told
 from .torch_cases import Case, Unit, units
 from .torch_source import source
 
@@ -110,10 +109,7 @@ class Trial:
             if isinstance(value, nn.Module):
                 space[name] = copy.deepcopy(value).double() if wide else copy.deepcopy(value)
                 modules += [space[name]] if name.endswith("op") else []
-        name = f"<case {self.case} {hash(text)}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-        exec(compile(text, name, "exec"), space)
-        return space["program"], modules
+        return function_from(text, space), modules
 
     def eager(self, wide: bool = False) -> list[Results]:
         function, modules = self.function(wide)
@@ -128,24 +124,13 @@ class Trial:
     def compiled(self, options: dict[str, Any]) -> list[Results]:
         torch._dynamo.reset()
         function, modules = self.function()
-        compiled = torch.compile(function, dynamic=False, **self._compiler(options["mixorder"]))
-        few = dataclasses.replace(H200, num_sm=3)
-        changed: dict[str, Any] = {} if self.device == "cuda" else {"device_info": lambda _: few}
-        patched = mock.patch.multiple(pipeline, **changed) if changed else contextlib.nullcontext()
-        with patched, poisoned(self.device):
+        compiled = torch.compile(function, dynamic=False, **how(self.device, options["mixorder"]))
+        few = contextlib.nullcontext() if self.device == "cuda" else multiprocessors(3)
+        with few, poisoned(self.device):
             results = self.results(compiled, modules)
         if self.device == "cuda":
             torch.cuda.synchronize()
         return results
-
-    def _compiler(self, on: bool) -> dict[str, Any]:
-        if self.device == "cuda":
-            return {"options": {**(ON if on else {"mixorder": False}), "fx_graph_cache": False}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
-        from mixorder.options import Options
-
-        options = Options(enabled=on, strict=on, interpret=on, min_numel=0)
-        return {"backend": compile_for_interpreter(options)}
 
     def results(
         self, function: Callable[..., Results], modules: Sequence[nn.Module], wide: bool = False
@@ -223,7 +208,7 @@ def _compared(trial: Trial) -> Ended:
         stock = trial.compiled({"mixorder": False})
         wrong = [_wrong(*one) for one in zip(ours, zip(stock, eager, strict=True), exact, strict=True)]
     except Exception as error:
-        ended.lost = _lost(_told(error))
+        ended.lost = lost(_told(error))
     for one, difference in zip(found, wrong, strict=True):
         if difference:
             one.status, one.kind, one.message = "failed", difference.kind, str(difference)
@@ -234,7 +219,7 @@ def _tell_crash(trial: Trial, error: Exception, ended: Ended) -> None:
     """A bug of mixorder is one even where Inductor fails as well; what else is raised may be Inductor's."""
     text = _told(error)
     status = "failed"
-    if _lost(text):
+    if lost(text):
         ended.lost = True
     elif "mixorder failed in stage" not in text:
         try:
@@ -247,13 +232,9 @@ def _tell_crash(trial: Trial, error: Exception, ended: Ended) -> None:
 
 def _told(error: Exception) -> str:
     """What was raised, and the cause that mixorder names."""
-    text = f"{type(error).__name__}: {error}"
+    text = told(error)
     cause = re.search(r"mixorder failed in stage[^\n]*", text)
     return (cause[0] + "\n" if cause else "") + text[-MOST_TOLD:]
-
-
-def _lost(text: str) -> bool:
-    return any(words in text for words in ("CUDA error", "an illegal memory access", "misaligned address"))
 
 
 @contextlib.contextmanager

@@ -1,16 +1,13 @@
-"""One training step of a whole model: its modules, what a step costs, and the record of that.
+"""One training step of a whole model: what it costs, and the record of that.
 
-Models are real module code (transformers, timm) with random weights from a seed: parameters in bf16,
-buffers as the model makes them, attention by scaled_dot_product_attention, no dropout. What is compiled is
-forward and cross entropy in float32, and with it the backward; fused AdamW stays outside. A step is
-zero_grad, forward, backward, AdamW. Knows nothing of tables or of the command line.
+What is compiled is forward and cross entropy in float32, and with it the backward; fused AdamW stays outside.
+A step is zero_grad, forward, backward, AdamW. Knows nothing of tables or of the command line.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import statistics
 import sys
 import time
@@ -21,38 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .launches import Kind, Launches, classify, kinds_of_regions, profile
+from .launches import Kind, Launches, classify, kinds_of_regions, marked, profile
+from .zoo import Spec, batch_of, build
 
 WARMUP_STEPS, HOST_STEPS, LOSSES = 5, 10, 5
 PHASES = ("forward", "backward", "optimizer")
-
-
-class Absent(Exception):
-    """A package that the model comes from cannot be imported here."""
-
-
-# Models.
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A model by its sizes: `extent` is tokens per sample, or an image's side in pixels; `classes` is the
-    size of the vocabulary, or the number of labels."""
-
-    kind: str
-    layers: int
-    width: int
-    heads: int
-    batch: int
-    extent: int
-    classes: int
-
-    def __str__(self) -> str:
-        what = "px" if self.kind == "vit" else "tokens"
-        return f"{self.layers} layers, {self.width} wide, {self.batch} x {self.extent} {what}, bf16"
 
 
 FULL = {
@@ -65,89 +37,6 @@ SMALL = {
     name: dataclasses.replace(spec, layers=2, width=64, heads=2, batch=2, extent=32, classes=96)
     for name, spec in FULL.items()
 }
-
-
-class Training(nn.Module):
-    """A model and its loss. `forward` takes inputs and integer targets, and gives the mean loss."""
-
-    def __init__(self, model: nn.Module, source: str) -> None:
-        super().__init__()
-        self.model, self.source = model, source
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model(inputs)
-        logits = logits if isinstance(logits, Tensor) else logits.logits
-        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
-
-
-def _gpt2(spec: Spec) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_layer": spec.layers, "n_embd": spec.width, "n_head": spec.heads, "n_positions": spec.extent}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    no_ids = {"bos_token_id": None, "eos_token_id": None}  # the defaults lie outside a small vocabulary
-    return GPT2LMHeadModel(GPT2Config(vocab_size=spec.classes, use_cache=False, **no_ids, **sizes, **dropout))
-
-
-def _llama(spec: Spec) -> nn.Module:
-    """The MLP is 2.75 times as wide as the model, as in Llama's small relatives."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=spec.classes,
-        hidden_size=spec.width,
-        intermediate_size=spec.width * 11 // 4,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        max_position_embeddings=spec.extent,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
-
-
-def _vit(spec: Spec) -> nn.Module:
-    """timm's, or transformers' where timm cannot be imported (it needs torchvision)."""
-    try:
-        from timm.models.vision_transformer import VisionTransformer
-    except (ImportError, RuntimeError):
-        from transformers import ViTConfig, ViTForImageClassification
-
-        sizes = {"num_hidden_layers": spec.layers, "num_attention_heads": spec.heads}
-        sizes |= {"hidden_size": spec.width, "intermediate_size": 4 * spec.width}
-        dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-        config = ViTConfig(image_size=spec.extent, num_labels=spec.classes, **sizes, **dropout)
-        return ViTForImageClassification(config)
-    names = {"depth": spec.layers, "embed_dim": spec.width, "num_heads": spec.heads}
-    return VisionTransformer(img_size=spec.extent, num_classes=spec.classes, **names)
-
-
-KINDS: dict[str, Callable[[Spec], nn.Module]] = {"gpt2": _gpt2, "llama": _llama, "vit": _vit}
-
-
-def build(spec: Spec, device: str) -> Training:
-    """The model on `device`, the same weights in every process. Raises `Absent`."""
-    torch.manual_seed(0)
-    try:
-        with torch.device(device):
-            model = KINDS[spec.kind](spec)
-    except ImportError as error:
-        raise Absent(f"{spec.kind} cannot be built here: {error!r}") from error
-    package = type(model).__module__.split(".")[0]
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16)
-    return Training(model.train(), f"{package} {importlib.metadata.version(package)}")
-
-
-def batch_of(spec: Spec, device: str) -> tuple[Tensor, Tensor]:
-    """Inputs, token ids (batch, extent) or bf16 images (batch, 3, extent, extent), and their targets."""
-    generator = torch.Generator(device).manual_seed(1)
-    shape = (spec.batch,) if spec.kind == "vit" else (spec.batch, spec.extent)
-    ids, targets = (torch.randint(spec.classes, shape, device=device, generator=generator) for _ in range(2))
-    if spec.kind != "vit":
-        return ids, targets
-    side = (spec.batch, 3, spec.extent, spec.extent)
-    return torch.randn(side, device=device, generator=generator).bfloat16(), targets
 
 
 # Records.
@@ -219,7 +108,7 @@ Compiler = Callable[[nn.Module], Callable[..., Tensor]]
 class Step:
     """A training step of the compiled model: call it, or go through its phases."""
 
-    def __init__(self, training: Training, compiled: Callable[..., Tensor], spec: Spec, device: str) -> None:
+    def __init__(self, training: nn.Module, compiled: Callable[..., Tensor], spec: Spec, device: str) -> None:
         self.compiled, self.batch = compiled, batch_of(spec, device)
         self.optimizer = torch.optim.AdamW(training.parameters(), lr=1e-4, fused=device == "cuda")
         self.loss = torch.zeros(())
@@ -337,14 +226,7 @@ def _time_steps(step: Step, run: Run, steps: int) -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     run.held = torch.cuda.memory_allocated()
-    marks = []
-    for _ in range(steps):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(PHASES) + 1)]
-        events[0].record()
-        for phase, event in zip(step.phases, events[1:], strict=True):
-            phase()
-            event.record()
-        marks.append(events)
+    marks = [marked(step.phases) for _ in range(steps)]
     torch.cuda.synchronize()
     run.peak = _peak()
     run.step_ms = [events[0].elapsed_time(events[-1]) for events in marks]
