@@ -17,20 +17,20 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
-from torch._inductor import config
 from torch.fx import Graph
 
 from .codegen.kernel import generate
 from .codegen.op_printer import check_printable
 from .codegen.source import KernelSource
 from .errors import Decline, MixorderError, TooWide
+from .inductor.config import emulates_precision_casts
+from .inductor.kernels import has_triton
 from .ir.program import LoopProgram
 from .ir.verify import Stage, verify
 from .lowering.lower import lower
 from .options import Options
 from .record import RegionRecord, describe
 from .region import legality
-from .region.effects import may_be_reordered
 from .region.find import Found, find_regions
 from .region.key import structure
 from .region.liveness import dying
@@ -98,11 +98,6 @@ def run(graph: Graph, options: Options) -> list[RegionRecord]:
                 break  # the search itself failed: there is nothing to go on with
     finished(ends, time.perf_counter() - started)
     return [end for end in ends if isinstance(end, RegionRecord)]
-
-
-def may_lose_order(graph: Graph) -> bool:
-    """Whether Inductor may launch two effects of a graph in another order, such as random operators."""
-    return may_be_reordered(graph)
 
 
 def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tuple[Region, RegionRecord]:
@@ -309,7 +304,7 @@ def loops_of(region: Region, runner: _Runner) -> tuple[LoopProgram, LoopProgram]
     loops = show("split.txt", step("split", split_outer, lowered), Stage.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Stage.REORDERED)
     loops = step("merge", merge, loops)
-    if not config.emulate_precision_casts:  # which rounds every product, as eager does
+    if not emulates_precision_casts():  # which rounds every product, as eager does
         loops = step("contract", contract, loops)
     return lowered, show("merged.txt", loops, Stage.MERGED)
 
@@ -378,8 +373,6 @@ def _has_usable_device(graph: Graph, options: Options) -> bool:
     """Whether the graph has tensors that our kernels can take; says once if not."""
     types = {val.device.type for node in graph.nodes if isinstance(val := node.meta.get("val"), torch.Tensor)}
     if "cuda" in types:
-        from torch.utils._triton import has_triton
-
         if not has_triton():
             _say_once("mixorder does nothing: Triton cannot drive this GPU")
         return has_triton()

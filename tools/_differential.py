@@ -266,8 +266,8 @@ class _Trial:
         if self.device == "cuda":
             ours = {**ON, "mixorder_split_size": split_size} if options["mixorder"] else {}
             return {"options": {**ours, **options, "fx_graph_cache": False}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
         from mixorder.options import Options
+        from mixorder.plugin import compile_for_interpreter
 
         on = Options(enabled=True, strict=True, interpret=True, min_numel=0, split_size=split_size)
         return {"backend": compile_for_interpreter(on if options["mixorder"] else Options(enabled=False))}

@@ -140,8 +140,8 @@ class Trial:
     def _compiler(self, on: bool) -> dict[str, Any]:
         if self.device == "cuda":
             return {"options": {**(ON if on else {"mixorder": False}), "fx_graph_cache": False}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
         from mixorder.options import Options
+        from mixorder.plugin import compile_for_interpreter
 
         options = Options(enabled=on, strict=on, interpret=on, min_numel=0)
         return {"backend": compile_for_interpreter(options)}

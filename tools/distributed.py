@@ -199,8 +199,8 @@ def how(mixorder: bool, checked: bool) -> Compile:
     if GPU:
         options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
         return {"options": {**options, "mixorder_min_numel": 0} if checked else options}
-    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
 
     options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=0)
     return {"backend": compile_for_interpreter(options)}

@@ -81,8 +81,8 @@ def compiler_of(provider: str) -> Compiler:
 
 
 def interpreter_of(provider: str) -> Compiler:
-    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
 
     enabled = provider.startswith("mixorder")
     options = Options(enabled, strict=True, interpret=True, min_numel=0)

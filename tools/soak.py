@@ -152,8 +152,8 @@ def compiler(device: str, cudagraphs: bool) -> Callable[..., Any]:
         options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
         options |= {"fx_graph_cache": False, "triton.cudagraphs": cudagraphs}
         return lambda function: torch.compile(function, options=options)
-    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
 
     backend = compile_for_interpreter(Options(enabled=True, strict=True, interpret=True, min_numel=0))
     return lambda function: torch.compile(function, backend=backend)

@@ -117,8 +117,8 @@ class Rank:
         if self.gpu:
             options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
             return {"options": {**options, "mixorder_min_numel": min_numel}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
         from mixorder.options import Options
+        from mixorder.plugin import compile_for_interpreter
 
         options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=min_numel)
         return {"backend": compile_for_interpreter(options)}

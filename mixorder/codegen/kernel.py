@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 
 import sympy
-from torch._inductor.codegen.triton import texpr
 
+from ..inductor.printing import printing_triton, texpr
 from ..ir.alignment_phase import skew_of
 from ..ir.program import SPLIT_SYMBOL, Axis, AxisClass, Load, LoopProgram, Nest, PartialAccumulate
 from ..schedule.schedule import Schedule
 from .cooperative import shared_kernel
-from .op_printer import printing_triton
 from .prefetch import Ahead
 from .programmatic_launch import PROGRAM, awaited, released
 from .source import KernelSource, LaunchConfig
@@ -123,7 +122,8 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+    source = writer.finish(f"triton_mixorder_{label}_final", writer.kept * -(-cols // block), config)
+    return dataclasses.replace(source, waits=schedule.overlap)
 
 
 def _follows_the_program(program: LoopProgram, nest: Nest) -> bool:

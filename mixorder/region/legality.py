@@ -6,9 +6,9 @@ That a region is convex is proved where it is grown; dtypes and static sizes are
 from __future__ import annotations
 
 import torch
-from torch._inductor.fx_utils import get_node_storage
 
 from ..errors import Decline, DeclineReason
+from ..inductor.graphs import get_node_storage
 from .effects import mutated_args
 from .nodes import fake, is_constant
 from .placement import moved

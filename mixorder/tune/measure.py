@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 from ..codegen.exchange import EMPTY
 from ..codegen.kernel import generate
 from ..codegen.source import KernelSource
+from ..inductor.config import triton_cache_dir
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from .compile import compile_all, job_of
 from .search import Candidate
