@@ -13,11 +13,11 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from torch._inductor import config
 from torch.fx import Graph
 
 from .codegen.op_printer import check_printable
 from .errors import Decline, MixorderError, TooWide
+from .inductor.config import emulates_precision_casts
 from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
@@ -156,6 +156,6 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
     loops = step("merge", merge, loops)
-    if not config.emulate_precision_casts:  # which rounds every product, as eager does
+    if not emulates_precision_casts():  # which rounds every product, as eager does
         loops = step("fma", form_fma, loops)
     return lowered, show("merged.txt", loops, Form.MERGED)

@@ -39,8 +39,8 @@ from torch.fx import Graph, GraphModule
 import mixorder.pipeline as pipeline
 from mixorder.demo_model import HuggingFaceRMSNorm, Transformer
 from mixorder.inductor import mutation_cache as analysis
-from mixorder.inductor.hooks import MixOrderPass
 from mixorder.options import Options
+from mixorder.plugin import graph_pass
 from mixorder.report import RegionRecord, collect
 
 OPTIONS = Options(enabled=True, interpret=True)
@@ -200,7 +200,7 @@ def inductor_row(model: str, layers: int, shape: tuple[int, int, int], enabled: 
     code: list[str] = []
 
     def look(gm: GraphModule, inputs: Sequence[Any]) -> None:
-        ours = {"post_grad_custom_post_pass": MixOrderPass(), **OPTIONS.as_config()} if enabled else {}
+        ours = {"post_grad_custom_post_pass": graph_pass(), **OPTIONS.as_config()} if enabled else {}
         times[0] = time.perf_counter()
         with config.patch(ours):
             post_grad_passes(gm, is_inference=False)

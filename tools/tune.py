@@ -37,7 +37,6 @@ from lab.timing import flush_buffer, time_in_turns
 from mixorder.codegen.exchange import EMPTY
 from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
-from mixorder.codegen.programmatic_launch import waits
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
 from mixorder.ir.program import NUM_SPLITS, BufferRole, LoopProgram
@@ -191,7 +190,7 @@ def _warm(job: Job) -> dict[str, Any]:
             grid=(1,),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
-            launch_pdl=waits(source.text),
+            launch_pdl=source.waits,
         )
         kernel._init_handles()
     except Exception as error:  # a candidate that does not compile is a result
@@ -227,7 +226,7 @@ def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        "launch_pdl": waits(source.text),
+        "launch_pdl": source.waits,
         **dict(config.constants),
     }
 

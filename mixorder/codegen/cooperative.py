@@ -11,8 +11,8 @@ and then for its own. All turns are one piece of code: whoever computes a sum, i
 from __future__ import annotations
 
 import torch
-from torch._inductor.codegen.triton import texpr, triton_compute_type
 
+from ..inductor.printing import texpr, triton_compute_type
 from ..ir.program import (
     SPLIT_SYMBOL,
     Carry,

@@ -10,13 +10,14 @@ regions share one kernel.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import sympy
 
+from ..inductor.printing import printing_triton
 from ..ir.program import SPLIT_SYMBOL, AxisClass, LoopProgram, Nest
 from ..schedule.schedule import Schedule
-from .op_printer import printing_triton
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
@@ -54,4 +55,5 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)
-    return writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
+    source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
+    return dataclasses.replace(source, waits=schedule.overlap)

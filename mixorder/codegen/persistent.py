@@ -6,8 +6,7 @@ reduction: which of the two, the program's loads say.
 
 from __future__ import annotations
 
-from torch._inductor.codegen.triton import texpr
-
+from ..inductor.printing import texpr
 from ..ir.program import SPLIT_SYMBOL, Axis, LoopProgram, PartialAccumulate
 from ..schedule.schedule import Schedule
 from .prefetch import Prefetch

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sympy
 import torch
-from torch._inductor.codegen.triton import triton_compute_type
 
+from ..inductor.printing import triton_compute_type
 from ..ir.program import Load
 from .writer import TileDim, Writer
 

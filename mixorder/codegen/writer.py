@@ -18,10 +18,8 @@ from typing import NamedTuple
 
 import sympy
 import torch
-from torch._inductor.codegen.common import CSEVariable
-from torch._inductor.codegen.triton import texpr, triton_compute_type
-from torch._inductor.utils import IndentedBuffer
 
+from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
 from ..ir.dtypes import INTEGERS
 from ..ir.program import (
     NUM_SPLITS,

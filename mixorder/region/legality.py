@@ -9,10 +9,11 @@ import functools
 import logging
 
 import torch
-from torch._inductor.fx_utils import get_node_storage
 from torch.fx import Graph
 
 from ..errors import Decline, DeclineReason
+from ..inductor.graphs import get_node_storage
+from ..inductor.kernels import has_triton
 from .effects import mutated_args
 from .nodes import fake, is_constant
 from .placement import moved
@@ -26,8 +27,6 @@ def has_usable_device(graph: Graph, interpret: bool) -> bool:
     """Whether the graph has tensors that our kernels can take; says once if not. `interpret`: on the CPU."""
     types = {val.device.type for node in graph.nodes if isinstance(val := node.meta.get("val"), torch.Tensor)}
     if "cuda" in types:
-        from torch.utils._triton import has_triton
-
         if not has_triton():
             _say_once("mixorder does nothing: Triton cannot drive this GPU")
         return has_triton()

@@ -12,18 +12,13 @@ from typing import Any
 
 import sympy
 import torch
-from torch._higher_order_ops import triton_kernel_wrap
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-)
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
-from ..inductor import mutation_cache as analysis
+from ..inductor.graphs import check_kernel, launch_arguments, triton_kernel_wrapper_functional
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..region.axes import Size
 from ..region.effects import between, has_effect
@@ -195,15 +190,8 @@ class _Writer:
         written = {buffer.pointer: buffer.name for buffer in arguments if buffer.name in source.written}
         kernel = load_kernel(source)
         if self.device.type == "cuda" and torch.cuda.is_available():  # or there is no target to compile for
-            analysis.check(triton_kernel_wrap, kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
-        kwargs = {
-            "kernel_idx": kernel_side_table.add_kernel(kernel),
-            "constant_args_idx": kernel_side_table.add_constant_args({}),
-            "grid": [(source.grid, 1, 1)],
-            "tma_descriptor_metadata": {},
-            "kwargs": {**tensors, **sizes},
-            "tensors_to_clone": list(written),
-        }
+            check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
+        kwargs = launch_arguments(kernel, (source.grid, 1, 1), {**tensors, **sizes}, list(written))
         # In memory of its own, as the functional operator has it: Inductor must see no alias in its argument.
         with self.fake_mode:
             result = {key: _like(tensors[key].meta["val"]) for key in written}

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 from ..codegen.source import KernelSource
+from ..inductor.config import triton_cache_dir
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..strategies import Strategy
 from .compile import compile_all, job_of

@@ -14,12 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from ..errors import Decline
-from ..inductor import versions
+from ..inductor import config, versions
 from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..options import Options, source_hash
 from ..schedule.device import DeviceInfo
@@ -74,12 +73,9 @@ def wanted(options: Options) -> bool:
 
     Another schedule sums in another order, so that tuned results may differ from machine to machine.
     """
-    import torch._inductor.config as config
-
-    names = ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")
-    if not options.autotune and not any(getattr(config, name, False) for name in names):
+    if not options.autotune and not config.tunes():
         return False
-    if torch.are_deterministic_algorithms_enabled() or getattr(config, "deterministic", False):
+    if config.wants_deterministic_results():
         _say_once("not tuned: deterministic results are asked for")
         return False
     return True
@@ -107,7 +103,7 @@ def tune(problem: Problem) -> Tuned | None:
     starts = variants(problem)
     spaces = {name: _space(problem, start) for name, start in starts.items()}
     key = key_of(problem, starts)
-    folder = _cache_folder()
+    folder = config.winners_folder()
     found = cache.load(folder, key, {v: s.start for v, s in spaces.items()}) if folder else None
     if found is not None and spaces[found[0].variant].legal(found[0].schedule):
         best, tuning = found
@@ -192,14 +188,6 @@ def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
         for role in BufferRole
         for b in program.role(role)
     ]
-
-
-def _cache_folder() -> Path | None:
-    """Where winners are kept; None where Inductor's caches are switched off."""
-    import torch._inductor.config as config
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return None if config.force_disable_caches else Path(cache_dir()) / "mixorder"
 
 
 class _Progress:

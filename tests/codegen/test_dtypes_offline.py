@@ -31,10 +31,10 @@ SM_90 = ("cuda", 90, 32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    define, generate = OpPrinter.define, pipeline.generate
+    line, generate = OpPrinter.line, pipeline.generate
 
-    def asserting(self: OpPrinter, text: str, dtype: torch.dtype, name: str | None = None) -> Any:
-        variable = define(self, text, dtype, name)
+    def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
+        variable = line(self, text, dtype)
         stated = "tl.int1" if dtype == torch.bool else triton_compute_type(dtype)
         self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
         return variable
@@ -44,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSourc
         found.extend((loops, kernel) for kernel in kernels)
         return kernels
 
-    monkeypatch.setattr(OpPrinter, "define", asserting)
+    monkeypatch.setattr(OpPrinter, "line", asserting)
     monkeypatch.setattr(pipeline, "generate", noting)
     return found
 

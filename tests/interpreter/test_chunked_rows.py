@@ -15,7 +15,7 @@ from running import OFF, ON, check, exact_gradients, gradients, run_fused
 from torch import nn
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200

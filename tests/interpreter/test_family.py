@@ -16,8 +16,8 @@ from running import OFF, ON, exact_gradients, gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.options import Options
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 import family  # isort: skip

@@ -16,7 +16,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 
 COLS = 64
@@ -41,7 +41,7 @@ def averaged(x: Any, dy: Any) -> Any:
 @pytest.fixture
 def words_are_inside(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each record that a program reads lies in the memory of one of its kernel's arguments."""
-    prepare()
+    prepare_interpreter()
     original, run = InterpreterBuilder.create_inline_asm, Autotuner.run
     memory: list[tuple[int, int]] = []
     inside: list[bool] = []
@@ -70,7 +70,7 @@ def test_a_kernel_for_some_rows_runs_with_none(
     monkeypatch: pytest.MonkeyPatch,
     words_are_inside: list[bool],
 ) -> None:
-    prepare()
+    prepare_interpreter()
     monkeypatch.setattr(pipeline, "STRATEGIES", sorted(STRATEGIES, key=lambda s: s != strategy))
     graph = traced_rows(function, ((40, COLS), f32), ((40, COLS), f32))
     with collect() as records:

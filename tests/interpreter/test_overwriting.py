@@ -14,8 +14,8 @@ from torch import nn
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import compile_for_interpreter
 from mixorder.ir.program import LoopProgram
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts, facts_of

@@ -27,8 +27,8 @@ from torch.fx import Node
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 
@@ -212,7 +212,7 @@ def test_a_write_stays_before_a_read() -> None:
     args = torch.randn(64, 48), torch.randn(64, 48), torch.randn(48)
     expected = function(*(a.double() for a in args))
     graph = traced(function, *[(tuple(a.shape), f32) for a in args], in_place=True)
-    prepare()
+    prepare_interpreter()
     pipeline.run(graph, ON)
     graph.lint()
     found = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
@@ -110,7 +110,7 @@ def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 @pytest.fixture(autouse=True)
 def interpreted() -> None:
-    prepare()
+    prepare_interpreter()
 
 
 def fused_graph(function: Callable[..., Any], args: Any, make: Any = traced) -> tuple[GraphModule, list[Any]]:

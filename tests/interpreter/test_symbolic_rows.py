@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 
 
@@ -131,7 +131,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def fused(
     function: Callable[..., Any], shape: tuple[int, ...], symbolic: tuple[int, ...] = (0,)
 ) -> GraphModule:
-    prepare()
+    prepare_interpreter()
     graph = traced_rows(function, (shape, f32), (shape, f32), symbolic=symbolic)
     pipeline.run(graph, ON)
     assert counters["mixorder"] == {"fused_regions": 1}

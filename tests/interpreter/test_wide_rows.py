@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.ir.program import LoopProgram
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.transform.reread import reread
@@ -110,7 +110,7 @@ def test_the_family(name: str) -> None:
 def test_random_programs(seed: int) -> None:
     function = random_function(seed, 10, 12)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
-    prepare()
+    prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), f32) for a in args])
     counters["mixorder"].clear()
     pipeline.run(graph, ON)

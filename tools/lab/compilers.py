@@ -28,8 +28,8 @@ def how(
         ours = {"strict": True, "min_numel": min_numel, "split_size": split_size} if mixorder else {}
         named = {"mixorder": mixorder, **{f"mixorder_{name}": value for name, value in ours.items()}}
         return {"options": {**named, "fx_graph_cache": False, **options}}  # a hit would run no pass
-    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
 
     chosen = Options(mixorder, strict=True, interpret=True, min_numel=min_numel, split_size=split_size)
     return {"backend": compile_for_interpreter(chosen)}
