@@ -7,10 +7,11 @@ that is declined, or that a bug stops, leaves it as it was; Inductor carries on 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from torch.fx import Graph
@@ -50,12 +51,24 @@ class Setting:
     strategies: tuple[Strategy, ...] = STRATEGIES
 
 
-DEFAULT = Setting()
+# Not a context variable: autograd compiles a GPU's backward on a thread of its own.
+_in_force = [Setting()]
 
 
-def run(graph: Graph, options: Options, setting: Setting = DEFAULT) -> list[RegionRecord]:
+@contextlib.contextmanager
+def planning_with(setting: Setting) -> Iterator[None]:
+    """Have every compile plan with a setting while the context is open, on any thread."""
+    _in_force.append(setting)
+    try:
+        yield
+    finally:
+        _in_force.remove(setting)
+
+
+def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
     """Fuse every region of a functional post-grad graph, in place; gives their records. Raises only in strict
-    mode."""
+    mode. `setting`: None for the one in force."""
+    setting = setting or _in_force[-1]
     if not has_usable_device(graph, options.interpret):
         return []
     started = time.perf_counter()

@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.fx import GraphModule
@@ -38,11 +37,10 @@ def how(
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
     """Have mixorder plan for a GPU of so few, that small tensors are worked on as large ones are."""
-    from mixorder import pipeline
+    from mixorder.pipeline import Setting, planning_with
     from mixorder.schedule.device import H200
 
-    few = dataclasses.replace(H200, num_sm=count)
-    with mock.patch.object(pipeline, "device_info", lambda _: few):
+    with planning_with(Setting(dataclasses.replace(H200, num_sm=count))):
         yield
 
 

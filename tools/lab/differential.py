@@ -23,13 +23,15 @@ from torch._inductor import config
 from torch._inductor.runtime.hints import ReductionHint
 from torch.fx.experimental import _config as symbolic
 
-from mixorder import pipeline
 from mixorder.errors import Decline
+from mixorder.pipeline import Setting, planning_with
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.strategies import STRATEGIES
 
 from . import effects
 from .comparison import Difference, Results, compare, errors_of, same_bits
-from .compilers import how, multiprocessors
+from .compilers import how
 from .inputs import Example, poisoned
 from .programs import Program
 from .sources import function_from, lost, told
@@ -257,9 +259,9 @@ def _made_to(program: Program, device: str) -> Iterator[None]:
     """Have the pipeline try the program's strategy first and, without a GPU, believe in one of few
     multiprocessors: with many, a small tensor gets tiles of one row, none of them partial."""
     first = program.strategy
-    if first == "shared" and math.prod(program.shape[d] for d in program.inner) <= LEAST_TO_SHARE:
+    if first == "cooperative" and math.prod(program.shape[d] for d in program.inner) <= LEAST_TO_SHARE:
         first = ""
-    order = tuple(sorted(pipeline.STRATEGIES, key=lambda s: s != first))
-    few = contextlib.nullcontext() if device == "cuda" else multiprocessors(1 + 2 * (program.seed % 2))
-    with mock.patch.object(pipeline, "STRATEGIES", order), few:
+    order = tuple(sorted(STRATEGIES, key=lambda s: s.name != first))
+    few = None if device == "cuda" else dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
+    with planning_with(Setting(few, order)):
         yield

@@ -96,7 +96,7 @@ class Program:
     puts nan or inf at a place (modulo the size) of an input. `backward`: what counts are the gradients of the
     inputs. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program is
     run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1. `strategy`:
-    the way to run rows that is tried first ("shared" by programs, read "twice"); empty for the pipeline's own
+    the way to run rows that is tried first (`cooperative` or `reread`); empty for the pipeline's own
     choice. `seed` is that of the inputs' numbers.
     """
 
@@ -266,7 +266,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         backward,
         dynamic,
         draw.pick((0, 0, 0, 1, 3, 64)),
-        draw.pick(("", "", "shared", "twice")),
+        draw.pick(("", "", "cooperative", "reread")),
         seed,
         draw.pick(INTS),
         draw.pick(FP8),

@@ -1,8 +1,9 @@
 """The file of measured schedules: `tools/tune.py` writes it, `tools/fit.py` reads it.
 
-`meta` says on what was measured, and when. A target has the numbers that the rules look at, the time of its
-limit, and one row of `fields` per schedule; `us` is null where a schedule did not compile or run. A field of
-`ABSENT` may be missing, and is where all schedules of a file have that value.
+`meta` says on what was measured, and when. A target has the facts that the rules look at, by the name of the
+strategy whose loops have them, the time of its limit, and one row of `fields` per schedule. `us` is null
+where a schedule did not compile or run. A field of `ABSENT` may be missing, and is where all schedules of a
+file have that value.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.persistent import Workload
+from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
 
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
@@ -39,14 +39,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What was tuned. `shared_work` is None where several programs cannot share its rows."""
+    """What was tuned. `facts`: by the name of each strategy that applies."""
 
     name: str
     dtype: str
     limit_us: float
-    work: Workload
-    shared_work: SharedWork | None
+    facts: dict[str, Facts]
     rows: tuple[Row, ...]
+
+    @property
+    def cols(self) -> int:
+        return next(iter(self.facts.values())).cols
 
     @property
     def key(self) -> tuple[str, str]:
@@ -89,14 +92,19 @@ def read(path: Path) -> Data:
 
 
 def _target_text(target: Target, fields: list[str]) -> str:
-    shared = target.shared_work and dataclasses.asdict(target.shared_work)
     head = {
         "name": target.name, "dtype": target.dtype, "limit_us": target.limit_us,
-        "work": dataclasses.asdict(target.work), "shared_work": shared,
+        "facts": {name: _lean(facts) for name, facts in target.facts.items()},
     }  # fmt: skip
     values = ([flat[name] for name in fields] for flat in map(_flat, target.rows))
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in values)
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}'
+
+
+def _lean(facts: Facts) -> dict[str, Any]:
+    """The fields that are not what they are by default."""
+    fields = dataclasses.fields(facts)
+    return {f.name: value for f in fields if (value := getattr(facts, f.name)) != f.default}
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -104,13 +112,11 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
-    shared = found["shared_work"]
     return Target(
         found["name"],
         found["dtype"],
         found["limit_us"],
-        Workload(**found["work"]),
-        SharedWork(**shared) if shared else None,
+        {name: Facts(**facts) for name, facts in found["facts"].items()},
         tuple(_row({**ABSENT, **dict(zip(fields, row, strict=True))}, overlap) for row in found["rows"]),
     )
 

@@ -18,7 +18,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.lowering.lower import lower
 from mixorder.region.find import find_regions
 from mixorder.schedule import cost
-from mixorder.transform.fma import contract
+from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -48,7 +48,7 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
             if isinstance(region, Decline):
                 continue
             lowered = lower(region)
-            program = contract(merge(reorder(split_outer(lowered))))
+            program = form_fma(merge(reorder(split_outer(lowered))))
             moved = cost.traffic(lowered, program, 0)
             found.append((program, moved.read + moved.written))
 
