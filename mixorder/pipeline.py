@@ -56,8 +56,9 @@ _in_force = [Setting()]
 
 
 @contextlib.contextmanager
-def planning_with(setting: Setting) -> Iterator[None]:
-    """Have every compile plan with a setting while the context is open, on any thread."""
+def planning_with(**changes: Any) -> Iterator[None]:
+    """Have every compile plan with other fields of `Setting` while the context is open, on any thread."""
+    setting = dataclasses.replace(_in_force[-1], **changes)
     _in_force.append(setting)
     try:
         yield
@@ -119,7 +120,7 @@ def fuse(
     )
     loops, schedule, strategy = chosen.loops, chosen.schedule, chosen.strategy
     if strategy.in_place:
-        loops = step("in place", reuse_in_place, loops, step("liveness", dying, region))
+        loops = step("in_place", reuse_in_place, loops, step("liveness", dying, region))
         show("in_place.txt", loops, Form.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
@@ -143,8 +144,8 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     refusals: list[Decline] = []
     for strategy in setting.strategies:
         try:
-            step(strategy.name, strategy.applies, merged)
-            loops = step(strategy.name, strategy.transform, merged)
+            step("applies", strategy.applies, merged)
+            loops = step("transform", strategy.transform, merged)
             facts = step("facts", strategy.facts, loops)
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
         except Decline as refusal:

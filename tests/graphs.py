@@ -9,6 +9,8 @@ LayerNorm saves its statistics in the input's dtype where CUDA saves fp32: `laye
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -451,3 +453,10 @@ def _apply(
             moved = torch.tanh(p).reshape(2, rows // 2, cols).permute(1, 0, 2).contiguous()
             return torch.sin(moved).reshape(rows, cols) + q, full
     raise AssertionError(step)
+
+
+def choosing(change: Callable[..., Schedule], *strategies: Strategy) -> tuple[Strategy, ...]:
+    """The strategies with other schedules: `change` gets the strategy's own `choose` before its arguments."""
+    return tuple(
+        dataclasses.replace(s, choose=functools.partial(change, s.choose)) for s in strategies or STRATEGIES
+    )

@@ -13,12 +13,10 @@ from graphs import f32, f64, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, runner
 from mixorder.errors import MixorderError
 from mixorder.options import Options
 from mixorder.region import legality
-from mixorder.rewrite import rewrite
-from mixorder.schedule import cost
 
 FULL = ((512, 256), f32)
 STRICT = Options(enabled=True, strict=True, interpret=True)
@@ -28,8 +26,8 @@ LENIENT = Options(enabled=True, strict=False, interpret=True)
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     counters["mixorder"].clear()
-    pipeline._warn_once.cache_clear()
-    pipeline._say_once.cache_clear()
+    runner.warn_once.cache_clear()
+    legality._say_once.cache_clear()
 
 
 def launches(graph: Graph) -> int:
@@ -153,42 +151,20 @@ def test_split_size_sets_the_number_of_programs(split_size: int, programs: int) 
     assert grids[0] == (programs, 1, 1)
 
 
-# Failures. Each stage of `fuse`, and where the pipeline looks it up.
-
-STAGES = {
-    "find": (pipeline, "find_regions"),
-    "legality": (legality, "check"),
-    "cost": (cost, "gate"),
-    "lower": (pipeline, "lower"),
-    "split": (pipeline, "split_outer"),
-    "reorder": (pipeline, "reorder"),
-    "merge": (pipeline, "merge"),
-    "device": (pipeline, "device_info"),
-    "workload": (pipeline, "workload"),
-    "schedule": (pipeline, "choose"),
-    "codegen": (pipeline, "generate"),
-    "rewrite": (pipeline, "replace"),
-    "report": (pipeline, "describe"),
-    "label": (pipeline, "label"),
-    "load": (rewrite, "load_kernel"),
-}
+# Failures. tests/test_every_failure.py has those of every call, in strict mode.
 
 
-@pytest.fixture(params=STAGES)
-def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("injected")
+@pytest.mark.parametrize("stage", ["find", "legality", "lower", "schedule", "codegen", "report", "rewrite"])
+def test_a_failing_stage_leaves_the_graph_and_warns_once(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = runner.Runner.step
 
-    def fail_at_first_next(*args: Any) -> Any:
-        fail()
-        yield
+    def failing(self: Any, name: str, function: Any, *args: Any) -> Any:
+        def fail(*args: Any) -> Any:
+            raise RuntimeError("injected")
 
-    module, name = STAGES[request.param]
-    monkeypatch.setattr(module, name, fail_at_first_next if request.param == "find" else fail)
-    return {"load": "rewrite"}.get(request.param, request.param)
+        return step(self, name, fail if name == stage else function, *args)
 
-
-def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> None:
+    monkeypatch.setattr(runner.Runner, "step", failing)
     graph = graphs.layer_norm_backward(512, 256)
     before = graphs.snapshot(graph)
     with warnings.catch_warnings(record=True) as caught:
@@ -199,18 +175,8 @@ def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> 
     graph.lint()
     texts = [str(w.message) for w in caught if "mixorder" in str(w.message)]
     assert len(texts) == 1
-    assert failing_stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
+    assert stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
     assert not counters["mixorder"]
-
-
-def test_a_failing_stage_raises_in_strict_mode(failing_stage: str) -> None:
-    graph = graphs.layer_norm_backward(512, 256)
-    before = graphs.snapshot(graph)
-    with pytest.raises(MixorderError, match="injected") as caught:
-        pipeline.run(graph, STRICT)
-    assert caught.value.stage == failing_stage
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert graphs.snapshot(graph) == before
 
 
 def test_a_failure_in_one_region_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
 from triton.compiler import ASTSource
 
-from mixorder import pipeline
+from mixorder import pipeline, strategies
 from mixorder.codegen.op_printer import OpPrinter
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
@@ -31,7 +31,7 @@ SM_90 = ("cuda", 90, 32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    line, generate = OpPrinter.line, pipeline.generate
+    line, generate = OpPrinter.line, strategies.generate
 
     def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
         variable = line(self, text, dtype)
@@ -39,13 +39,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSourc
         self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
         return variable
 
-    def noting(loops: LoopProgram, *rest: Any) -> Any:
-        kernels = generate(loops, *rest)
+    def noting(emit: Any, loops: LoopProgram, *rest: Any) -> Any:
+        kernels = generate(emit, loops, *rest)
         found.extend((loops, kernel) for kernel in kernels)
         return kernels
 
     monkeypatch.setattr(OpPrinter, "line", asserting)
-    monkeypatch.setattr(pipeline, "generate", noting)
+    monkeypatch.setattr(strategies, "generate", noting)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,13 @@ from graphs import bf16, f32
 from running import OFF, ON, check, exact_gradients, gradients, run_fused
 from torch import nn
 
-from mixorder import pipeline
 from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.constants import FITTED
-from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose
+from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import PERSISTENT
 
 from lab.cases import CASES  # isort: skip
 
@@ -32,12 +32,15 @@ CHUNKS = {96: 3, 160: 5, 304: 5, 768: 3, 896: 7}
 
 
 @pytest.fixture(autouse=True)
-def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+def chunked(monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]) -> None:
     """Chunks wherever they save a lane, and few programs, so that tiles have several rows."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+
+    def choose(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Schedule:
+        return PERSISTENT.choose(facts, device, split_size, constants)
+
+    plan_with(device=device, strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
 
 
 def only(records: list[Any]) -> RegionRecord:

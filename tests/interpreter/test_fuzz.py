@@ -13,7 +13,7 @@ from lab.effects import sequence
 from lab.programs import OPS, Program, Seeded, Step, make
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, strategies
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
@@ -90,7 +90,7 @@ def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: 
     ],
 )
 def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = pipeline.generate
+    generate = strategies.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -99,7 +99,7 @@ def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(pipeline, "generate", broken)
+    monkeypatch.setattr(strategies, "generate", broken)
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
 

@@ -29,10 +29,10 @@ from mixorder.schedule.device import H200
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_programs(plan_with: Callable[..., None]) -> None:
     """So that tiles hold several rows, and the last of them is partial."""
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    plan_with(device=device)
 
 
 class Around(nn.Module):

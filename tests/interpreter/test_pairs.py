@@ -31,10 +31,10 @@ PROLOGUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_programs(plan_with: Callable[..., None]) -> None:
     """With a GPU's number of programs a small tensor would get tiles of one row, and none of them partial."""
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    plan_with(device=device)
 
 
 def reduce(kind: str, value: torch.Tensor, dim: Any) -> torch.Tensor:

@@ -25,6 +25,7 @@ from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.strategies import COOPERATIVE
 from mixorder.transform.cooperative import EMPTY
 
 from lab.cases import CASES, Example  # isort: skip
@@ -92,19 +93,15 @@ FORCED = [
 ]
 
 
-def force(monkeypatch: pytest.MonkeyPatch, schedule: Forced) -> None:
-    """Every region that can be shared is, as `schedule` says; nothing is held or read twice."""
-
-    def choose(*args: Any) -> Any:
-        raise TooWide(99, "for the test")
-
-    monkeypatch.setattr(pipeline, "choose", choose)
-    monkeypatch.setattr(pipeline, "choose_shared", schedule)
+@pytest.fixture
+def force(plan_with: Callable[..., None]) -> Callable[[Forced], None]:
+    """Has every region that can be shared be, as a schedule says; no other strategy is tried."""
+    return lambda schedule: plan_with(strategies=(dataclasses.replace(COOPERATIVE, choose=schedule),))
 
 
 @pytest.fixture(params=FORCED, ids=lambda f: f"{f.parts}x{f.depth}x{f.xblock}x{f.splits}")
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Forced:
-    force(monkeypatch, request.param)
+def forced(request: pytest.FixtureRequest, force: Callable[[Forced], None]) -> Forced:
+    force(request.param)
     return request.param
 
 
@@ -284,9 +281,9 @@ def test_both_ways_give_the_same_bits(function: Callable[..., Any], forced: Forc
         assert torch.equal(bits(mine), bits(theirs))
 
 
-def test_a_wrong_word_is_seen_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_word_is_seen_in_the_result(force: Callable[[Forced], None]) -> None:
     """The test above would not fail if words were never read."""
-    force(monkeypatch, Forced(parts=3, depth=2, xblock=2))
+    force(Forced(parts=3, depth=2, xblock=2))
     args = arguments(modulated, 12, 40)
     graph, _ = fused_graph(modulated, args)
     rerun = Rerun(graph)
@@ -378,14 +375,14 @@ NOT_SHARED += ["row and column prod, any, all", "conv bias and gate", "GroupNorm
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::6])
-def test_the_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[1])
+def test_the_family(name: str, force: Callable[[Forced], None]) -> None:
+    force(FORCED[1])
     check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
 
 
 @pytest.mark.parametrize("name", NOT_SHARED)
-def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[1])
+def test_what_cannot_be_shared_is_left_alone(name: str, force: Callable[[Forced], None]) -> None:
+    force(FORCED[1])
     example = Example(CASES[name], CASES[name].shapes.small, f32, "cpu")
     with collect() as records:
         example.step(compiled(ON))()
@@ -393,8 +390,8 @@ def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[seed % len(FORCED)])
+def test_random_programs(seed: int, force: Callable[[Forced], None]) -> None:
+    force(FORCED[seed % len(FORCED)])
     function = random_function(seed, 10, 12)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
     graph, _ = fused_graph(function, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import graphs
@@ -74,10 +75,10 @@ def test_what_fits_is_not_cut() -> None:
 
 
 @pytest.fixture
-def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_exchange(plan_with: Callable[..., None]) -> None:
     """A device whose programs cannot share a row."""
     alone = dataclasses.replace(H200, exchanges=False)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+    plan_with(device=alone)
 
 
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:

@@ -18,7 +18,7 @@ from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
-from mixorder.schedule.persistent_space import Space
+from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.transform.reread import reread
 
 RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4)
@@ -64,7 +64,7 @@ def test_any_schedule_is_launchable(
     assert 1 <= schedule.final_block <= schedule.r0_block
     assert choose(work, device, constants=constants) == schedule
     if constants == FITTED:
-        assert Space(work, device, schedule).legal(schedule)
+        assert PersistentSpace(work, device, schedule).legal(schedule)
 
 
 def test_chunks_that_save_few_lanes_can_be_asked_for() -> None:

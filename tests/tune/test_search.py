@@ -10,11 +10,11 @@ import pytest
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent import choose
-from mixorder.schedule.persistent_space import Space
+from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, SHORT_US, Candidate, Tuning, search
 
 WORK = Facts(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
-SPACE = Space(WORK, H200, choose(WORK, H200))
+SPACE = PersistentSpace(WORK, H200, choose(WORK, H200))
 FIRST = Candidate("held", SPACE.start)
 
 

@@ -37,10 +37,10 @@ def how(
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
     """Have mixorder plan for a GPU of so few, that small tensors are worked on as large ones are."""
-    from mixorder.pipeline import Setting, planning_with
+    from mixorder.pipeline import planning_with
     from mixorder.schedule.device import H200
 
-    with planning_with(Setting(dataclasses.replace(H200, num_sm=count))):
+    with planning_with(device=dataclasses.replace(H200, num_sm=count)):
         yield
 
 

@@ -24,7 +24,7 @@ from torch._inductor.runtime.hints import ReductionHint
 from torch.fx.experimental import _config as symbolic
 
 from mixorder.errors import Decline
-from mixorder.pipeline import Setting, planning_with
+from mixorder.pipeline import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.strategies import STRATEGIES
@@ -263,5 +263,5 @@ def _made_to(program: Program, device: str) -> Iterator[None]:
         first = ""
     order = tuple(sorted(STRATEGIES, key=lambda s: s.name != first))
     few = None if device == "cuda" else dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
-    with planning_with(Setting(few, order)):
+    with planning_with(device=few, strategies=order):
         yield
