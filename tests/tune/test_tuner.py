@@ -167,7 +167,7 @@ def test_another_version_or_device_is_tuned_by_itself(monkeypatch: pytest.Monkey
     run()
     monkeypatch.setattr(tuner, "source_hash", lambda: "changed")
     run()
-    monkeypatch.setattr(tuner._compat, "versions", lambda: ["other"])
+    monkeypatch.setattr(tuner.versions, "versions", lambda: ["other"])
     run()
     monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, name="other"))
     run()
