@@ -16,9 +16,7 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.errors import MixorderError
 from mixorder.options import Options
-from mixorder.region import legality
 from mixorder.rewrite import rewrite
-from mixorder.schedule import cost
 
 FULL = ((512, 256), f32)
 STRICT = Options(enabled=True, strict=True, interpret=True)
@@ -60,14 +58,6 @@ def test_a_graph_without_pairs_is_the_same_afterwards(name: str) -> None:
     assert not counters["mixorder"]
 
 
-def test_dynamic_shapes_are_left_alone_with_a_reason() -> None:
-    graph = graphs.traced_symbolic(pair, FULL, FULL)
-    before = graphs.snapshot(graph)
-    pipeline.run(graph, STRICT)
-    assert graphs.snapshot(graph) == before
-    assert counters["mixorder"] == {"declined:dynamic-shape": 1}
-
-
 def test_cpu_graphs_are_left_alone_unless_interpreted(caplog: pytest.LogCaptureFixture) -> None:
     graph = graphs.pair_graph()
     before = graphs.snapshot(graph)
@@ -97,7 +87,7 @@ def test_integer_reductions_are_fused_exactly_or_left_alone(dtype: Any, kind: st
         assert not any("inf" in text or ", 0.0, tl.int" in text for text in texts)
 
 
-@pytest.mark.parametrize("shape", [(0, 256), (512, 0)])
+@pytest.mark.parametrize("shape", [(0, 256), (512, 0), (0, 0)])
 def test_empty_tensors_are_left_alone(shape: tuple[int, int]) -> None:
     graph = traced(pair, (shape, f32), (shape, f32))
     before = graphs.snapshot(graph)
@@ -153,23 +143,12 @@ def test_split_size_sets_the_number_of_programs(split_size: int, programs: int) 
     assert grids[0] == (programs, 1, 1)
 
 
-# Failures. Each stage of `fuse`, and where the pipeline looks it up.
+# Failures, at the start, in the middle and at the end; of all others see test_every_failure.py.
 
 STAGES = {
     "find": (pipeline, "find_regions"),
-    "legality": (legality, "check"),
-    "cost": (cost, "gate"),
     "lower": (pipeline, "lower"),
-    "split": (pipeline, "split_outer"),
-    "reorder": (pipeline, "reorder"),
-    "merge": (pipeline, "merge"),
-    "device": (pipeline, "device_info"),
-    "workload": (pipeline, "workload"),
-    "schedule": (pipeline, "choose"),
     "codegen": (pipeline, "generate"),
-    "rewrite": (pipeline, "replace"),
-    "report": (pipeline, "describe"),
-    "label": (pipeline, "label"),
     "load": (rewrite, "load_kernel"),
 }
 
@@ -201,16 +180,6 @@ def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> 
     assert len(texts) == 1
     assert failing_stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
     assert not counters["mixorder"]
-
-
-def test_a_failing_stage_raises_in_strict_mode(failing_stage: str) -> None:
-    graph = graphs.layer_norm_backward(512, 256)
-    before = graphs.snapshot(graph)
-    with pytest.raises(MixorderError, match="injected") as caught:
-        pipeline.run(graph, STRICT)
-    assert caught.value.stage == failing_stage
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert graphs.snapshot(graph) == before
 
 
 def test_a_failure_in_one_region_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
