@@ -15,23 +15,21 @@ from typing import Any
 
 
 def _register_options(module: ModuleType) -> None:
-    from mixorder.inductor.spelling import wrap_apply_options
-    from mixorder.options import register as register_options
+    from mixorder.plugin import register_options
 
     register_options(module)
-    wrap_apply_options(sys.modules["torch"])
 
 
 def _wrap_compile_fx(module: ModuleType) -> None:
-    from mixorder.inductor.hooks import wrap_compile_fx
+    from mixorder.plugin import wrap_compile_fx
 
     wrap_compile_fx(module)
 
 
 def _fit_launches(module: ModuleType) -> None:
-    from mixorder.inductor.launch_options import fit
+    from mixorder.plugin import fit_launches
 
-    fit(module)
+    fit_launches(module)
 
 
 _CALLBACKS: dict[str, Callable[[ModuleType], None]] = {

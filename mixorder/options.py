@@ -6,6 +6,7 @@ every registered entry, so the hash of our own source is registered as an entry,
 Tunables of a kernel are not options: they belong to its schedule.
 """
 
+import difflib
 import functools
 import hashlib
 import os
@@ -55,10 +56,10 @@ class Options:
     @classmethod
     def current(cls) -> "Options":
         """The options in force here and now; ValueError on a value that is not allowed."""
-        import torch._inductor.config as config
+        from mixorder.inductor.config import inductor_config
 
-        register(config)
-        return cls(**{f.name: _checked(f, getattr(config, config_key(f))) for f in fields(cls)})
+        register(inductor_config)
+        return cls(**{f.name: _checked(f, getattr(inductor_config, config_key(f))) for f in fields(cls)})
 
     def as_tuple(self) -> tuple[Any, ...]:
         """All values in order of declaration, for cache identities."""
@@ -72,6 +73,17 @@ class Options:
 def config_key(option: Field[Any]) -> str:
     """Name of an option's entry in `torch._inductor.config`."""
     return option.metadata.get("key", f"mixorder_{option.name}")
+
+
+def misspelt(name: str) -> str:
+    """What to say of an option that there is not, if it was meant to be one of ours; else nothing."""
+    name = name.replace("-", "_")
+    known = [config_key(f) for f in fields(Options)]
+    if name in known or not name.startswith("mixorder"):
+        return ""
+    close = difflib.get_close_matches(name, known, 1)
+    instead = f" Did you mean {close[0]!r}?" if close else ""
+    return f"mixorder has no option {name!r}.{instead} Its options are {', '.join(known)}."
 
 
 def register(config: ModuleType) -> None:

@@ -6,18 +6,20 @@ Taken before the rewrite, which erases the region's nodes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
 
 from .codegen.source import KernelSource
 from .errors import Decline
-from .ir.program import LoopProgram, short_dtype
+from .ir.dtypes import short_dtype
+from .ir.program import LoopProgram
 from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
 from .region.provenance import Origin, origin_of
 from .region.region import Region
 from .schedule.cost import Traffic
-from .schedule.predicted import Expected, strategy_of
+from .schedule.predicted import Expected
 from .schedule.schedule import Schedule
 from .tune.search import Tuning
 
@@ -37,7 +39,8 @@ class TensorRecord:
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
     """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained.
+    that the kernels compute, the strategy, the schedule, the kernels' text, the bytes they move, and what
+    tuning gained.
 
     `inner_ops`, `outer_ops`: what each reduction computes, such as `sum`. `apart` and `loops`: the loop nests
     that the region was lowered to, and those that its kernels run. `stage_ms`: milliseconds that the pass
@@ -53,6 +56,7 @@ class RegionRecord:
     inner: tuple[str, ...]
     outer: tuple[str, ...]
     num_nodes: int
+    strategy: str
     schedule: Schedule
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
@@ -72,17 +76,13 @@ class RegionRecord:
         """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
         return sum(ms for _, ms in self.stage_ms)
 
-    @property
-    def strategy(self) -> str:
-        """`held`, `shared by <parts>` or `read twice`: how a program comes by a row."""
-        return strategy_of(self.loops, self.schedule)
-
 
 def describe(
     region: Region,
+    strategy: str,
     nests: tuple[LoopProgram, LoopProgram],
     schedule: Schedule,
-    kernels: tuple[KernelSource, ...],
+    kernels: Sequence[KernelSource],
     traffic: Traffic,
     expected: Expected,
     tuning: Tuning | None = None,
@@ -99,8 +99,9 @@ def describe(
         tuple(n.name for n in region.inner),
         tuple(n.name for n in region.outer),
         len(region.nodes),
+        strategy,
         schedule,
-        kernels,
+        tuple(kernels),
         traffic,
         expected,
         origin_of((*region.inner, *region.outer)),
@@ -136,7 +137,6 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "outputs": [dataclasses.asdict(tensor) for tensor in record.outputs],
             "apart": str(record.apart),
             "loops": str(record.loops),
-            "strategy": record.strategy,
             "tuning": dataclasses.asdict(record.tuning) if record.tuning else None,
             "stage_ms": dict(record.stage_ms),
         }

@@ -9,10 +9,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torch._dynamo.utils import counters
-from torch._logging import trace_structured
-
 from .errors import Decline
+from .inductor.telemetry import count, trace_json
 from .record import RegionRecord, as_dict
 
 __all__ = ["Dump", "RegionRecord", "collect", "declined", "finished", "fused"]
@@ -36,7 +34,7 @@ def collect() -> Iterator[list[RegionRecord | Decline]]:
 
 
 def fused(record: RegionRecord) -> None:
-    counters["mixorder"]["fused_regions"] += 1
+    count("fused_regions")
     log.info(
         "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f, in %.1f ms -> %s",
         record.name,
@@ -54,15 +52,15 @@ def fused(record: RegionRecord) -> None:
 
 def given_back(regions: Sequence[RegionRecord]) -> None:
     """The graph with these regions is compiled without them after all."""
-    counters["mixorder"]["fused_regions"] -= len(regions)
-    counters["mixorder"]["given_back_regions"] += len(regions)
+    count("fused_regions", -len(regions))
+    count("given_back_regions", len(regions))
     log.info("given back: %s", ", ".join(region.name for region in regions))
     for records in list(_collectors):
         records[:] = [record for record in records if not any(record is region for region in regions)]
 
 
 def declined(decline: Decline) -> None:
-    counters["mixorder"][f"declined:{decline.reason.value}"] += 1
+    count(f"declined:{decline.reason.value}")
     log.info("not fused: %s. %s", decline, decline.reason.explanation)
     for records in list(_collectors):
         records.append(decline)
@@ -78,12 +76,7 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
     num_fused = sum(isinstance(record, RegionRecord) for record in records)
     regions = "1 region" if num_fused == 1 else f"{num_fused} regions"
     log.info("%s fused, %d declined, in %.0f ms", regions, len(records) - num_fused, 1e3 * seconds)
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "mixorder", "encoding": "json"},
-        payload_fn=lambda: json.dumps([as_dict(record) for record in records], indent=1),
-        expect_trace_id=False,  # a tool may run the pass outside of a compile
-    )
+    trace_json(lambda: json.dumps([as_dict(record) for record in records], indent=1))
 
 
 class Dump:

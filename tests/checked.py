@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from cases import CASES, Case, Compile, Example, found_in, relative_errors
 from graphs import bf16, f32
+from lab.cases import CASES, Case, Compile, Example, found_in, relative_errors
 
 from mixorder.report import collect
 

@@ -1,7 +1,9 @@
 """Session set-up: private caches, and `gpu` tests only where there is a GPU."""
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,3 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture
+def plan_with() -> Iterator[Callable[..., None]]:
+    """A function that changes the `Setting` of all compiles of a test, from then on."""
+    from mixorder.pipeline import planning_with
+
+    with contextlib.ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(planning_with(**changes))

@@ -9,6 +9,8 @@ LayerNorm saves its statistics in the input's dtype where CUDA saves fp32: `laye
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,22 +29,21 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
-from mixorder.errors import Decline, TooWide
+from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.lower import lower
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.rewrite.rewrite import replace
-from mixorder.schedule.cooperative import choose_shared, shared_workload
+from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.schedule import Schedule
-from mixorder.transform.cooperative import check_shareable, share
-from mixorder.transform.fma import contract
+from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
+from mixorder.transform.cooperative import cut_into_phases, with_mailbox
+from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
-from mixorder.transform.reread import reload
 from mixorder.transform.split import split_outer
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -270,30 +271,49 @@ def only(graph: Graph) -> Region:
 
 
 def merged(region: Region) -> LoopProgram:
-    return contract(merge(reorder(split_outer(lower(region)))))
+    return form_fma(merge(reorder(split_outer(lower(region)))))
 
 
 def kernels(
     region: Region, device: DeviceInfo = H200
-) -> tuple[LoopProgram, Schedule, tuple[KernelSource, KernelSource]]:
+) -> tuple[LoopProgram, Schedule, tuple[KernelSource, ...]]:
     """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
-    try:
-        schedule = choose(workload(program), device)
-    except TooWide:
-        try:
-            program, schedule = shared(program, device)
-        except Decline:
-            program = reload(program)
-            schedule = choose(workload(program), device)
-    return program, schedule, generate(program, schedule, "test")
+    for strategy in STRATEGIES:
+        with contextlib.suppress(Decline):
+            loops, schedule = run_by(strategy, program, device)
+            return loops, schedule, strategy.generate(loops, schedule, "test")
+    raise AssertionError("no strategy takes the program")
+
+
+def run_by(
+    strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200
+) -> tuple[LoopProgram, Schedule]:
+    """A merged program as a strategy runs it, and the schedule it chooses."""
+    strategy.applies(program)
+    loops = strategy.transform(program)
+    schedule = strategy.choose(strategy.facts(loops), device, 0, FITTED)
+    return strategy.place(loops, schedule), schedule
 
 
 def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Schedule]:
     """A merged program for several programs per row, and its schedule."""
-    check_shareable(program)
-    schedule = choose_shared(shared_workload(program), device)
-    return share(program, schedule.parts, schedule.tile.xblock, schedule.period), schedule
+    return run_by(COOPERATIVE, program, device)
+
+
+def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> LoopProgram:
+    """A merged program for so many programs per row, which take `xblock` rows, `period` apart, at a time."""
+    return with_mailbox(cut_into_phases(program), parts, xblock * period)
+
+
+def phases_facts(program: LoopProgram) -> Facts:
+    """Of a merged program as several programs per row run it."""
+    return facts_of(cut_into_phases(program))
+
+
+def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
+    """The kernels of a program, by the strategy that its schedule is of."""
+    return (COOPERATIVE if schedule.parts > 1 else PERSISTENT).generate(program, schedule, label)
 
 
 def short(dtype: torch.dtype) -> str:
@@ -433,3 +453,10 @@ def _apply(
             moved = torch.tanh(p).reshape(2, rows // 2, cols).permute(1, 0, 2).contiguous()
             return torch.sin(moved).reshape(rows, cols) + q, full
     raise AssertionError(step)
+
+
+def choosing(change: Callable[..., Schedule], *strategies: Strategy) -> tuple[Strategy, ...]:
+    """The strategies with other schedules: `change` gets the strategy's own `choose` before its arguments."""
+    return tuple(
+        dataclasses.replace(s, choose=functools.partial(change, s.choose)) for s in strategies or STRATEGIES
+    )

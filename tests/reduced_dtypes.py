@@ -6,6 +6,7 @@ chosen so that rounding decides nothing: what is reduced is exact in every dtype
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -45,6 +46,19 @@ def reductions(of: torch.dtype) -> Iterator[Reduction]:
         ("count_nonzero", torch.count_nonzero),
     ):
         yield Reduction(name, of, None, function)  # type: ignore[arg-type]
+    if not of.is_floating_point and of != torch.bool:
+        yield Reduction("xor", of, None, xor)
+
+
+def xor(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.ops.prims.xor_sum(x, [dim])
+
+
+@torch.library.impl("prims::xor_sum", ("cpu", "cuda"))
+def _xor_sum(x: torch.Tensor, dims: list[int], *, output_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """PyTorch itself has this operator in Inductor only."""
+    (dim,) = dims
+    return functools.reduce(torch.bitwise_xor, x.unbind(dim), torch.zeros_like(x.select(dim, 0)))
 
 
 def _with_dtype(operator: Any, into: torch.dtype | None) -> Callable[[torch.Tensor, int], torch.Tensor]:

@@ -19,11 +19,13 @@ from graphs import f32, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, planning
+from mixorder import runner as runner_module
 from mixorder.errors import MixorderError
 from mixorder.options import Options
 from mixorder.rewrite import rewrite
 from mixorder.schedule.device import H200
+from mixorder.tune import tuner
 from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned
 
@@ -79,7 +81,7 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: int | None = None
         self.stages: list[str] = []
-        self.original = original = pipeline._Runner.step
+        self.original = original = runner_module.Runner.step
         failing = self
 
         def step(runner: Any, stage: str, function: Any, *args: Any) -> Any:
@@ -88,7 +90,7 @@ class Failing:
                 function = _fail
             return original(runner, stage, function, *args)
 
-        monkeypatch.setattr(pipeline._Runner, "step", step)
+        monkeypatch.setattr(runner_module.Runner, "step", step)
 
     def run(self, graph: Graph, options: Options, at: int | None) -> list[str]:
         self.at, self.stages = at, []
@@ -102,7 +104,8 @@ def _fail(*args: Any) -> Any:
 
 def take_the_same_again(problem: Problem) -> Tuned:
     """Stands where schedules are timed."""
-    return Tuned(problem.chosen, problem.schedule, Tuning(2.0, 1.0, 3, 0.1))
+    chosen = problem.chosen
+    return Tuned(chosen.strategy, chosen.loops, chosen.facts, chosen.schedule, Tuning(2.0, 1.0, 3, 0.1))
 
 
 @pytest.fixture
@@ -111,12 +114,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
     yield Failing(monkeypatch)
 
 
-def prepared(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Way, Options]:
+def prepared(
+    name: str, monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None], tmp_path: Path
+) -> tuple[Way, Options]:
     way = WAYS[name]
     if not way.shares:
-        monkeypatch.setattr(pipeline, "device_info", lambda _: ALONE)
+        plan_with(device=ALONE)
     if way.tuned:
-        monkeypatch.setattr(pipeline, "tune", take_the_same_again)
+        monkeypatch.setattr(tuner, "tune", take_the_same_again)
     dump_dir = str(tmp_path / "dump") if way.dumped else ""
     return way, dataclasses.replace(STRICT, autotune=way.tuned, dump_dir=dump_dir)
 
@@ -148,7 +153,7 @@ def test_a_failure_in_any_call_of_any_stage(
 
 
 def test_the_ways_take_every_stage(failing: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = inspect.getsource(pipeline)
+    source = inspect.getsource(pipeline) + inspect.getsource(planning)
     declared = set(re.findall(r"""step\(\s*"(\w+)",""", source))
     seen: set[str] = set()
     for name in ("held", "shared", "read again", "cut", "copied", "tuned", "dumped"):
@@ -166,7 +171,7 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
     at = first_rewrite + 1 + stages[first_rewrite + 1 :].index(stage)
     graph = two_regions()
     counters["mixorder"].clear()
-    pipeline._warn_once.cache_clear()
+    runner_module.warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         failing.run(graph, lenient, at)

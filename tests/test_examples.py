@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = json.loads((tmp_path / "distributed.json").read_text())
     assert row["fused"] == 3 and 0 < row["ours"] < 2e-6 and 0 < row["single"] < 2e-6
-    assert "| fsdp | 3 |" in done.stdout
+    assert "| fsdp | 3 " in done.stdout
 
 
 def test_distributed_without_torchrun_says_how() -> None:
@@ -98,26 +99,30 @@ def test_real_models_counts_norms_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import real_models
-    from real_models import Kind, Scale
+    from lab import zoo
+    from lab.zoo import Spec
 
-    def local(s: Scale) -> nn.Module:
+    def local(s: Spec) -> nn.Module:
         plain = nn.LayerNorm(s.dim, elementwise_affine=False)
         return nn.Sequential(
-            nn.Embedding(s.vocabulary, s.dim), plain, nn.Linear(s.dim, s.dim), nn.RMSNorm(s.dim),
-            nn.Linear(s.dim, s.vocabulary),
+            nn.Embedding(s.classes, s.width), plain, nn.Linear(s.width, s.width), nn.RMSNorm(s.width),
+            nn.Linear(s.width, s.classes),
         )  # fmt: skip
 
-    def missing(s: Scale) -> nn.Module:
+    def missing(s: Spec) -> nn.Module:
         raise ImportError("no such package")
 
-    def broken(s: Scale) -> nn.Module:
+    def broken(s: Spec) -> nn.Module:
         raise ValueError("wrong sizes")
 
     makers = {"Local": local, "Missing": missing, "Broken": broken}
-    monkeypatch.setattr(real_models, "MODELS", {name: Kind(make) for name, make in makers.items()})
+    monkeypatch.setattr(zoo, "MAKERS", makers)
+    specs = {name: Spec(name, 2, 64, 2, 2, 32, 128) for name in makers}
+    monkeypatch.setattr(real_models, "specs", lambda: specs)
     status = real_models.main(["--models", "Local,Missing,Broken", "--out", str(tmp_path)])
     text = (tmp_path / "real_models.md").read_text()
     assert status == 1 and text.strip() in capsys.readouterr().out
+    text = re.sub(" +", " ", text)
     assert "| Local | torch " in text and "| 2 | 1 |" in text
     assert "- Local: 1 x LayerNorm: no weight or bias that trains" in text
     assert "| Missing | absent: no such package |" in text

@@ -1,4 +1,4 @@
-"""The package imports only downwards, one module writes graphs, and versions are asked for once."""
+"""Imports go only downwards. One folder knows private torch, one module versions, one writes graphs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch_names import is_private, paths, questions
 
 import mixorder
 
@@ -24,9 +25,10 @@ LAYERS = (
     ("schedule",),
     ("codegen",),
     ("rewrite",),
+    ("strategies",),
     ("tune",),
     ("record", "report"),
-    ("strategies", "planning", "runner", "pipeline", "plugin", "_autoload"),
+    ("runner", "planning", "pipeline", "plugin", "_autoload"),
     ("demo_model", "inspection"),
     ("cli", "__init__", "__main__"),
 )
@@ -35,6 +37,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # What single modules must not even import from outside.
 FORBIDDEN = {
     "errors.py": ("torch", "triton", "sympy"),
+    "ir/reductions.py": ("torch._inductor", "torch.fx", "triton"),
     "ir/program.py": ("torch._inductor", "torch.fx", "triton"),
     "transform/split.py": ("torch._inductor", "torch.fx", "triton"),
     "transform/reorder.py": ("torch", "triton"),
@@ -94,8 +97,8 @@ def within(name: str, parts: set[str] | tuple[str, ...]) -> bool:
 
 def test_the_import_reader_sees_what_it_must() -> None:
     assert {"region.legality", "lowering.lower", "errors"} <= own("pipeline.py")
-    assert "options" in own("inductor/hooks.py")
-    assert "torch._inductor.config" in imports("options.py")
+    assert {"inductor.versions", "inductor.config"} <= own("options.py")
+    assert "torch._inductor.config" in imports("inductor/hooks.py")
 
 
 def level(module: str) -> int:
@@ -105,10 +108,20 @@ def level(module: str) -> int:
     return LEVEL[first]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_downwards(module: str) -> None:
-    for name in own(module):
-        assert level(name) <= level(module), f"{module} imports mixorder.{name}"
+def test_imports_go_downwards() -> None:
+    wrong = [(m, name) for m in MODULES for name in own(m) if level(name) > level(m)]
+    assert wrong == []
+
+
+def test_the_lowest_layer_imports_nothing_of_the_others() -> None:
+    """What `inductor/` calls of mixorder is handed to it."""
+    assert own("errors.py") == set()
+    wrong = [(m, n) for m in MODULES if m.startswith("inductor/") for n in own(m) if not _lowest(n)]
+    assert wrong == []
+
+
+def _lowest(name: str) -> bool:
+    return within(name, ("inductor", "errors"))
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -129,23 +142,22 @@ def test_there_is_no_import_cycle() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("module", FORBIDDEN)
-def test_plain_modules_stay_plain(module: str) -> None:
+def test_plain_modules_stay_plain() -> None:
     """`torch` itself is fine for the IR's dtypes, where only parts of it are named."""
-    for name in imports(module):
-        assert not within(name, FORBIDDEN[module]), f"{module} imports {name}"
+    wrong = [(m, name) for m, names in FORBIDDEN.items() for name in imports(m) if within(name, names)]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "rewrite/rewrite.py"])
-def test_only_the_rewrite_writes_graphs(module: str) -> None:
-    """In pointwise.py an empty graph is made for Inductor to hold; it is given an output there."""
-    called = {
-        node.func.attr
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    }
-    allowed = {"output"} if module == "lowering/pointwise.py" else set()
-    assert called & GRAPH_WRITES <= allowed
+def test_only_the_rewrite_writes_graphs() -> None:
+    """In lowerings.py an empty graph is made for Inductor to hold; it is given an output there."""
+    for module in MODULES:
+        called = {
+            node.func.attr
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
+        allowed = {"rewrite/rewrite.py": GRAPH_WRITES, "inductor/lowerings.py": {"output"}}.get(module, set())
+        assert called & GRAPH_WRITES <= allowed, module
 
 
 def test_the_rewrite_does_write() -> None:
@@ -157,14 +169,50 @@ def test_the_rewrite_does_write() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in {"inductor/versions.py", "cli/doctor.py"}])
-def test_versions_are_asked_for_in_compat_only(module: str) -> None:
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in {"__version__", "version_info", "torch_version"}, module
-        if isinstance(node, ast.Name):
-            assert node.id not in {"TorchVersion", "parse_version"}, module
-    assert not any(within(n, {"packaging", "torch.version"}) for n in imports(module))
+def test_private_names_are_used_in_one_folder() -> None:
+    """`_autoload.py` spells out modules of torch, whose import it waits for."""
+    outside = [m for m in MODULES if not m.startswith("inductor/") and m != "_autoload.py"]
+    wrong = [(m, path) for m in outside for path in sorted(paths(tree(m))) if is_private(path)]
+    assert wrong == []
+
+
+def test_versions_are_asked_for_in_one_module() -> None:
+    """`doctor` shows Python's version, and the package states its own."""
+    elsewhere = [m for m in MODULES if m not in {"inductor/versions.py", "cli/doctor.py", "__init__.py"}]
+    wrong = [(m, question) for m in elsewhere for question in questions(tree(m))]
+    assert wrong == []
+
+
+LEAKS = {  # as they once stood
+    "import torch._inductor.utils as utils\n(getattr(utils, 'fresh_cache', None) or utils.old)()": (1, 1),
+    "def share(module: ModuleType):\n    getattr(module, 'generate_ttir', None)": (0, 1),
+    "def check(module: ModuleType):\n    next(n for n in ANALYSES if hasattr(module, n))": (0, 1),
+    "from torch._inductor.codegen.triton import TritonOverrides\nclass P(TritonOverrides): ...": (1, 0),
+}
+MADE_UP = {
+    "import torch\ntorch._inductor.config.patch()": (1, 0),
+    "import torch\ndef f():\n    import torch.fx\n    torch._C._jit()": (1, 0),
+    "import importlib\nimportlib.import_module('torch._inductor.codegen.wrapper')": (1, 0),
+    "from triton.runtime.interpreter import _get_np_dtype": (1, 0),
+    "from torch import fx\nimport inspect\ninspect.signature(fx.Graph.lint).parameters": (0, 1),
+    "from .inductor.config import inductor_config\nhasattr(inductor_config, 'deterministic')": (0, 1),
+    "try:\n    from torch.fx import new\nexcept ImportError:\n    new = None": (0, 1),
+    "import torch\nold = torch.__version__ < '2.13'": (0, 2),
+    "from packaging import version": (0, 1),
+    # And what is as it should be.
+    "import torch\naten = torch.ops.aten\ntorch.ops.aten._unsafe_view.default": (0, 0),
+    "import torch\nprops = torch.cuda.get_device_properties(0)\ngetattr(props, 'warp_size', 32)": (0, 0),
+    "try:\n    import triton\nexcept ImportError:\n    raise": (0, 0),
+    "from .inductor.config import inductor_config\ngetattr(inductor_config, key)": (0, 0),
+    "def f(graph: Graph):\n    'As torch 2.13 has it.'\n    return getattr(graph, 'reason', None)": (0, 0),
+}
+
+
+@pytest.mark.parametrize("text", [*LEAKS, *MADE_UP])
+def test_the_checks_see_what_they_must(text: str) -> None:
+    syntax, (private, asked) = ast.parse(text), {**LEAKS, **MADE_UP}[text]
+    found = {path for path in paths(syntax) if is_private(path)}
+    assert (bool(found), len(list(questions(syntax)))) == (bool(private), asked)
 
 
 def test_functions_are_annotated() -> None:

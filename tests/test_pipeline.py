@@ -13,10 +13,10 @@ from graphs import f32, f64, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, runner
 from mixorder.errors import MixorderError
 from mixorder.options import Options
-from mixorder.rewrite import rewrite
+from mixorder.region import legality
 
 FULL = ((512, 256), f32)
 STRICT = Options(enabled=True, strict=True, interpret=True)
@@ -26,8 +26,8 @@ LENIENT = Options(enabled=True, strict=False, interpret=True)
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     counters["mixorder"].clear()
-    pipeline._warn_once.cache_clear()
-    pipeline._say_once.cache_clear()
+    runner.warn_once.cache_clear()
+    legality._say_once.cache_clear()
 
 
 def launches(graph: Graph) -> int:
@@ -143,31 +143,20 @@ def test_split_size_sets_the_number_of_programs(split_size: int, programs: int) 
     assert grids[0] == (programs, 1, 1)
 
 
-# Failures, at the start, in the middle and at the end; of all others see test_every_failure.py.
-
-STAGES = {
-    "find": (pipeline, "find_regions"),
-    "lower": (pipeline, "lower"),
-    "codegen": (pipeline, "generate"),
-    "load": (rewrite, "load_kernel"),
-}
+# Failures. tests/test_every_failure.py has those of every call, in strict mode.
 
 
-@pytest.fixture(params=STAGES)
-def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("injected")
+@pytest.mark.parametrize("stage", ["find", "legality", "lower", "schedule", "codegen", "report", "rewrite"])
+def test_a_failing_stage_leaves_the_graph_and_warns_once(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = runner.Runner.step
 
-    def fail_at_first_next(*args: Any) -> Any:
-        fail()
-        yield
+    def failing(self: Any, name: str, function: Any, *args: Any) -> Any:
+        def fail(*args: Any) -> Any:
+            raise RuntimeError("injected")
 
-    module, name = STAGES[request.param]
-    monkeypatch.setattr(module, name, fail_at_first_next if request.param == "find" else fail)
-    return {"load": "rewrite"}.get(request.param, request.param)
+        return step(self, name, fail if name == stage else function, *args)
 
-
-def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> None:
+    monkeypatch.setattr(runner.Runner, "step", failing)
     graph = graphs.layer_norm_backward(512, 256)
     before = graphs.snapshot(graph)
     with warnings.catch_warnings(record=True) as caught:
@@ -178,7 +167,7 @@ def test_a_failing_stage_leaves_the_graph_and_warns_once(failing_stage: str) -> 
     graph.lint()
     texts = [str(w.message) for w in caught if "mixorder" in str(w.message)]
     assert len(texts) == 1
-    assert failing_stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
+    assert stage in texts[0] and "injected" in texts[0] and "mixorder" in texts[0]
     assert not counters["mixorder"]
 
 

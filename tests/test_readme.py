@@ -6,12 +6,13 @@ import itertools
 import re
 from pathlib import Path
 
-from graphs import bf16, f32, layer_norm_backward, merged, only, rms_norm_backward
+from graphs import bf16, f32, layer_norm_backward, merged, only, phases_facts, rms_norm_backward
 
 from mixorder.errors import DeclineReason
 from mixorder.inductor.versions import TESTED, release
 from mixorder.options import Options, config_key
-from mixorder.schedule.cooperative import MAX_PARTS, choose_shared, shared_workload
+from mixorder.schedule.cooperative import MAX_PARTS
+from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.device import H200
 from mixorder.schedule.persistent import MAX_COLS
 
@@ -57,7 +58,7 @@ def test_the_widest_row() -> None:
         rf"up to {MAX_COLS} columns; on NVIDIA GPUs,.* those of a norm up to (\d+)\.", text
     )
     for make, dtype in itertools.product((rms_norm_backward, layer_norm_backward), (bf16, f32)):
-        work = shared_workload(merged(only(make(512, int(shared), dtype))))
+        work = phases_facts(merged(only(make(512, int(shared), dtype))))
         assert choose_shared(work, H200).parts <= MAX_PARTS
     assert f"more than {MAX_COLS} elements" in REASONS
 

@@ -139,12 +139,12 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
 
 @pytest.mark.parametrize("reason", DeclineReason, ids=lambda r: r.value)
 def test_every_reason_is_raised_by_its_smallest_graph(
-    reason: DeclineReason, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    reason: DeclineReason, caplog: pytest.LogCaptureFixture, plan_with: Callable[..., None]
 ) -> None:
     graph = SMALLEST[reason]()
     if reason is DeclineReason.TOO_MANY_LIVE_TILES:  # the H200 holds the smallest part of any region
         small = dataclasses.replace(H200, registers=16384, exchanges=False)
-        monkeypatch.setattr(pipeline, "device_info", lambda _: small)
+        plan_with(device=small)
     before = graphs.snapshot(graph)
     with caplog.at_level(logging.INFO, logger="mixorder"):
         (decline,) = run(graph)
@@ -180,10 +180,10 @@ UNSHARED: dict[str, tuple[Callable[[], Graph], bool]] = {
 
 
 @pytest.mark.parametrize("what", UNSHARED)
-def test_a_wide_row_that_cannot_be_shared_is_declined(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_row_that_cannot_be_shared_is_declined(what: str, plan_with: Callable[..., None]) -> None:
     make, exchanges = UNSHARED[what]
     device = dataclasses.replace(H200, exchanges=exchanges)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    plan_with(device=device)
     (decline,) = run(make(), dataclasses.replace(OPTIONS, min_numel=0))
     assert isinstance(decline, Decline) and decline.reason is DeclineReason.ROW_TOO_WIDE
 

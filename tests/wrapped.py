@@ -108,9 +108,9 @@ def _serve() -> None:
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
-    from mixorder.inductor.interpreter import prepare
+    from mixorder.plugin import prepare_interpreter
 
-    prepare()
+    prepare_interpreter()
     extra.libdevice = triton_helpers.libdevice  # whence Inductor 2.15 imports it for kernels of others
     triton_heuristics.user_autotune = lambda configs, **_: lambda function: (configs[0], function)
     results, sys.stdout = sys.stdout.buffer, sys.stderr

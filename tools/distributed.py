@@ -13,7 +13,6 @@ Exit status: 0; 1 if a gradient is off, or no region was fused; 2 without torchr
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import functools
@@ -29,9 +28,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab import arguments
+from lab.compilers import how
+from lab.errors import largest_error
+from lab.launches import marked
+from lab.tables import table
 from torch import Tensor, nn
 
+from mixorder.options import Options
+
 GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
 HEAD_DIM = 8 if not GPU else 64
 ALLOWED = 2e-5  # of a gradient in fp32, against float64; TF32 is off
 
@@ -143,7 +150,7 @@ def fsdp(model: Model, how: Compile) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cuda" if GPU else "cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     alone(model, how)
     for piece in model.pieces:
         fully_shard(piece, mesh=mesh)
@@ -162,7 +169,7 @@ def tp(model: Model, how: Compile) -> nn.Module:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cuda" if GPU else "cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     gathered = functools.partial(
         PrepareModuleInput, input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
     )
@@ -192,18 +199,6 @@ def tp(model: Model, how: Compile) -> nn.Module:
 
 WAYS: dict[str, Callable[[Model, Compile], nn.Module]] = {"ddp": ddp, "fsdp": fsdp, "tp": tp}
 CUT = ("ddp", "fsdp")  # each process has its part of the batch
-
-
-def how(mixorder: bool, checked: bool) -> Compile:
-    """On GPUs what a user writes (with the size of the check let through), without them the interpreter."""
-    if GPU:
-        options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
-        return {"options": {**options, "mixorder_min_numel": 0} if checked else options}
-    from mixorder.inductor.interpreter import compile_for_interpreter
-    from mixorder.options import Options
-
-    options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=0)
-    return {"backend": compile_for_interpreter(options)}
 
 
 # Gradients.
@@ -251,8 +246,7 @@ def exact(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:
 
 
 def off(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """The largest of ||g - ref|| / ||ref||."""
-    return max(float((found[n].double() - ref.double()).norm() / ref.norm()) for n, ref in reference.items())
+    return largest_error((found[name], exact.double()) for name, exact in reference.items())
 
 
 @dataclasses.dataclass
@@ -282,7 +276,7 @@ def checked(way: str, device: torch.device) -> Row:
     def run(make: Callable[[Model, Compile], nn.Module], mixorder: bool, batch: Any) -> dict[str, Tensor]:
         torch._dynamo.reset()
         model = Model(CHECKED).to(device)
-        return gradients(model, make(model, how(mixorder, checked=True)), batch)
+        return gradients(model, make(model, how(DEVICE, mixorder)), batch)
 
     stock = run(WAYS[way], False, part_of(way, whole))
     with collect() as records:
@@ -299,19 +293,22 @@ def timed(way: str, mixorder: bool, steps: int, device: torch.device) -> float:
     """Median milliseconds of forward, backward and AdamW in bf16, of the slowest process."""
     torch._dynamo.reset()
     model = Model(TIMED).to(device, torch.bfloat16)
-    run, batch = WAYS[way](model, how(mixorder, checked=False)), part_of(way, batch_of(TIMED, device))
+    run, batch = (
+        WAYS[way](model, how(DEVICE, mixorder, min_numel=Options().min_numel)),
+        part_of(way, batch_of(TIMED, device)),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    times = []
-    for _ in range(steps + 5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+
+    def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss_of(run, batch).backward()
         optimizer.step()
-        end.record()
-        times.append((start, end))
+
+    for _ in range(5):
+        step()
+    marks = [marked([step]) for _ in range(steps)]
     torch.cuda.synchronize()
-    slowest = torch.tensor(statistics.median(s.elapsed_time(e) for s, e in times[5:]), device=device)
+    slowest = torch.tensor(statistics.median(s.elapsed_time(e) for s, e in marks), device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest)
 
@@ -319,21 +316,17 @@ def timed(way: str, mixorder: bool, steps: int, device: torch.device) -> float:
 # All of it.
 
 
-def text(rows: list[Row]) -> str:
-    lines = [
-        "| way | regions | error, stock | error, mixorder | against one process | step, ms |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for r in rows:
-        ms = "-" if r.stock_ms is None else f"{r.stock_ms:.2f} -> {r.ours_ms:.2f}"
-        lines.append(f"| {r.way} | {r.fused} | {r.stock:.1e} | {r.ours:.1e} | {r.single:.1e} | {ms} |")
-    return "\n".join(lines)
+HEAD = ("way", "regions", "error, stock", "error, mixorder", "against one process", "step, ms")
+
+
+def cells(r: Row) -> list[str]:
+    """A line of the table."""
+    ms = "-" if r.stock_ms is None else f"{r.stock_ms:.2f} -> {r.ours_ms:.2f}"
+    return [r.way, str(r.fused), *(f"{error:.1e}" for error in (r.stock, r.ours, r.single)), ms]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     parser.add_argument("--ways", default=",".join(WAYS), help="of %(default)s")
     parser.add_argument("--steps", type=int, default=20 if GPU else 0, help="timed steps; 0: none")
     parser.add_argument("--out", type=Path, help="a folder for distributed.json")
@@ -360,7 +353,8 @@ def main() -> int:
             if rank0:
                 print(f"{way}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
         if rank0:
-            print(f"{dist.get_world_size()} processes, torch {torch.__version__}\n\n{text(rows)}", flush=True)
+            print(f"{dist.get_world_size()} processes, torch {torch.__version__}\n")
+            print(table(HEAD, map(cells, rows)), flush=True)
             if args.out:
                 args.out.mkdir(parents=True, exist_ok=True)
                 content = json.dumps([dataclasses.asdict(row) for row in rows], indent=1)

@@ -1,4 +1,4 @@
-"""The whole family on this GPU: each case of `tools/cases.py` in bf16, stock Inductor beside mixorder.
+"""The whole family on this GPU: each case of `tools/lab/cases.py` in bf16, stock Inductor beside mixorder.
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
 microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _timing import capture, count_graph_nodes, flush_buffer, time_graph
-from cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
+from lab.cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
+from lab.tables import head, line
+from lab.timing import count_graph_nodes, flush_buffer, time_graph
 from torch import Tensor
 
 from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
+from mixorder.tune.timing import capture
 
 # A hit in the cache of graphs would run no pass. An option, since it holds on all threads.
 STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
@@ -34,7 +36,7 @@ OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cac
 EXACT = STOCK | {"triton.mix_order_reduction": False}
 DEVICE = "cuda"
 SLACK = 1.02  # two medians of the same kernels differ by up to this factor
-HEADER = "| case | fused | launches | us | speedup | MB | error stock / ours |"
+HEAD = ("case", "fused", "launches", "us", "speedup", "MB", "error stock / ours")
 
 
 # Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over
@@ -151,16 +153,18 @@ def run_case(case: Case, small: bool, flush: Tensor) -> tuple[Measured, Measured
     return found
 
 
-def row(name: str, stock: Measured, ours: Measured) -> str:
+def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
+    """A line of the table."""
     left = [f"not: {', '.join(ours.declined)}"] if ours.declined else []
-    return (
-        f"| {name} | {'; '.join([space for space, _, _ in ours.fused] + left) or 'no pair'} "
-        f"| {stock.launches} -> {ours.launches} "
-        f"| {stock.microseconds:.1f} -> {ours.microseconds:.1f} "
-        f"| {stock.microseconds / ours.microseconds:.2f} "
-        f"| {stock.bytes / 1e6:.1f} -> {ours.bytes / 1e6:.1f} "
-        f"| {stock.error:.2e} / {ours.error:.2e} |"
-    )
+    return [
+        name,
+        "; ".join([space for space, _, _ in ours.fused] + left) or "no pair",
+        f"{stock.launches} -> {ours.launches}",
+        f"{stock.microseconds:.1f} -> {ours.microseconds:.1f}",
+        f"{stock.microseconds / ours.microseconds:.2f}",
+        f"{stock.bytes / 1e6:.1f} -> {ours.bytes / 1e6:.1f}",
+        f"{stock.error:.2e} / {ours.error:.2e}",
+    ]
 
 
 def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str]:
@@ -190,16 +194,17 @@ def main() -> int:
     for group, cases in GROUPS.items():
         chosen = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
         if chosen:
-            print(f"\n### {group.capitalize()}\n\n{HEADER}\n" + "|".join([""] + [" --- "] * 7 + [""]))
+            print(f"\n### {group.capitalize()}\n\n{head(HEAD)}")
         for name, case in chosen.items():
             try:
                 stock, ours = run_case(case, args.small, flush)
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                print(f"| {name} | {type(error).__name__}: {str(error)[:120]!r} | | | | | |", flush=True)
+                told = f"{type(error).__name__}: {str(error)[:120]!r}"
+                print(line([name, told, *[""] * (len(HEAD) - 2)]), flush=True)
                 bad.append(f"{name} ({type(error).__name__})")
                 continue
-            print(row(name, stock, ours), flush=True)
+            print(line(cells(name, stock, ours)), flush=True)
             results[name] = {"stock": dataclasses.asdict(stock), "mixorder": dataclasses.asdict(ours)}
             args.out.write_text(json.dumps(results, indent=1))
             if found := faults(case, args.small, stock, ours):

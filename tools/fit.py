@@ -2,7 +2,7 @@
 
 The rules themselves choose, with one set of numbers or another; the time of what they choose is looked up
 and compared with the best measured schedule of the target. The fit starts from the numbers found by hand
-(the defaults of `schedule/constants.py`) and changes one at a time, the most useful first, or two where no
+(`lab/by_hand.py`) and changes one at a time, the most useful first, or two where no
 single one helps, as long as that lowers the mean regret, log(time of the choice / time of the best), by more
 than `THRESHOLD`. Each target's regret with numbers fitted to all others is reported, too.
 
@@ -15,6 +15,7 @@ Widths that are no multiple of 16 are left out: their rows start anywhere, and l
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -23,14 +24,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _schedules import Data, Row, Target, read
+from lab.by_hand import BY_HAND
+from lab.schedules import Data, Row, Target, read
 
 from mixorder.errors import Decline
 from mixorder.schedule.constants import FILE, Constants
-from mixorder.schedule.cooperative import choose_shared
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.persistent import ALIGNMENT, STRATEGIES, choose
+from mixorder.schedule.facts import ALIGNMENT
 from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import STRATEGIES
 
 THRESHOLD = 0.0005  # of the mean regret of some 40 targets: less is noise, and the number stays what it is
 NEAR = {"tile", "final_block", "final_warps"}  # in a tile: the stages. What may differ in what is looked up
@@ -81,12 +83,12 @@ class Choice:
 
 
 def cases(data: Sequence[Data]) -> list[Case]:
-    """The targets to fit to: those with aligned rows that are held or shared, not read twice."""
+    """The targets to fit to: those with aligned rows of which something ran."""
     return [
         _case(t, d.device)
         for d in data
         for t in d.targets
-        if t.work.cols % ALIGNMENT == 0 and any(row.us and row.strategy != "twice" for row in t.rows)
+        if t.cols % ALIGNMENT == 0 and any(row.us for row in t.rows)
     ]
 
 
@@ -115,16 +117,12 @@ def chosen(case: Case, constants: Constants) -> Choice:
 
 
 def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str, Schedule]:
-    """As `pipeline.new_plan` has it."""
+    """As `pipeline.build` has it."""
     for strategy in STRATEGIES:
-        try:
-            if strategy == "held":
-                return strategy, choose(target.work, device, constants=constants)
-            if strategy == "shared" and target.shared_work:
-                return strategy, choose_shared(target.shared_work, device, constants=constants)
-        except Decline:
-            continue
-    raise ValueError(f"{target.name}: no strategy fits, and rows read twice are not fitted")
+        if facts := target.facts.get(strategy.name):
+            with contextlib.suppress(Decline):
+                return strategy.name, strategy.choose(facts, device, 0, constants)
+    raise ValueError(f"{target.name}: no strategy takes it")
 
 
 def _without_near(strategy: str, schedule: Schedule) -> tuple[Any, ...]:
@@ -195,9 +193,9 @@ def left_out(regrets: Regrets, start: Constants) -> list[float]:
 
 
 def by_hand(data: Sequence[Data]) -> Constants:
-    """Where the fit starts: the defaults, for the device of the data."""
+    """Where the fit starts, for the device of the data."""
     device = data[0].device
-    return Constants(bandwidth_per_sm=round(device.bandwidth / device.num_sm, -6))
+    return dataclasses.replace(BY_HAND, bandwidth_per_sm=round(device.bandwidth / device.num_sm, -6))
 
 
 def summary(regrets: Sequence[float]) -> dict[str, float]:

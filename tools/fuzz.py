@@ -3,7 +3,7 @@
     python tools/fuzz.py --device cuda --cases 5000 --time-box 420 --out fuzz        # 14 processes, one GPU
     python tools/fuzz.py --device interpreter --cases 200 --workers 2 --out fuzz     # no GPU
 
-Each case comes from its own seed (`_programs.py`) and is compared in `_differential.py`. In --out:
+Each case comes from its own seed (`lab/programs.py`) and is compared in `lab/differential.py`. In --out:
 `cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, made as small as the
 time allows, a test file that pytest runs from the repository's root; `errors.txt` and, with matplotlib,
 `errors.png`: how the errors of gradients are distributed, mixorder's and stock's. Exit status: 0, or 1 if a
@@ -26,9 +26,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _pool import Broken, Pool
-from _programs import NARROWEST, Program, Seeded, make
-from _smaller import smaller
+from lab.pool import Broken, Pool
+from lab.programs import NARROWEST, Program, Seeded, make
+from lab.smaller import smaller
 
 BAD = ("failed", "hung", "crashed", "invalid")
 ENVIRONMENT = {
@@ -54,7 +54,7 @@ class Task:
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
     import torch
-    from _differential import run
+    from lab.differential import run
 
     torch.set_num_threads(1)
     return run(task.program, task.device, task.stock)
@@ -140,8 +140,8 @@ import pytest
 
 sys.path.insert(0, str(Path.cwd() / "tools"))
 
-from _differential import check
-from _programs import Program, Step
+from lab.differential import check
+from lab.programs import Program, Step
 
 PROGRAM = {program!r}
 

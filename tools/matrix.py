@@ -25,7 +25,11 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from lab import ROOT as REPOSITORY
+from lab import arguments
+from lab.processes import run_logged
+from lab.tables import table
+
 # torch, and the triton that its metadata asks for.
 TRITON = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
 TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "pytest-xdist", "expecttest", "hypothesis")
@@ -118,17 +122,8 @@ def test(name: str, python: Path, args: argparse.Namespace, log: Path) -> Suite:
     print("$", *variables, shlex.join(command), flush=True)
     if args.dry_run:
         return Suite({}, 0)
-    status: int | None = None
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, cwd=REPOSITORY, env={**os.environ, **environment}
-        )
-        try:
-            status = process.wait(timeout=args.limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    return parsed_log(log.read_text(errors="replace"), status)
+    status, text = run_logged(command, log, args.limit, {**os.environ, **environment}, REPOSITORY)
+    return parsed_log(text, status)
 
 
 def parsed_log(text: str, status: int | None) -> Suite:
@@ -154,22 +149,25 @@ def run(version: str, args: argparse.Namespace) -> Row:
     return row
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [f"| torch | torch, triton, Python found | {' | '.join(SUITES)} | minutes |"]
-    lines.append("| --- | --- | --- | --- | --- |")
+def report(rows: Sequence[Row]) -> str:
+    """The table, and below it the tests that failed."""
+    lines = []
     for row in rows:
-        cells = [f"cannot be installed: {row.refusal}" if row.refusal else row.installed]
-        cells += [str(row.suites[name]) if name in row.suites else "-" for name in SUITES]
-        lines.append(f"| {row.version} | {' | '.join(cells)} | {row.seconds / 60:.1f} |")
-    for row in rows:
-        for name, suite in row.suites.items():
-            lines += [f"- {row.version}, {name}: {test}" for test in suite.failed]
-    return "\n".join(lines)
+        found = f"cannot be installed: {row.refusal}" if row.refusal else row.installed
+        suites = (str(row.suites.get(name, "-")) for name in SUITES)
+        lines.append([row.version, found, *suites, f"{row.seconds / 60:.1f}"])
+    failed = [
+        f"- {row.version}, {name}: {test}"
+        for row in rows
+        for name, suite in row.suites.items()
+        for test in suite.failed
+    ]
+    head = ["torch", "torch, triton, Python found", *SUITES, "minutes"]
+    return "\n".join([table(head, lines), *failed])
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    parser = arguments.parser(__doc__)
     parser.add_argument("--versions", nargs="+", default=list(TRITON))
     parser.add_argument("--triton", help="its version, instead of the one that torch is built against")
     parser.add_argument("--root", type=Path, default=REPOSITORY / "build" / "matrix")
@@ -192,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for version in args.versions:
         rows.append(run(version, args))
-        text = table(rows)
+        text = report(rows)
         if not args.dry_run:
             (args.root / "matrix.md").write_text(f"{text}\n")
     print(f"\n{text}")

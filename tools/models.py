@@ -1,8 +1,8 @@
 """Whole-model benchmark: one training step of GPT-2, a Llama-style model and a ViT, stock beside mixorder.
 
 In: models, providers, steps. Out: a table per model on stdout, progress on stderr, and in --out
-`models.json` (rewritten after each run) and `models.txt`. `_training.py` says what the models and a step
-are, `_launches.py` how a step's kernels are told apart.
+`models.json` (rewritten after each run) and `models.txt`. `lab/zoo.py` has the models, `lab/training.py` says
+what a step is, `lab/launches.py` how a step's kernels are told apart.
 
 Every run is a process of its own with empty compile caches, so that memory and compile times are
 independent; with --repeats the order of the providers alternates. A run that fails, hangs or lacks a
@@ -30,11 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _providers import OPTIONS, usable_options
-from _training import FULL, SMALL, Absent, Compiler, Run, Spec, measure, measure_interpreted
-from bench import describe, format_table, names_of
+from lab import ROOT
+from lab.arguments import names_of
+from lab.compilers import how
+from lab.processes import describe, write_whole
+from lab.providers import OPTIONS, usable_options
+from lab.tables import table
+from lab.training import FULL, SMALL, Compiler, Run, measure, measure_interpreted
+from lab.zoo import Spec
 
-ROOT = Path(__file__).resolve().parent.parent
 PROVIDERS: dict[str, dict[str, Any]] = {
     **OPTIONS,
     "mixorder": {"mixorder": True},
@@ -62,8 +66,8 @@ def work(args: argparse.Namespace) -> int:
         else:
             measure_interpreted(run, spec, interpreter_of(provider))
         run.status = "ok"
-    except Absent as error:
-        run.status, run.error = "absent", str(error)
+    except ImportError as error:
+        run.status, run.error = "absent", f"{model} cannot be built here: {error!r}"
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         run.status, run.error = "err", f"{type(error).__name__}: {error}"[:2000]
@@ -81,12 +85,8 @@ def compiler_of(provider: str) -> Compiler:
 
 
 def interpreter_of(provider: str) -> Compiler:
-    from mixorder.inductor.interpreter import compile_for_interpreter
-    from mixorder.options import Options
-
-    enabled = provider.startswith("mixorder")
-    options = Options(enabled, strict=True, interpret=True, min_numel=0)
-    return functools.partial(torch.compile, dynamic=False, backend=compile_for_interpreter(options))
+    mixorder = provider.startswith("mixorder")
+    return functools.partial(torch.compile, dynamic=False, **how("cpu", mixorder))
 
 
 # All runs.
@@ -168,12 +168,9 @@ def environment(folder: str, gpu: bool) -> dict[str, str]:
 
 
 def save(path: Path, meta: dict[str, Any], args: argparse.Namespace, runs: Sequence[Run]) -> None:
-    """Write atomically."""
     specs = {name: dataclasses.asdict(args.specs[name]) for name in args.models}
     data = {"meta": meta, "models": specs, "runs": [dataclasses.asdict(run) for run in runs]}
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(data, indent=1))
-    partial.replace(path)
+    write_whole(path, json.dumps(data, indent=1))
 
 
 # Text.
@@ -186,7 +183,7 @@ def report(args: argparse.Namespace, meta: dict[str, Any], runs: Sequence[Run]) 
         of_model = [run for run in runs if run.model == model]
         source = next((run.source for run in of_model if run.source), "not built")
         lines = [cells(run, of_model[0]) for run in of_model]
-        parts.append(f"{model}: {args.specs[model]} ({source})\n{format_table(HEADER, lines)}")
+        parts.append(f"{model}: {args.specs[model]} ({source})\n{table(HEADER, lines)}")
         parts += [notes] if (notes := "\n".join(remarks(of_model))) else []
     parts.append("issues\n" + "\n".join(find_issues(runs) or ["none"]))
     return "\n\n".join(parts)

@@ -13,7 +13,6 @@ with another machine. No code that was generated is compiled or run.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import re
@@ -26,9 +25,12 @@ from typing import Any
 import torch
 import torch._inductor.config as config
 import torch.nn.functional as F
+from lab import arguments
+from lab.compilers import Look, looking
+from lab.tables import table
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch._inductor.compile_fx import compile_fx, record_original_output_strides
+from torch._inductor.compile_fx import record_original_output_strides
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,8 +39,8 @@ from torch.fx import Graph, GraphModule
 import mixorder.pipeline as pipeline
 from mixorder.demo_model import HuggingFaceRMSNorm, Transformer
 from mixorder.inductor import mutation_cache as analysis
-from mixorder.inductor.hooks import MixOrderPass
 from mixorder.options import Options
+from mixorder.plugin import graph_pass
 from mixorder.report import RegionRecord, collect
 
 OPTIONS = Options(enabled=True, interpret=True)
@@ -100,37 +102,24 @@ class _Done(Exception):
     """The backward was looked at and need not run."""
 
 
-Look = Callable[[GraphModule, Sequence[Any]], None]
-
-
 def backward(model: str, layers: int, shape: tuple[int, int, int], look: Look) -> None:
     """Have `look` called with the backward's graph and inputs as Inductor gets them."""
     seen: list[GraphModule] = []
 
-    def inner_compile(gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        with V.set_fake_mode(detect_fake_mode(inputs)):
-            if seen:
-                record_original_output_strides(gm)
-                look(gm, inputs)
-                raise _Done
-            post_grad_passes(gm, is_inference=False)
+    def second(gm: GraphModule, inputs: Sequence[Any]) -> None:
+        if seen:
+            record_original_output_strides(gm)
+            look(gm, inputs)
+            raise _Done
+        post_grad_passes(gm, is_inference=False)
         seen.append(gm)
-        gm.recompile()
-
-        def call(args: list[Any]) -> Any:
-            return torch.fx.Interpreter(gm).boxed_run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
 
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16)
         module, x = MODELS[model](layers, shape[2], shape[1]), torch.randn(shape, requires_grad=True)
         torch.set_default_dtype(torch.float32)
-        y = torch.compile(
-            module, backend=lambda gm, ex: compile_fx(gm, ex, inner_compile=inner_compile), dynamic=False
-        )(x)
+        y = torch.compile(module, backend=looking(second), dynamic=False)(x)
         try:
             y.backward(torch.ones_like(y))
         except Exception as error:
@@ -211,7 +200,7 @@ def inductor_row(model: str, layers: int, shape: tuple[int, int, int], enabled: 
     code: list[str] = []
 
     def look(gm: GraphModule, inputs: Sequence[Any]) -> None:
-        ours = {"post_grad_custom_post_pass": MixOrderPass(), **OPTIONS.as_config()} if enabled else {}
+        ours = {"post_grad_custom_post_pass": graph_pass(), **OPTIONS.as_config()} if enabled else {}
         times[0] = time.perf_counter()
         with config.patch(ours):
             post_grad_passes(gm, is_inference=False)
@@ -245,12 +234,6 @@ def inductor_rows(models: list[str], layers: list[int], shape: tuple[int, int, i
     return [inductor_row(m, n, shape, enabled) for m in models for n in layers for enabled in (False, True)]
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    line = "| {} |".format
-    head, *rest = rows
-    return "\n".join(line(" | ".join(row)) for row in (head, ["---"] * len(head), *rest))
-
-
 PASS_HEAD = ["model", "layers", "nodes", "regions", "lowered", "ms", "per region", "of that"]
 INDUCTOR_HEAD = [
     *("model", "layers", "compile", "launches", "kernels"),
@@ -259,9 +242,7 @@ INDUCTOR_HEAD = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     add = parser.add_argument
     add("--models", default=",".join(MODELS), help="of %(default)s")
     add("--layers", default="8,16,32", help="numbers of layers (default: %(default)s)")
@@ -270,10 +251,10 @@ def main() -> None:
     args = parser.parse_args()
     models, layers = args.models.split(","), [int(n) for n in args.layers.split(",")]
     batch, seq, dim = map(int, args.shape.split("x"))
-    print(table([PASS_HEAD, *(pass_row(m, n, (batch, seq, dim)) for m in models for n in layers)]))
+    print(table(PASS_HEAD, [pass_row(m, n, (batch, seq, dim)) for m in models for n in layers]))
     if args.inductor:
         print()
-        print(table([INDUCTOR_HEAD, *inductor_rows(models, layers, (batch, seq, dim))]))
+        print(table(INDUCTOR_HEAD, inductor_rows(models, layers, (batch, seq, dim))))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python tools/sanitize.py --out sanitized
 
-Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/cases.py` at their small
-sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the checked
-processes read; those then run each backward once, without PyTorch's caching of memory
+Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/lab/cases.py` at their
+small sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the
+checked processes read; those then run each backward once, without the caching allocator
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
 mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
 elsewhere is counted apart. Matrix products are computed on the CPU: initcheck does not see what cuBLAS writes
@@ -31,6 +31,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from lab import arguments
+from lab.processes import run_logged
+from lab.tables import table
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNELS = "triton_mixorder"
@@ -100,7 +104,7 @@ def find_sanitizer() -> Path | None:
 
 
 def default_jobs() -> list[Job]:
-    from cases import CASES
+    from lab.cases import CASES
 
     family = [Job(name) for name in CASES]
     norms = [
@@ -132,7 +136,7 @@ def products_on_the_host() -> None:
 def run_jobs(jobs: Sequence[Job]) -> None:
     """Run each job's backward once. In the checked process, and before it to compile."""
     import torch
-    from cases import CASES, Example
+    from lab.cases import CASES, Example
 
     products_on_the_host()
 
@@ -176,19 +180,9 @@ def checked(
     sanitizer: Path, tool: str, jobs: Sequence[Job], cache: str, log: Path, limit: float, port: int
 ) -> Report:
     """One tool over some jobs, in a process of its own."""
-    ended = ""
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command(sanitizer, tool, jobs, port), stdout=out, stderr=subprocess.STDOUT, env=environment(cache)
-        )
-        try:
-            status = process.wait(timeout=limit)
-            ended = f"exit status {status}" if status else ""
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            ended = "timeout"
-    return dataclasses.replace(parsed_log(log.read_text(errors="replace")), ended=ended)
+    status, text = run_logged(command(sanitizer, tool, jobs, port), log, limit, environment(cache))
+    ended = "timeout" if status is None else f"exit status {status}" if status else ""
+    return dataclasses.replace(parsed_log(text), ended=ended)
 
 
 def swept(
@@ -247,15 +241,13 @@ def records(text: str) -> Iterator[str]:
             current.append(told)
 
 
-def table(reports: dict[str, Report]) -> str:
-    lines = [
-        "| tool | in mixorder's kernels | elsewhere | ended | cases |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for tool, r in reports.items():
-        ended, where = r.ended or "in good order", "; ".join(r.jobs[:5]) or "-"
-        lines.append(f"| {tool} | {r.ours or 'clean'} | {r.elsewhere} | {ended} | {where} |")
-    return "\n".join(lines)
+HEAD = ("tool", "in mixorder's kernels", "elsewhere", "ended", "cases")
+
+
+def cells(tool: str, r: Report) -> list[str]:
+    """A line of the table."""
+    ended, where = r.ended or "in good order", "; ".join(r.jobs[:5]) or "-"
+    return [tool, str(r.ours or "clean"), str(r.elsewhere), ended, where]
 
 
 def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
@@ -280,9 +272,7 @@ def warm(jobs: Sequence[Job], cache: str, limit: float) -> str:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("sanitized"), help="folder for the logs")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--jobs", nargs="+", type=Job.parse, help="case@sizes@dtype@0 or 1, instead of all")
@@ -327,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             reports[tool] = swept(parts, check, pool)
             print(f"{tool}: {reports[tool]}", flush=True)
-    text = table(reports)
+    text = table(HEAD, (cells(tool, r) for tool, r in reports.items()))
     (args.out / "table.md").write_text(f"{text}\n")
     print(f"\n{text}")
     return int(not all(report.clean for report in reports.values()))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lab import arguments
+from lab.compilers import how
 from torch import Tensor, nn
 
 import mixorder  # noqa: F401  registers its options
@@ -148,15 +151,7 @@ class Learner:
 
 def compiler(device: str, cudagraphs: bool) -> Callable[..., Any]:
     """mixorder, with symbolic sizes; strict, so that a bug is not passed over."""
-    if device == "cuda":
-        options = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
-        options |= {"fx_graph_cache": False, "triton.cudagraphs": cudagraphs}
-        return lambda function: torch.compile(function, options=options)
-    from mixorder.inductor.interpreter import compile_for_interpreter
-    from mixorder.options import Options
-
-    backend = compile_for_interpreter(Options(enabled=True, strict=True, interpret=True, min_numel=0))
-    return lambda function: torch.compile(function, backend=backend)
+    return functools.partial(torch.compile, **how(device, True, **{"triton.cudagraphs": cudagraphs}))
 
 
 def batch_sizes(seed: int, count: int, most: int, steps: int) -> Iterator[int]:
@@ -237,9 +232,7 @@ def summary(record: Record, found: Sequence[str]) -> str:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--sizes", type=int, default=24, help="how many different batch sizes there are")
     parser.add_argument("--norm", choices=("layer", "rms", "hf"), default="layer")

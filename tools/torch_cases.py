@@ -4,9 +4,9 @@
     python tools/torch_cases.py --device interpreter --workers 2 --out cases         # no GPU
     python tools/torch_cases.py --device interpreter --only 'any/bool/forward' --out cases
 
-A case is an op of `op_db` or a module of `module_db`, a dtype, and a direction: `_torch_cases.py` makes a few
-samples of each, `_torch_trial.py` runs them with mixorder (strict), in eager, in eager float64, and by stock
-Inductor where eager is more exact. In --out: `cases.jsonl`, a line per case as it ends, and `summary.txt`.
+A case is an op of `op_db` or a module of `module_db`, a dtype, and a direction. `lab/torch_cases.py` makes
+a few samples of each; `lab/torch_trial.py` runs them with mixorder (strict), in eager, in eager float64, and
+by stock Inductor where eager is more exact. In --out: `cases.jsonl`, a line per ended case; `summary.txt`.
 Exit status: 0, or 1 if a sample failed, or a case hung or crashed its process. Needs expecttest.
 """
 
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _pool import Broken, Pool
-from _torch_cases import GROUPS, Case, cases
+from lab.pool import Broken, Pool
+from lab.torch_cases import GROUPS, Case, cases
 
 ENVIRONMENT = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
@@ -45,7 +45,7 @@ class Task:
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
     import torch
-    from _torch_trial import run_case
+    from lab.torch_trial import run_case
 
     torch.set_num_threads(1)
     return run_case(task.case, task.device, task.samples)

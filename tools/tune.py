@@ -1,9 +1,9 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
-For each shape and norm, or for each region of the cases of `tools/cases.py` that are asked for: lower the
+For each shape and norm, or for each region of the cases of `tools/lab/cases.py` that are asked for: lower the
 real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes
 while those of the target before are timed: CUDA-graph replays with a flushed L2. Writes every row to a JSON
-file (`_schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
+file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
 `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves. With
 `--append`, a file keeps its other targets.
 
@@ -22,33 +22,34 @@ import functools
 import itertools
 import math
 import multiprocessing
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from _schedules import Data, Row, read, write
-from _schedules import Target as Measured
-from _targets import Target, case_targets, norm_target
+from lab.by_hand import BY_HAND
+from lab.schedules import Data, Row, read, write
+from lab.schedules import Target as Measured
+from lab.targets import Target, case_targets, norm_target
+from lab.timing import flush_buffer, time_in_turns
 
-from mixorder.codegen.exchange import EMPTY
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_function
-from mixorder.codegen.programmatic_launch import waits
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
 from mixorder.ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from mixorder.options import source_hash
-from mixorder.schedule.constants import FITTED, Constants
-from mixorder.schedule.cooperative import ALIGNMENT, MAX_PARTS, SharedWork, choose_shared, shared_workload
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.cooperative import MAX_PARTS
 from mixorder.schedule.device import DeviceInfo, device_info
-from mixorder.schedule.persistent import STRATEGIES, Workload, choose, even, final, layouts, workload
+from mixorder.schedule.facts import ALIGNMENT, Facts
+from mixorder.schedule.finalisation import final
+from mixorder.schedule.persistent import choose, even, layouts
+from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.schedule.schedule import Schedule, Tile
-from mixorder.transform.cooperative import check_shareable, share
-from mixorder.transform.reread import reload
+from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.tune.timing import capture
 
 SHAPES = "4096x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
 AHEAD = 3  # targets that are compiled while one is timed
@@ -62,60 +63,68 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a region. `strategy`: rows are "held", "shared" by several programs, or read "twice"."""
+    """A way to run a region: the strategy, the loops as it runs them, and a schedule."""
 
-    strategy: str
-    program: LoopProgram
+    strategy: Strategy
+    loops: LoopProgram
     schedule: Schedule
 
 
 def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
-    """The heuristic's pick first, then a grid around it, each schedule once."""
-    found: dict[str, list[Candidate]] = {"shared": []}
-    numbers = workload(program)
-    try:
-        start = choose(numbers, device)
-        found["held"] = [Candidate("held", program, s) for s in held(numbers, device, start)]
-    except Decline:
-        found["chunked"] = [Candidate("held", program, s) for s in chunked(numbers, device)]
-    if int(program.tile_axes[1].size) > SHARE_FROM:
+    """The rules' pick first, then a grid around each strategy's own, each schedule once.
+
+    A strategy that reads rows more often is swept where no other takes them.
+    """
+    found: list[Candidate] = []
+    chunked: list[Candidate] = []
+    for strategy in STRATEGIES:
         with contextlib.suppress(Decline):
-            check_shareable(program)
-            work = shared_workload(program)
-            for s in shared(work, device, choose_shared(work, device)):
-                found["shared"].append(
-                    Candidate("shared", share(program, s.parts, s.tile.xblock, s.period), s)
-                )
-    if not found.get("held") and not found["shared"]:
-        twice = reload(program)
-        start = choose(workload(twice), device)
-        found["twice"] = [Candidate("twice", twice, s) for s in held(workload(twice), device, start)]
-    ordered = (c for name in (*STRATEGIES, "chunked") for c in found.get(name, ()))
-    return list(dict.fromkeys(ordered))
+            strategy.applies(program)
+            loops = strategy.transform(program)
+            facts = strategy.facts(loops)
+            if (facts.rereads and found) or (facts.exchanges and facts.cols <= SHARE_FROM):
+                continue
+            try:
+                schedules = grid(strategy, facts, device, strategy.choose(facts, device, 0, FITTED))
+            except Decline:
+                chunked += _candidates(strategy, loops, in_chunks(strategy, facts, device))
+                continue
+            found += _candidates(strategy, loops, schedules)
+    return list(dict.fromkeys([*found, *chunked]))
 
 
-def shared(work: SharedWork, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of rows that several programs share: parts, rows per tile, depth and stages."""
+def _candidates(strategy: Strategy, loops: LoopProgram, schedules: Iterable[Schedule]) -> Iterator[Candidate]:
+    for schedule in schedules:
+        yield Candidate(strategy, strategy.place(loops, schedule), schedule)
+
+
+def grid(strategy: Strategy, facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Schedules over the whole of the space that a strategy is searched in."""
+    return (single if strategy.space is PersistentSpace else several)(facts, device, base)
+
+
+def several(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of several programs to a row: parts, rows per tile, depth and stages."""
     yield base
     for per_sm, xblock, warps, depth, stages in itertools.product(
         (1, 2, 4), (1, 2, 4), (2, 4, 8), (1, 2, 3), (3, 4)
     ):
         for elements in (4096, 8192):
             r0_block = elements // (per_sm * xblock)
-            parts = max(2, -(-work.cols // (r0_block - ALIGNMENT * (base.period > 1))))
+            parts = max(2, -(-facts.cols // (r0_block - ALIGNMENT * (base.period > 1))))
             if per_sm * warps != 8 or r0_block < 512 or not 2 <= parts <= MAX_PARTS:
                 continue
-            part_cols = math.ceil(work.cols / parts / ALIGNMENT) * ALIGNMENT
-            if elements * work.load_bytes * (stages - 1) > device.shared_memory:
+            part_cols = math.ceil(facts.cols / parts / ALIGNMENT) * ALIGNMENT
+            if elements * facts.staged_bytes * (stages - 1) > device.shared_memory:
                 continue
             yield dataclasses.replace(
                 base,
                 tile=Tile(xblock, warps, stages),
                 r0_block=r0_block,
-                parts=-(-work.cols // part_cols),
+                parts=-(-facts.cols // part_cols),
                 part_cols=part_cols,
                 depth=depth,
-                num_splits=whole(min(per_sm * device.num_sm // parts, -(-work.rows // xblock)), base),
+                num_splits=whole(min(per_sm * device.num_sm // parts, -(-facts.rows // xblock)), base),
             )
 
 
@@ -124,19 +133,19 @@ def whole(splits: int, base: Schedule) -> int:
     return max(1, splits // base.period) * base.period
 
 
-def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of rows that one program holds: what the numbers found by hand choose, the finalisation, then a grid
+def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of one program to a row: what the numbers found by hand choose, the finalisation, then a grid
     over what a program can hold, for each way to lay a row over lanes."""
     yield base
     with contextlib.suppress(Decline):
-        yield choose(work, device, constants=Constants())
+        yield choose(facts, device, constants=BY_HAND)
     for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
         yield dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
-    for lanes, chunks in layouts(work):
+    for lanes, chunks in layouts(facts):
         layout = dataclasses.replace(base, r0_block=lanes, chunks=chunks)
-        for tile, per_sm in tiles(work, lanes, chunks):
-            count = -(-work.rows // tile.xblock)
-            splits = min(-(-per_sm * device.num_sm // work.kept), count)
+        for tile, per_sm in tiles(facts, lanes, chunks):
+            count = -(-facts.rows // tile.xblock)
+            splits = min(-(-per_sm * device.num_sm // facts.batch), count)
             splits = whole(splits, base) if base.period > 1 else even(count, splits)
             final_block, final_warps = final(splits, lanes, device, FITTED)
             yield dataclasses.replace(
@@ -144,31 +153,32 @@ def held(work: Workload, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
             )
 
 
-def chunked(work: Workload, device: DeviceInfo) -> Iterator[Schedule]:
-    """Of a row that the heuristic does not hold: chunks, where with them next to nothing is spilled."""
+def in_chunks(strategy: Strategy, facts: Facts, device: DeviceInfo) -> Iterator[Schedule]:
+    """Of a row that the rules have no program hold: chunks, where with them next to nothing is spilled."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.0)
-    with contextlib.suppress(Decline):
-        start = choose(work, device, spill_factor=CHUNKED_SPILL_FACTOR, constants=constants)
-        yield from (s for s in held(work, device, start) if s.chunks > 1)
+    if strategy.space is PersistentSpace and not facts.rereads:
+        with contextlib.suppress(Decline):
+            start = choose(facts, device, constants=constants, spill_factor=CHUNKED_SPILL_FACTOR)
+            yield from (s for s in single(facts, device, start) if s.chunks > 1)
 
 
-def tiles(work: Workload, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
+def tiles(facts: Facts, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
     """Tiles of rows of so many lanes, and how many programs to run on a multiprocessor."""
     for xblock, warps in itertools.product((2**i for i in range(15)), (1, 2, 4, 8, 16, 32)):
         elements = xblock * lanes
         per_thread = elements // (warps * 32)
         # Accesses of fewer than 4 elements of a chunk are too narrow.
-        least = 8 if work.instructions < HEAVY else 4
+        least = 8 if facts.instructions < HEAVY else 4
         fits_a_thread = least <= per_thread <= 40 and per_thread >= 4 * chunks
-        if xblock > work.rows or not 80 * least <= elements <= 16384 or not fits_a_thread:
+        if xblock > facts.rows or not 80 * least <= elements <= 16384 or not fits_a_thread:
             continue
         for stages, per_sm in itertools.product(range(1, 7), (1, 2, 4, 8, 16)):
-            staged = per_sm * elements * work.staged_bytes * (stages - 1)
-            in_flight = per_sm * xblock * work.cols * work.load_bytes * (stages - 1)
+            staged = per_sm * elements * facts.staged_bytes * (stages - 1)
+            in_flight = per_sm * xblock * facts.cols * facts.load_bytes * (stages - 1)
             if staged > 225_000 or per_sm * warps < 4:
                 continue
             # Many warps hide a load's latency themselves: one stage.
-            if work.instructions >= HEAVY:
+            if facts.instructions >= HEAVY:
                 wanted = per_sm * warps <= 64 and (stages == 1 or in_flight in HEAVY_IN_FLIGHT)
             else:
                 wanted = per_sm * warps <= 16 and in_flight in IN_FLIGHT
@@ -190,7 +200,7 @@ def _warm(job: Job) -> dict[str, Any]:
             grid=(1,),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
-            launch_pdl=waits(source.text),
+            launch_pdl=source.waits,
         )
         kernel._init_handles()
     except Exception as error:  # a candidate that does not compile is a result
@@ -210,8 +220,8 @@ def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
             [int(e.subs(NUM_SPLITS, num_splits)) for e in exprs] for exprs in (buffer.shape, buffer.stride)
         )
         tensor = torch.empty_strided(size, stride, dtype=buffer.dtype, device="cuda")
-        if buffer.role is BufferRole.WORDS:
-            tensor.fill_(EMPTY)
+        if buffer.fill is not None:
+            tensor.fill_(buffer.fill)
         elif buffer.role is BufferRole.INPUT:
             tensor.copy_(torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor))
         else:
@@ -226,7 +236,7 @@ def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        "launch_pdl": waits(source.text),
+        "launch_pdl": source.waits,
         **dict(config.constants),
     }
 
@@ -236,37 +246,23 @@ def launcher(source: KernelSource, tensors: dict[str, torch.Tensor]) -> Callable
     return launch
 
 
-def in_order(launches: list[Callable[[], None]]) -> None:
+def in_order(launches: Sequence[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
 
 
-def time_graph(run: Callable[[], None], flush: torch.Tensor, reps: int) -> float:
-    """Median microseconds of a CUDA-graph replay of `run`, L2 flushed before each."""
+def time_alone(run: Callable[[], Any], flush: torch.Tensor, reps: int) -> float:
+    """Median microseconds. Clocks are up: candidates follow one another."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            run()
-        graph.replay()
-        pairs = []
-        for _ in range(reps):
-            flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            pairs.append((start, end))
-        stream.synchronize()
-    return statistics.median(s.elapsed_time(e) for s, e in pairs) * 1e3
+    return time_in_turns({"": capture(run, stream)}, stream, flush, reps, settle_s=0.0)[""].median_us
 
 
 def time_limit(numel: int, dtype: torch.dtype, flush: torch.Tensor, reps: int) -> float:
     x, dy = (torch.randn(numel, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(x)
-    return time_graph(lambda: torch.add(x, dy, out=out), flush, reps)
+    return time_alone(lambda: torch.add(x, dy, out=out), flush, reps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,8 +276,8 @@ class Compiling:
 def compiling(target: Target, submit: Callable[[Job], Any]) -> Compiling:
     found = []
     for c in candidates(target.program, device_info(torch.device("cuda"))):
-        sources = generate(c.program, c.schedule, "tune")
-        dtypes = (tuple(c.program.buffer(b).dtype for b in source.buffers) for source in sources)
+        sources = c.strategy.generate(c.loops, c.schedule, "tune")
+        dtypes = (tuple(c.loops.buffer(b).dtype for b in source.buffers) for source in sources)
         found.append((c, sources, tuple(map(submit, zip(sources, dtypes, strict=True)))))
     return Compiling(target, tuple(found))
 
@@ -302,29 +298,30 @@ def tune(work: Compiling, reps: int, flush: torch.Tensor) -> Measured:
             except RuntimeError as failure:
                 error = str(failure)[:200]
         if error is not None:
-            print(f"{c.strategy} {c.schedule!r}: {error}", file=sys.stderr)
+            print(f"{c.strategy.name} {c.schedule!r}: {error}", file=sys.stderr)
         use = (reports[0].get(name) for name in ("registers", "spills", "shared"))
-        rows.append(Row(c.strategy, c.schedule, *use, us))
+        rows.append(Row(c.strategy.name, c.schedule, *use, us))
     return measured(target, round(limit, 2), rows)
 
 
 def measured(target: Target, limit_us: float, rows: Sequence[Row]) -> Measured:
     """A target's entry in the file."""
-    shared_work = None
-    with contextlib.suppress(Decline):
-        check_shareable(target.program)
-        shared_work = shared_workload(target.program)
-    work = workload(target.program)
-    return Measured(target.name, str(target.dtype), limit_us, work, shared_work, tuple(rows))
+    facts = {}
+    for strategy in STRATEGIES:
+        with contextlib.suppress(Decline):
+            strategy.applies(target.program)
+            facts[strategy.name] = strategy.facts(strategy.transform(target.program))
+    return Measured(target.name, str(target.dtype), limit_us, facts, tuple(rows))
 
 
 def time_pair(c: Candidate, sources: tuple[KernelSource, ...], flush: torch.Tensor, reps: int) -> float:
-    """Microseconds of all launches; the words of a row that is shared are emptied first."""
-    tensors = allocate(c.program, c.schedule.num_splits)
+    """Microseconds of all launches, and of filling the buffers that have to be filled before."""
+    tensors = allocate(c.loops, c.schedule.num_splits)
     launches = [launcher(s, tensors) for s in sources]
-    for buffer in c.program.role(BufferRole.WORDS):
-        launches.insert(0, functools.partial(tensors[buffer.name].fill_, EMPTY))
-    return time_graph(functools.partial(in_order, launches), flush, reps)
+    for buffer in c.loops.buffers:
+        if buffer.fill is not None:
+            launches.insert(0, functools.partial(tensors[buffer.name].fill_, buffer.fill))
+    return time_alone(functools.partial(in_order, launches), flush, reps)
 
 
 def report(target: Measured, best: int) -> None:
@@ -347,10 +344,7 @@ def report(target: Measured, best: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shapes",
-        default=SHAPES,
-    )
+    parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh; rms+residual")
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
@@ -360,7 +354,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tune.json"))
     parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
     args = parser.parse_args()
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    flush = flush_buffer()
     data = Data(meta(), ())
     if args.append and args.out.exists():
         data = read(args.out).merged(data)

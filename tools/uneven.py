@@ -5,7 +5,7 @@
 
 Ways: `ddp`, `fsdp` (fully_shard): each rank has its own number of samples; `tp` (tensor parallel, norms on
 whole activations), `sp` (and norms on halves of the tokens): both ranks have as many; and `graph:...`,
-programs of tools/_ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
+programs of tools/lab/ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
 larger one alone (where they are of one size, the second) or both. Gradients are compared with eager float64
 on one process with the whole batch, and with those of the same way without mixorder; names and shapes of a
 step's collectives are read from a profile. A row is printed as soon as both ranks have it. Processes that do
@@ -16,7 +16,7 @@ it should be; 3 if not all rows were run.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -33,8 +33,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from _ranks import PROGRAMS, RANKS, Group, Program, off
 from distributed import WAYS, Compile, Model, Sizes, alone
+from lab import arguments
+from lab.compilers import how, multiprocessors
+from lab.processes import write_whole
+from lab.ranks import PROGRAMS, RANKS, Group, Program, off
+from lab.tables import head, line
 from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -112,17 +116,6 @@ class Rank:
         self.truth = functools.cache(self._truth)
         self.exact_program = functools.cache(lambda name: self.program(name).truth())
 
-    def how(self, mixorder: bool, min_numel: int) -> Compile:
-        """The arguments of `torch.compile`."""
-        if self.gpu:
-            options = {"mixorder": mixorder, "mixorder_strict": mixorder, "fx_graph_cache": False}
-            return {"options": {**options, "mixorder_min_numel": min_numel}}
-        from mixorder.inductor.interpreter import compile_for_interpreter
-        from mixorder.options import Options
-
-        options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=min_numel)
-        return {"backend": compile_for_interpreter(options)}
-
     def found(self, job: Job) -> Found:
         """A row, as this rank has it; a collective."""
         from mixorder.errors import Decline
@@ -199,8 +192,9 @@ class Rank:
 
         sizes = self.scale.sizes
         model = Model(sizes).to(self.device, DTYPES[job.dtype])
-        how = self.how(mixorder, self.min_numel(job))
-        run = (tensor_parallel if job.way == "tp" else WAYS["tp" if job.way == "sp" else job.way])(model, how)
+        options = how(self.device.type, mixorder, self.min_numel(job))
+        distribute = tensor_parallel if job.way == "tp" else WAYS["tp" if job.way == "sp" else job.way]
+        run = distribute(model, options)
         tokens, targets = (t.to(self.device) for t in self.batch())
         share = 1.0 / targets.numel()
         if job.way in ("ddp", "fsdp"):  # which average over ranks
@@ -230,19 +224,20 @@ class Rank:
     def program_step(self, job: Job, mixorder: bool) -> Callable[[], tuple[Tensor, ...]]:
         program = self.program(job.way)
         arguments = tuple(t.to(self.device) for t in program.arguments(self.rank))
-        how = self.how(mixorder, program.min_numel(self.rank) if job.fuse == "larger" else 0)
+        least = program.min_numel(self.rank) if job.fuse == "larger" else 0
+        options = how(self.device.type, mixorder, least)
         group = Group(dist.group.WORLD.group_name)
         compiled: list[Any] = []
 
         def once(function: Callable[..., Any]) -> Callable[..., Any]:
             if not compiled:
-                compiled.append(torch.compile(function, dynamic=False, fullgraph=True, **how))
+                compiled.append(torch.compile(function, dynamic=False, fullgraph=True, **options))
             return compiled[0]
 
         return lambda: program.run(group, arguments, once)
 
 
-def tensor_parallel(model: Model, how: Compile) -> nn.Module:
+def tensor_parallel(model: Model, options: Compile) -> nn.Module:
     """Products in columns, then in rows; norms, embedding and head on every rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -256,7 +251,7 @@ def tensor_parallel(model: Model, how: Compile) -> nn.Module:
     }
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
-    return alone(model, how)
+    return alone(model, options)
 
 
 class called:
@@ -285,25 +280,21 @@ def rank_main(rank: int, folder: Path, backend: str, todo: list[Job], deadline: 
         torch.cuda.set_device(me.device)
         torch.backends.cuda.matmul.allow_tf32 = False
     else:
-        from mixorder import pipeline
-        from mixorder.schedule.device import H200
-
-        pipeline.device_info = lambda _: dataclasses.replace(H200, num_sm=16)  # tensors are small
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=STUCK)
     store = dist.FileStore(str(folder / "store"), RANKS)
     device = {"device_id": me.device} if me.gpu else {}
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timeout, **device)
-    for number, job in enumerate(todo):
-        # All ranks go on, or none.
-        late = torch.tensor(float(time.time() > deadline), device=me.device)
-        dist.all_reduce(late, dist.ReduceOp.MAX)
-        if late:
-            break
-        content = json.dumps(dataclasses.asdict(me.found(job)))
-        (folder / f"{number}-{rank}.part").write_text(content)
-        (folder / f"{number}-{rank}.part").rename(folder / f"{number}-{rank}.json")
+    with contextlib.nullcontext() if me.gpu else multiprocessors(16):
+        for number, job in enumerate(todo):
+            # All ranks go on, or none.
+            late = torch.tensor(float(time.time() > deadline), device=me.device)
+            dist.all_reduce(late, dist.ReduceOp.MAX)
+            if late:
+                break
+            content = json.dumps(dataclasses.asdict(me.found(job)))
+            write_whole(folder / f"{number}-{rank}.json", content)
     dist.destroy_process_group()
 
 
@@ -324,9 +315,10 @@ def right(job: Job, found: list[Found]) -> bool:
     return exact and all(f.same_calls and f.calls for f in found) and (fused or in_graph and any(taken))
 
 
-def line(job: Job, found: list[Found]) -> str:
+def cells(job: Job, found: list[Found]) -> list[str]:
+    """A line of the table."""
     fused = ", ".join(f"{f.fused}" + f" (order: {f.ordered})" * bool(f.ordered) for f in found)
-    cells = (
+    return [
         job.way,
         "a norm and its MLP" if job.way.startswith("graph:") else "LayerNorm + RMSNorm block",
         job.dtype,
@@ -336,8 +328,7 @@ def line(job: Job, found: list[Found]) -> str:
         *(f"{max(getattr(f, name) for f in found):.1e}" for name in ("stock", "ours", "apart")),
         f"{'yes' if all(f.same_calls for f in found) else 'NO'}, {found[0].calls}",
         "yes" if right(job, found) else "NO",
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
 def watch(folder: Path, todo: list[Job], ranks: Any, end: float) -> tuple[list[bool], str]:
@@ -345,7 +336,7 @@ def watch(folder: Path, todo: list[Job], ranks: Any, end: float) -> tuple[list[b
     wrong otherwise."""
     rights: list[bool] = []
     trouble, running = "", True
-    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}", flush=True)
+    print(head(HEAD), flush=True)
     while running and not trouble:
         try:
             running = not ranks.join(timeout=0.5)
@@ -359,15 +350,13 @@ def watch(folder: Path, todo: list[Job], ranks: Any, end: float) -> tuple[list[b
                 break
             found, job = [Found(**json.loads(path.read_text())) for path in paths], todo[len(rights)]
             rights.append(right(job, found))
-            print(line(job, found), flush=True)
+            print(line(cells(job, found)), flush=True)
             print(f"{job}: {max(f.seconds for f in found):.0f} s", file=sys.stderr, flush=True)
     return rights, trouble
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     gpus = torch.cuda.device_count()
     parser.add_argument("--backend", choices=SCALES, default="nccl" if gpus >= RANKS else "gloo")
     parser.add_argument("--ways", default="ddp,fsdp,tp,sp,graph", help="of %(default)s; or graph:PROGRAM")
@@ -384,8 +373,8 @@ def main() -> int:
     todo = jobs(args.ways.split(","), args.dtypes.split(","), args.fuse.split(","))
     started = time.time()
     with tempfile.TemporaryDirectory() as name:
-        arguments = (Path(name), args.backend, todo, started + 0.85 * args.limit)
-        ranks = mp.spawn(rank_main, arguments, nprocs=RANKS, join=False)
+        given = (Path(name), args.backend, todo, started + 0.85 * args.limit)
+        ranks = mp.spawn(rank_main, given, nprocs=RANKS, join=False)
         try:
             rights, trouble = watch(Path(name), todo, ranks, started + args.limit)
         finally:

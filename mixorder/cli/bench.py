@@ -6,11 +6,10 @@ Exit status: 0; 1 if the gradients differ; 2 on bad arguments or without a GPU.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.factory import HELP, Example, add_factory, make
@@ -75,14 +74,15 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
     """Fill in each way. The first step compiles; the gradients are its own."""
     import torch
 
+    from mixorder.inductor.config import without_autograd_cache
     from mixorder.report import RegionRecord, collect
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     steppers = []
     for way in progress(ways, "compiling"):
         stepper = Stepper(example, way.options)
         start = time.perf_counter()
-        with graph_caches_off(), collect() as records:
+        with without_autograd_cache(), collect() as records:
             torch.manual_seed(0)
             way.gradients = stepper.first()
             clock([lambda: None])  # waits for the device
@@ -97,15 +97,6 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
         for way, stepper in zip(ways, steppers, strict=True):
             forward, backward = clock(stepper.phases)
             way.times.append((forward, forward + backward))
-
-
-@contextlib.contextmanager
-def graph_caches_off() -> Iterator[None]:
-    """AOTAutograd's cache off: with a hit there is no compile to time, no pass, and nothing is tuned."""
-    import torch._functorch.config as functorch_config
-
-    with functorch_config.patch(enable_autograd_cache=False):
-        yield
 
 
 class Stepper:

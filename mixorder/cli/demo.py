@@ -8,7 +8,6 @@ Exit status: 0; 1 if mixorder's gradients are worse or nothing was fused; 2 on b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -155,13 +154,14 @@ def _interpret_triton(parser: argparse.ArgumentParser) -> None:
 def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
     import torch
 
-    from mixorder.inductor.interpreter import compile_for_interpreter
+    from mixorder.inductor.versions import fresh_caches
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
     from mixorder.report import RegionRecord, collect
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     options = Options(enabled, strict=True, interpret=True, min_numel=0)
-    with _fresh_cache(), collect() as records:
+    with fresh_caches(), collect() as records:
         compiled = torch.compile(problem.module, backend=compile_for_interpreter(options))
         grads = problem.gradients(compiled)
     fused = sum(record.num_nodes for record in records if isinstance(record, RegionRecord))
@@ -171,12 +171,13 @@ def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: boo
 def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
     import torch
 
+    from mixorder.inductor.versions import fresh_caches
     from mixorder.report import collect
 
     options = {"mixorder": True, "mixorder_strict": True} if enabled else {"mixorder": False}
     _warm_up_compiler(options)
-    torch._dynamo.reset()
-    with _fresh_cache():
+    torch.compiler.reset()
+    with fresh_caches():
         with collect() as records:
             start = time.perf_counter()
             compiled = torch.compile(problem.module, options=options)
@@ -189,21 +190,15 @@ def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) ->
     return Outcome(records, errors, None, kernels, backward_ms, step_ms, compile_s)
 
 
-def _fresh_cache() -> contextlib.AbstractContextManager[None]:
-    """Empty compile caches; `fresh_inductor_cache` is the older name."""
-    import torch._inductor.utils as utils
-
-    return (getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache)()
-
-
 def _warm_up_compiler(options: dict[str, bool]) -> None:
     """Pay for imports and compile workers before a compile is timed."""
     import torch
 
     from mixorder.demo_model import Problem
+    from mixorder.inductor.versions import fresh_caches
 
     small = Problem.create(1, (2, 64, 64), "layer", "float32", "cuda")
-    with _fresh_cache():
+    with fresh_caches():
         small.gradients(torch.compile(small.module, options={**options, "mixorder_min_numel": 0}))
         torch.cuda.synchronize()
 

@@ -187,7 +187,7 @@ def switched_on() -> Finding:
 
 
 def cache_folder() -> Finding:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from mixorder.inductor.config import cache_dir
 
     remedy = "Set TORCHINDUCTOR_CACHE_DIR to a folder of yours."
     try:
@@ -212,7 +212,7 @@ def gpu() -> Finding:
             "this torch is built for the CPU" if not built else f"torch is built for {built}; see nvidia-smi"
         )
         return Finding(NOTE, f"no GPU: {why}", remedy)
-    from torch.utils._triton import has_triton
+    from mixorder.inductor.kernels import has_triton
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if not has_triton():

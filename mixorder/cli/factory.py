@@ -77,7 +77,8 @@ def _takes_nothing(factory: Callable[..., Any]) -> bool:
 def _on(value: Any, device: str) -> Any:
     """A module or tensor on the device, wherever the factory has put it; other values as they are."""
     import torch
-    from torch.utils import _pytree as pytree
+
+    from mixorder.inductor.tensors import tree_map_only
 
     if isinstance(value, torch.nn.Module):
         moved = any(t.device.type != device for t in (*value.parameters(), *value.buffers()))
@@ -88,4 +89,4 @@ def _on(value: Any, device: str) -> Any:
             return tensor
         return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
 
-    return pytree.tree_map_only(torch.Tensor, move, value)
+    return tree_map_only(torch.Tensor, move, value)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixorder.cli.bench import NO_GPU, Stepper, graph_caches_off
+from mixorder.cli.bench import NO_GPU, Stepper
 from mixorder.cli.factory import HELP, add_factory, make
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def main(argv: Sequence[str]) -> int:
 
     if not torch.cuda.is_available():
         parser.error(NO_GPU)
+    from mixorder.inductor.config import without_autograd_cache
     from mixorder.report import RegionRecord, collect
 
     example = make(parser, args.factory, "cuda")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     print("Compiling; what takes long says so.", flush=True)
-    with graph_caches_off(), collect() as records:
+    with without_autograd_cache(), collect() as records:
         Stepper(example, {"mixorder": True, "mixorder_autotune": True}).first()
         torch.cuda.synchronize()
     found = [record for record in records if isinstance(record, RegionRecord)]

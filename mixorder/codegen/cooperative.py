@@ -1,7 +1,7 @@
 """Write the main kernel of a region whose rows are shared: `parts` programs have a row, each some columns.
 
-Stage after stage, a program works on a row tile, tells the others its parts of the stage's reductions, and
-goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next stage follows.
+Phase after phase, a program works on a row tile, tells the others its parts of the phase's reductions, and
+goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next phase follows.
 
 The programs of a group need not run at the same time for the result to be right. One that has waited too
 long for the others runs the same loop once more for each of their parts, to tell what they have not told yet,
@@ -11,9 +11,8 @@ and then for its own. All turns are one piece of code: whoever computes a sum, i
 from __future__ import annotations
 
 import torch
-from torch._inductor.codegen.triton import texpr, triton_compute_type
 
-from ..ir.alignment_phase import skew_of
+from ..inductor.printing import texpr, triton_compute_type
 from ..ir.program import (
     SPLIT_SYMBOL,
     Carry,
@@ -26,38 +25,38 @@ from ..ir.program import (
     Store,
 )
 from ..schedule.schedule import Schedule
-from ..transform.cooperative import WORDS, lanes_of
+from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried
-from .exchange_phases import floating, stages_of, without_effect
+from .exchange_phases import floating, phases_of, without_effect
 from .programmatic_launch import PROGRAM, released
 from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer, pointer_of
+from .writer import TileDim, Writer
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
 
 
-def shared_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
-    """The kernel of the first nest of a program that `loops.share` has cut into stages."""
-    return _SharedKernel(program, schedule).written(label)
+def cooperative_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of the first nest of a program that `transform.cooperative` has cut into phases."""
+    return _CooperativeKernel(program, schedule).written(label)
 
 
-class _SharedKernel:
+class _CooperativeKernel:
     def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
         self.program, self.schedule, self.nest = program, schedule, program.nests[0]
         row, last = program.tile_axes
-        self.skew = skew_of(program) if schedule.period > 1 else None
+        self.phase = program.phase if schedule.period > 1 else None
         self.step = schedule.num_splits // schedule.period
         self.ragged = row.size % (schedule.tile.xblock * schedule.period) != 0
         x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
-        full = schedule.parts * schedule.r0_block == last.size and self.skew is None
+        full = schedule.parts * schedule.r0_block == last.size and self.phase is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
-        self.writer = _SharedWriter(program, self.nest, (x, y), schedule.num_splits)
+        self.writer = _CooperativeWriter(program, self.nest, (x, y), schedule.num_splits)
         self.code = self.writer.code
-        self.stages = stages_of(self.nest.body, schedule.parts)
-        self.exchanged = [r for stage in self.stages for group in stage.groups for r in group]
+        self.phases = phases_of(self.nest.body, schedule.parts)
+        self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
         self.idle = without_effect(self.nest, self.x.symbol)
@@ -72,10 +71,10 @@ class _SharedKernel:
         own = "own" if self.exchanged else "part"
         code.writeline(f"{own} = {PROGRAM} % {schedule.parts}")
         code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
-        if self.skew is None:
+        if self.phase is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
-            writer.shift(self.skew)
+            writer.shift(self.phase)
             code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
             code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
         if self.exchanged:
@@ -90,7 +89,7 @@ class _SharedKernel:
     def turns(self) -> None:
         """One turn for the program's own part. If that waited in vain, one for each part of the others and
         each exchange but for its own first words, which it has told already; then its own again."""
-        code, helped = self.code, (len(self.stages) - 1) * self.schedule.parts - 1
+        code, helped = self.code, (len(self.phases) - 1) * self.schedule.parts - 1
         code.writeline("turn = tl.full([], 0, tl.int32)")
         code.writeline("turns = tl.full([], 1, tl.int32)")
         code.writeline("while turn < turns:")
@@ -98,7 +97,7 @@ class _SharedKernel:
             code.writeline(f"{MINE} = (turn == 0) | (turn == {helped + 1})")
             code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.parts})")
             self.turn()
-            missed = self.any_warp(len(self.stages) - 1)
+            missed = self.any_warp(len(self.phases) - 1)
             code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {helped + 2}, turns)")
             code.writeline("turn += 1")
 
@@ -119,21 +118,21 @@ class _SharedKernel:
             writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
 
     @staticmethod
-    def missed(stage: int) -> str:
-        """Whether the program has waited in vain for what stages up to `stage` need."""
-        found = [f"missed{k}" for k in range(1, stage + 1)]
+    def missed(phase: int) -> str:
+        """Whether the program has waited in vain for what phases up to `phase` need."""
+        found = [f"missed{k}" for k in range(1, phase + 1)]
         return f"({' | '.join(found)})" if len(found) > 1 else found[0]
 
-    def any_warp(self, stage: int) -> str:
+    def any_warp(self, phase: int) -> str:
         """Whether some warp has: they may have seen different words, and the maximum is the same in all."""
-        return f"tl.max({self.missed(stage)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
+        return f"tl.max({self.missed(phase)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
     # Indices.
 
     def columns(self) -> None:
         """The columns of the part, and which lanes have one."""
         cols, y = self.schedule.part_cols, self.y
-        if self.skew is not None:
+        if self.phase is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
             self.writer.shifted_columns(f"part * {cols}", "end")
             return
@@ -148,39 +147,39 @@ class _SharedKernel:
         """A load that never takes place, of a layout that suits the tiles: where a reduction has no load over
         columns in it, Triton would lay its tile out as the row's word is stored, a row to a thread."""
         full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
-        pointer = pointer_of(next(full).buffer)
+        pointer = self.writer.pointer(next(full).buffer)
         self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
-    def rows(self, stage: int) -> None:
-        """The rows of the tile that a stage works on in this turn of the loop."""
-        tile = self.tile_of(stage)
+    def rows(self, phase: int) -> None:
+        """The rows of the tile that a phase works on in this turn of the loop."""
+        tile = self.tile_of(phase)
         x = self.x
-        if self.skew is None:
+        if self.phase is None:
             self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
         else:
             self.writer.shifted_rows(tile)
-        before = f"({x.symbol} >= 0) & " if stage else ""
+        before = f"({x.symbol} >= 0) & " if phase else ""
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
-    def tile_of(self, stage: int, ahead: int = 0) -> str:
-        late = stage * self.schedule.depth * self.step
+    def tile_of(self, phase: int, ahead: int = 0) -> str:
+        late = phase * self.schedule.depth * self.step
         ahead *= self.step
         return f"tile - {late - ahead}" if late > ahead else "tile"
 
-    def record(self, stage: int, group: int, row: int, tile: str) -> str:
-        """The record of a row of the tile that a stage works on, within what there is."""
+    def record(self, phase: int, group: int, row: int, tile: str) -> str:
+        """The record of a row of the tile that a phase works on, within what there is."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
         row_of = f"({tile} * XBLOCK + {row})"
-        if self.skew is not None:
-            row_of = f"({row_of} * {self.skew.period} + first)"
-        lanes = lanes_of(self.schedule.parts)
-        first = self.exchanged.index(self.stages[stage - 1].groups[group][0])
-        return f"{pointer_of(WORDS)} + ({row_of} * {len(self.exchanged)} + {first}) * {lanes}"
+        if self.phase is not None:
+            row_of = f"({row_of} * {self.phase.period} + first)"
+        slots = slots_of(self.schedule.parts)
+        first = self.exchanged.index(self.phases[phase - 1].groups[group][0])
+        return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
 
     # The loop.
 
     def main_loop(self) -> None:
-        schedule, code, last = self.schedule, self.code, len(self.stages) - 1
+        schedule, code, last = self.schedule, self.code, len(self.phases) - 1
         for name, age in self.ages.items():
             for i in range(1, age + 1):
                 code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
@@ -194,7 +193,7 @@ class _SharedKernel:
             for k in range(last, -1, -1):
                 self.loads(k)
             for k in range(last + 1):
-                self.stage(k)
+                self.run_phase(k)
             for name, age in self.ages.items():
                 for i in range(age, 1, -1):
                     code.writeline(f"{name}_{i} = {self.moved(name, i - 1)}")
@@ -202,13 +201,13 @@ class _SharedKernel:
 
     def loads(self, k: int) -> None:
         """Outside every branch, so that Triton fetches them ahead of time."""
-        found = [s for s in self.stages[k].body if isinstance(s, Load)]
+        found = [s for s in self.phases[k].body if isinstance(s, Load)]
         if found or k == 0:
             self.rows(k)
         for stmt in found:
             self.writer.statement(stmt)
 
-    def stage(self, k: int) -> None:
+    def run_phase(self, k: int) -> None:
         if k == 0:
             self.body(k)
             return
@@ -220,20 +219,20 @@ class _SharedKernel:
         self.body(k)
 
     def body(self, k: int) -> None:
-        for stmt in self.stages[k].body:
+        for stmt in self.phases[k].body:
             if isinstance(stmt, Carry):
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
                 self.statement(stmt)
-        if k and self.stages[k].groups:
+        if k and self.phases[k].groups:
             self.code.writeline(f"failed{k} = {self.any_warp(k)}")
-        for group in self.stages[k].groups:
+        for group in self.phases[k].groups:
             for reduce in group:
                 self.publish(reduce, k)
 
     def statement(self, stmt: Statement) -> None:
         if isinstance(stmt, PartialAccumulate):
-            some_idle = self.ragged or len(self.stages) > 1
+            some_idle = self.ragged or len(self.phases) > 1
             with self.writer.ops.active():
                 self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
         else:
@@ -241,21 +240,21 @@ class _SharedKernel:
 
     def publish(self, reduce: Reduce, k: int) -> None:
         value = self.writer.ops.variables[reduce.name]
-        lanes = lanes_of(self.schedule.parts)
-        at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {lanes} + part"
+        slots = slots_of(self.schedule.parts)
+        at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
         # A NaN of other bits than EMPTY.
         value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
-        # Before its first tile, and after a wait in vain, a later stage has nothing that is true to tell.
+        # Before its first tile, and after a wait in vain, a later phase has nothing that is true to tell.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
         inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
-        self.code.writeline(f"tl.store({pointer_of(WORDS)} + ({at}), {value}, {known}({inside}))")
+        self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, {known}({inside}))")
 
     def totals(self, k: int) -> None:
-        """Wait for what stage `k` needs of its tile, and begin to read what it will need of the next."""
+        """Wait for what phase `k` needs of its tile, and begin to read what it will need of the next."""
         code = self.code
-        missed = self.missed(len(self.stages) - 1)
+        missed = self.missed(len(self.phases) - 1)
         code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
-        for g, group in enumerate(self.stages[k - 1].groups):
+        for g, group in enumerate(self.phases[k - 1].groups):
             for row in range(self.schedule.tile.xblock):
                 record = Record(group[0].kind, len(group), self.schedule.parts)
                 total = f"total{k}_{g}_{row}"
@@ -271,19 +270,19 @@ class _SharedKernel:
                 code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
 
     def peek(self, k: int, g: int, row: int, tile: str) -> str:
-        group = self.stages[k - 1].groups[g]
+        group = self.phases[k - 1].groups[g]
         record = Record(group[0].kind, len(group), self.schedule.parts)
         return record.peek(self.record(k, g, row, tile))
 
     def records(self) -> list[tuple[int, int, int]]:
         return [
             (k + 1, g, row)
-            for k, stage in enumerate(self.stages)
-            for g in range(len(stage.groups))
+            for k, phase in enumerate(self.phases)
+            for g in range(len(phase.groups))
             for row in range(self.schedule.tile.xblock)
         ]
 
-    # What is carried from stage to stage.
+    # What is carried from phase to phase.
 
     def _ages(self) -> dict[str, int]:
         """For how many turns of the loop each carried value is held, by the name it is held under."""
@@ -292,7 +291,7 @@ class _SharedKernel:
             if isinstance(stmt, Carry):
                 self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
                 name = self.writer.held[stmt.value.name]
-                ages[name] = max(ages.get(name, 0), stmt.stages * self.schedule.depth)
+                ages[name] = max(ages.get(name, 0), stmt.phases * self.schedule.depth)
         self.writer.raw = {
             s.name
             for s in self.nest.body
@@ -337,7 +336,7 @@ class _SharedKernel:
 
     def carry(self, stmt: Carry) -> None:
         name = self.writer.held[stmt.value.name]
-        text = f"{name}_{stmt.stages * self.schedule.depth}"
+        text = f"{name}_{stmt.phases * self.schedule.depth}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
         elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:
@@ -351,7 +350,7 @@ class _SharedKernel:
                 self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {identity})")
 
 
-class _SharedWriter(Writer):
+class _CooperativeWriter(Writer):
     """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row. Where
     rows are exchanged, results are stored in a program's own turns only."""
 
@@ -391,8 +390,8 @@ class _SharedWriter(Writer):
         self.add(stmt, value)
 
 
-def _seen(stage: int, group: int, row: int) -> str:
-    return f"seen{stage}_{group}_{row}"
+def _seen(phase: int, group: int, row: int) -> str:
+    return f"seen{phase}_{group}_{row}"
 
 
 def _column(values: list[str]) -> str:

@@ -15,23 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
 from typing import Any
 
-from ..ir.program import AMAX, AMIN, PROD, SUM, ReductionKind
-from ..transform.cooperative import lanes_of
+from ..ir.reductions import KINDS, ReductionKind
+from ..transform.cooperative import EMPTY, slots_of
 from .assembly import inline, mark_of
 
-EMPTY = -1  # as a float, a NaN that no computation gives
 MAX_WORDS = 32  # of one read: a word for each lane of a warp
 POLLS = 1 << 14  # reads before a program gives up waiting, about a microsecond each
-
-# Of each kind: PTX that joins two floats, and the bits of its identity.
-_KINDS = {
-    SUM: ("add.f32", 0x00000000),
-    PROD: ("mul.f32", 0x3F800000),
-    AMAX: ("max.NaN.f32", 0xFF800000),
-    AMIN: ("min.NaN.f32", 0x7F800000),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +36,7 @@ class Record:
 
     @property
     def lanes(self) -> int:
-        return lanes_of(self.parts)
+        return slots_of(self.parts)
 
     def peek(self, pointer: str) -> str:
         """Triton text: start to read the record at `pointer`; gives what `total` takes as `seen`."""
@@ -54,7 +46,6 @@ class Record:
     def total(self, pointer: str, seen: str, polls: str) -> str:
         """Triton text: wait for the record, for `polls` reads at most. Gives a flag, 0 if a word is missing
         still, and the reductions over all parts."""
-        combine, _ = _KINDS[self.kind]
         at = self.values + 1
         steps = [
             f"{{ .reg .pred p, m; .reg .b32 n, v, w; {self._address(at)[1:]}",
@@ -65,7 +56,7 @@ class Record:
         ]
         step = self.lanes // 2
         while step:
-            steps.append(f"shfl.sync.bfly.b32 w, v, {step}, 31, -1; {combine} v, v, w; ")
+            steps.append(f"shfl.sync.bfly.b32 w, v, {step}, 31, -1; {self.kind.ptx} v, v, w; ")
             step //= 2
         steps += [f"shfl.sync.idx.b32 ${i + 1}, v, {i * self.lanes}, 31, -1; " for i in range(self.values)]
         dtypes = f"(tl.int32{', tl.float32' * self.values})"
@@ -96,7 +87,9 @@ def _asm(what: str, record: Record, body: str, constraints: str, args: list[str]
 
 
 def _bits(kind: ReductionKind) -> str:
-    return f"0x{_KINDS[kind][1]:08x}"
+    """The identity as a float32, in PTX."""
+    (word,) = struct.unpack("<I", struct.pack("<f", kind.identity))
+    return f"0x{word:08x}"
 
 
 def interpreted(text: str, args: list[Any]) -> list[Any] | None:
@@ -113,12 +106,13 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
         return [args[0]]
     if found[1] == "peek":
         return [numpy.full_like(args[0], EMPTY, dtype=numpy.int32)]
-    kind = next(k for k in _KINDS if k.name == found[2])
+    kind = KINDS[found[2]]
+    assert kind.numpy is not None, mark
+    join = getattr(numpy, kind.numpy)
     record = Record(kind, int(found[3]), int(found[4]))
     size = record.values * record.lanes
     at = (ctypes.c_int32 * size).from_address(int(args[0].flat[0]))
     words = numpy.frombuffer(at, numpy.int32).reshape(record.values, record.lanes)[:, : record.parts]
-    join = {SUM: numpy.add, PROD: numpy.multiply, AMAX: numpy.maximum, AMIN: numpy.minimum}[kind]
     values: Any = numpy.full((record.values, record.lanes), kind.identity, numpy.float32)
     values[:, : record.parts] = words.view(numpy.float32)
     while values.shape[1] > 1:

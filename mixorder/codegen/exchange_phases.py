@@ -1,4 +1,4 @@
-"""The stages of a program that shares rows, and what holds in them; read off the nest that it runs."""
+"""The phases of a program that shares rows, and what holds in them; read off the nest that it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import sympy
 
 from ..ir.program import (
-    SUM,
     Carry,
     Compute,
     Exchange,
@@ -19,7 +18,7 @@ from ..ir.program import (
     Statement,
     closure,
 )
-from ..transform.cooperative import lanes_of
+from ..transform.cooperative import slots_of
 from .exchange import MAX_WORDS
 
 # Ops that give zero if their operands, of that number, are zero.
@@ -27,30 +26,30 @@ _KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class Phase:
     """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
 
     body: tuple[Statement, ...]
     groups: tuple[tuple[Reduce, ...], ...]
 
 
-def stages_of(body: tuple[Statement, ...], parts: int) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
+def phases_of(body: tuple[Statement, ...], parts: int) -> tuple[Phase, ...]:
+    phases: list[Phase] = []
     here: list[Statement] = []
     for stmt in body:
         if isinstance(stmt, Exchange):
             names = [ref.name for ref in stmt.values]
             reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
-            stages.append(Stage(tuple(here), groups_of(reductions, parts)))
+            phases.append(Phase(tuple(here), groups_of(reductions, parts)))
             here = []
         else:
             here.append(stmt)
-    return (*stages, Stage(tuple(here), ()))
+    return (*phases, Phase(tuple(here), ()))
 
 
 def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
     """Reductions of one kind, as many as one read brings in."""
-    most = MAX_WORDS // lanes_of(parts)
+    most = MAX_WORDS // slots_of(parts)
     groups: list[list[Reduce]] = []
     for kind in dict.fromkeys(r.kind for r in reductions):
         same = [r for r in reductions if r.kind is kind]
@@ -71,7 +70,7 @@ def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
 
 
 def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
-    """The sums that stay as they are where there is no row: beyond the last one, and in the first turns.
+    """What accumulates nothing where there is no row: beyond the last one, and in the first turns.
 
     What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
     infinite ones included.
@@ -88,6 +87,6 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
             if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
                 zero.add(stmt.name)
-        elif isinstance(stmt, PartialAccumulate) and stmt.kind is SUM and stmt.value.name in zero:
+        elif isinstance(stmt, PartialAccumulate) and stmt.kind.ignores_zero and stmt.value.name in zero:
             found.add(stmt)
     return found

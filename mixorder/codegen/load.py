@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ..inductor.kernels import load_module
+from ..inductor.launch_options import allow_early_launch
 from .source import KernelSource
 
 
 def load_function(module_text: str, name: str) -> Any:
     """The kernel as a `triton.JITFunction`, which has no launch configuration."""
-    from torch._inductor.codecache import PyCodeCache
-
-    return getattr(PyCodeCache.load(module_text), name)
+    return getattr(load_module(module_text), name)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -25,6 +25,8 @@ def load_kernel(source: KernelSource) -> Any:
     of warps and stages; equal sources give one object."""
     import triton
 
+    if source.waits:
+        allow_early_launch(source.name)
     config = triton.Config(
         dict(source.config.constants),
         num_warps=source.config.num_warps,

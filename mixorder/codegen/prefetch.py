@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import sympy
 import torch
-from torch._inductor.codegen.triton import triton_compute_type
 
+from ..inductor.printing import triton_compute_type
 from ..ir.program import Load
-from .writer import TileDim, Writer, pointer_of
+from .writer import TileDim, Writer
 
 LEAST_BYTES = 4
 
 
-class Ahead:
+class Prefetch:
     """The loads of a main kernel's loop that are made a turn before their values are used."""
 
     def __init__(self, writer: Writer, rows: TileDim) -> None:
@@ -26,7 +26,7 @@ class Ahead:
 
     def is_late(self, load: Load) -> bool:
         narrow = self.dtype(load).itemsize < LEAST_BYTES and load.predicate is None
-        return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.skew is None
+        return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.phase is None
 
     def fetch(self, tile: str) -> None:
         """Load the values of a tile, of which there need be none."""
@@ -37,7 +37,7 @@ class Ahead:
         writer.code.writeline(f"{name} = {writer.tile_rows(tile)}")
         names = {rows.symbol: sympy.Symbol(name, integer=True, nonnegative=True)}
         for i, load in enumerate(self.loads):
-            pointer = f"{pointer_of(load.buffer)} + ({writer.ops.offset(load.index.xreplace(names))})"
+            pointer = f"{writer.pointer(load.buffer)} + ({writer.ops.offset(load.index.xreplace(names))})"
             writer.code.writeline(f"ahead{i} = tl.load({pointer}, {name} < {rows.extent}, other=0)")
 
     def take(self) -> None:

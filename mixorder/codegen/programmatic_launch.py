@@ -28,10 +28,5 @@ def awaited(program: str) -> str:
     return _through(WAIT, program)
 
 
-def waits(text: str) -> bool:
-    """Whether a kernel of this text may be launched before the one before it has ended."""
-    return WAIT in text
-
-
 def _through(instruction: str, value: str) -> str:
     return inline("pass", f"{instruction}; mov.b32 $0, $1;", "=r,r", [value], "tl.int32")

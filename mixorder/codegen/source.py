@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-IMPORTS = """\
-import triton
-import triton.language as tl
-from torch._inductor.runtime import triton_helpers
-from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
-"""
+from ..inductor.kernels import IMPORTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +21,8 @@ class KernelSource:
     """`text` defines the kernel `name`; it takes `buffers` (IR names), `sizes`, and the config's constants.
 
     `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
-    number of programs, `config` how it is launched.
+    number of programs, `config` how it is launched. `waits`: it waits by itself for the kernel before it, and
+    may be launched before that has ended (`codegen.programmatic_launch`).
     """
 
     name: str
@@ -36,6 +32,7 @@ class KernelSource:
     sizes: tuple[str, ...]
     grid: int
     config: LaunchConfig
+    waits: bool = False
 
     @property
     def module_text(self) -> str:

@@ -18,20 +18,13 @@ from typing import NamedTuple
 
 import sympy
 import torch
-from torch._inductor.codegen.common import CSEVariable
-from torch._inductor.codegen.triton import texpr, triton_compute_type
-from torch._inductor.utils import IndentedBuffer
 
-from ..ir.alignment_phase import Skew
+from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
+from ..ir.dtypes import INTEGERS
 from ..ir.program import (
-    AMAX,
-    AMIN,
-    ANY,
-    INTEGERS,
     NUM_SPLITS,
-    PROD,
     SPLIT_SYMBOL,
-    SUM,
+    AlignmentPhase,
     AxisClass,
     Buffer,
     BufferRole,
@@ -42,10 +35,10 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
-    ReductionKind,
     Statement,
     Store,
 )
+from ..ir.reductions import ReductionKind
 from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
@@ -53,19 +46,10 @@ from .source import KernelSource, LaunchConfig
 _INT32_LIMIT = 2**31
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
-SKEWED = "start + lane_offset"
+SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
 
 PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in a workspace in halves
-
-# The Triton function that reduces one tile dim; each propagates NaN as eager does.
-_TILE_REDUCE = {
-    SUM: "tl.sum",
-    AMAX: "triton_helpers.max2",
-    AMIN: "triton_helpers.min2",
-    PROD: "triton_helpers.prod",
-    ANY: "triton_helpers.any",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,21 +105,21 @@ class Writer:
         self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
-        kept = program.axis(AxisClass.KEPT)
-        self.kept_symbol = None if kept is None else kept.symbol
-        self.kept = 1 if kept is None else int(kept.size)
+        batch = program.axis(AxisClass.BATCH)
+        self.batch_symbol = None if batch is None else batch.symbol
+        self.batch = 1 if batch is None else int(batch.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.columns = tuple(map(self._chunk, dims[1:]))
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
-        self.skew: Skew | None = None
+        self.phase: AlignmentPhase | None = None
         self._half = False  # whether the lanes of one half of a workspace's row have a name
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
-        args = [pointer_of(b.name) for b in self.buffers] + list(self.sizes)
+        args = [b.pointer for b in self.buffers] + list(self.sizes)
         args += [f"{c}: tl.constexpr" for c in constants]
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
@@ -156,14 +140,14 @@ class Writer:
         )
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
-        """Number the programs: by their place on the kept axis, if there is one, then as `name`."""
-        if self.kept_symbol is None:
+        """Number the programs: by their place on the batch axis, if there is one, then as `name`."""
+        if self.batch_symbol is None:
             self.code.writeline(f"{name} = {number}")
             return
         wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
         self.code.writeline(f"program = {number}")
-        self.code.writeline(f"{self.kept_symbol} = (program % {self.kept}){wide}")
-        self.code.writeline(f"{name} = program // {self.kept}")
+        self.code.writeline(f"{self.batch_symbol} = (program % {self.batch}){wide}")
+        self.code.writeline(f"{name} = program // {self.batch}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""
@@ -233,8 +217,8 @@ class Writer:
     def load(self, stmt: Load) -> None:
         buffer = self.program.buffer(stmt.buffer)
         symbols, varies = self.symbols(stmt.index), self.deps[stmt.name]
-        skewed = self.skewed(stmt.index)
-        mask = self.mask(varies, NEAR if skewed else None)
+        shifted = self.is_shifted(stmt.index)
+        mask = self.mask(varies, NEAR if shifted else None)
         if stmt.predicate is not None:
             predicate = self.predicate(stmt.predicate.name)
             mask = f"{mask} & {predicate}" if mask else predicate
@@ -242,7 +226,7 @@ class Writer:
         evict = self.eviction(stmt)
         rest = beside(stmt.index)
         index = stmt.index if rest is None else PLACE + rest
-        pointer = f"{pointer_of(stmt.buffer)} + ({SKEWED if skewed else self.ops.offset(index)})"
+        pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
             # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
@@ -262,6 +246,10 @@ class Writer:
         """A bool value as part of a mask: with both dims of the tile, which a constant has not."""
         value = str(self.ops.variables[name])
         return value if self.deps[name] else f"(tl.full([1, 1], True, tl.int1) & {value})"
+
+    def pointer(self, buffer: str) -> str:
+        """The parameter for a buffer, or for the input whose memory it takes."""
+        return self.program.buffer(self.program.buffer(buffer).over or buffer).pointer
 
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
         return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
@@ -335,7 +323,7 @@ class Writer:
         for dim in self.reduced_dims(stmt):
             value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
         rest = beside(stmt.index)
-        if rest is None or self.skew is not None:
+        if rest is None or self.phase is not None:
             self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
         else:
             self.store_halves(stmt, rest, value)
@@ -352,7 +340,7 @@ class Writer:
         line(f"first, second = tl.split(tl.permute(tl.reshape({value}, {shape}), (0, 2, 1)))")
         for part, offset in (("first", 0), ("second", columns // 2)):
             at = self.ops.offset(rest + y.start // GROUP * STORED + offset)
-            line(f"tl.store({pointer_of(stmt.buffer)} + (half + {at}), {part}{mask})")
+            line(f"tl.store({self.pointer(stmt.buffer)} + (half + {at}), {part}{mask})")
 
     def empty(self, stmt: PartialAccumulate) -> None:
         """Begin a partial's accumulators with the identity of its reduction."""
@@ -386,15 +374,15 @@ class Writer:
         return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
 
     def without(self, kind: ReductionKind, value: str, axis: int) -> str:
-        return f"{_TILE_REDUCE[kind]}({value}, {axis})"
+        return f"{kind.tile}({value}, {axis})"
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
-        pointer = pointer_of(self.program.buffer(buffer).over or buffer)
-        if self.skewed(index):
+        pointer = self.pointer(buffer)
+        if self.is_shifted(index):
             for columns in (WHOLE, f"{self.dims[1].mask} & ~{WHOLE}"):
                 mask = self.stored_where(self.mask(symbols, columns))
-                self.code.writeline(f"tl.store({pointer} + ({SKEWED}), {value}, {mask})")
+                self.code.writeline(f"tl.store({pointer} + ({SHIFTED}), {value}, {mask})")
             return
         mask = self.stored_where(self.mask(symbols))
         masked = f", {mask}" if mask else ""
@@ -435,21 +423,21 @@ class Writer:
 
     # Rows that do not start at a boundary of wide accesses.
 
-    def skewed(self, index: sympy.Expr) -> bool:
+    def is_shifted(self, index: sympy.Expr) -> bool:
         """Whether an access is to a tile of such rows."""
-        return self.skew is not None and self.symbols(index) == self.tiled
+        return self.phase is not None and self.symbols(index) == self.tiled
 
-    def shift(self, skew: Skew) -> None:
+    def shift(self, phase: AlignmentPhase) -> None:
         """The offset of this program's rows from a boundary. Each of its programs has rows `period` apart."""
-        self.skew = skew
-        self.code.writeline(f"first = {SPLIT_SYMBOL} % {skew.period}")
-        self.code.writeline(f"shift = (first * {skew.stride}) % {skew.elements}")
+        self.phase = phase
+        self.code.writeline(f"first = {SPLIT_SYMBOL} % {phase.period}")
+        self.code.writeline(f"shift = (first * {phase.stride}) % {phase.elements}")
 
     def shifted_columns(self, start: str, end: str) -> None:
         """Columns `start` to `end`, shifted so that lanes begin at a boundary. `whole`: an access has nothing
         but columns of ours; `near`: some."""
-        assert self.skew is not None
-        y, n = self.dims[1], self.skew.elements
+        assert self.phase is not None
+        y, n = self.dims[1], self.phase.elements
         self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
         self.code.writeline(f"{y.symbol} = lane_offset - shift")
         self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
@@ -459,18 +447,14 @@ class Writer:
 
     def shifted_rows(self, tile: str) -> None:
         """Every `period`-th row from `first`, and where their columns begin."""
-        assert self.skew is not None
-        x, skew = self.dims[0], self.skew
+        assert self.phase is not None
+        x, phase = self.dims[0], self.phase
         wide = "XBLOCK" if not self.wide else "tl.full([], XBLOCK, tl.int64)"
         rows = f"({tile}) * {wide} + tl.arange(0, XBLOCK)[:, None]"
-        self.code.writeline(f"{x.symbol} = ({rows}) * {skew.period} + first")
+        self.code.writeline(f"{x.symbol} = ({rows}) * {phase.period} + first")
         # Divided and multiplied, so that Triton sees that it is a multiple (a hint does not survive one row).
-        n = skew.elements
-        self.code.writeline(f"start = ({x.symbol} * {skew.stride} - shift) // {n} * {n}")
-
-
-def pointer_of(buffer: str) -> str:
-    return f"{buffer}_ptr"
+        n = phase.elements
+        self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
 
 
 def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
@@ -482,5 +466,5 @@ def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
 def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
     """What a kernel gets. An output that is written over an input has no pointer of its own."""
     used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
-    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.WORDS)
+    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)
     return [b for role in order for b in program.role(role) if b.name in used]

@@ -6,49 +6,77 @@ two functions wrapped. Must not change anything for a compile whose options leav
 
 import contextlib
 import functools
-import importlib
 import inspect
 import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from mixorder.inductor import launch_options as launches
-from mixorder.inductor import mutation_cache as analysis
-from mixorder.inductor import versions
-from mixorder.options import Options, config_key, source_hash
+from . import launch_options, mutation_cache, versions
+from .config import without_autograd_cache
+from .fallback import Untouched
+from .wrapping import wrap
 
 log = logging.getLogger(__name__)
 
 
-class MixOrderPass(CustomGraphPass):
-    """The post-grad pass: hands the graph to the pipeline. `fused`: the records of what it fused so far."""
+class Settings(Protocol):
+    """What the hooks ask of the options of a compile."""
 
-    def __init__(self) -> None:
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def interpret(self) -> bool: ...
+    def as_config(self) -> dict[str, Any]:
+        """All options and their values, as a patch for Inductor's config."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What the hooks call.
+
+    `settings`: the options in force here and now. `identity`: what the pass's results depend on beside the
+    graph; it can be pickled. `run`: changes a graph in place; gives what was fused, and whether Inductor may
+    now launch effects in another order. `given_back`: told what was fused in a graph that is compiled without
+    after all, and why. `assembly`: what a piece of inline assembly gives for NumPy arrays; None if unknown.
+    """
+
+    settings: Callable[[], Any]
+    identity: Callable[[], Any]
+    run: Callable[[torch.fx.Graph, Any], tuple[list[Any], bool]]
+    given_back: Callable[[list[Any], Exception], None]
+    assembly: Callable[[str, list[Any]], list[Any] | None]
+
+
+class MixOrderPass(CustomGraphPass):
+    """The post-grad pass: hands the graph to the plugin. `fused`: the records of what it fused so far."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = plugin
         self.fused: list[Any] = []
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        import mixorder.pipeline as pipeline
-
-        options = Options.current()
-        fused = pipeline.run(graph, options)
+        settings: Settings = self.plugin.settings()
+        fused, may_lose_order = self.plugin.run(graph, settings)
         self.fused += fused
-        if fused and pipeline.may_lose_order(graph):
+        if may_lose_order:
             # H200, torch 2.11: of three effects beside a region, Inductor launched the last one first to save
             # memory, which it did not do without the region. The caller puts the setting back.
             config.reorder_for_peak_memory = False
-        if fused and options.interpret and not _runs_kernels(graph):
+        if fused and settings.interpret and not _runs_kernels(graph):
             raise RuntimeError(_HOW_TO_INTERPRET)
 
-    def uuid(self) -> tuple[str, tuple[Any, ...]]:
-        return source_hash(), Options.current().as_tuple()
+    def uuid(self) -> Any:
+        return self.plugin.identity()
 
 
 @functools.cache
@@ -81,43 +109,34 @@ def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def wrap_compile_fx(module: ModuleType) -> None:
+def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
     """Wrap what compiles one graph, and the entry point, of `torch._inductor.compile_fx`. Idempotent.
 
     `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, where the options arrive with the
     rest of the config; anything above it would be called in the parent, whose passes stay there.
     """
-    _wrap(module, "_InProcessFxCompile.codegen_and_compile", _with_our_pass)
-    _wrap(module, "compile_fx", _keep_options_for_backward)
+    for path, wrapper_of in (
+        ("_InProcessFxCompile.codegen_and_compile", _with_our_pass),
+        ("compile_fx", _keep_options_for_backward),
+    ):
+        if not wrap(module, path, functools.partial(wrapper_of, plugin)):
+            log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
 
 
-def _wrap(module: ModuleType, path: str, wrap: Callable[..., Callable[..., Any]]) -> None:
-    *owners, name = path.split(".")
-    owner: Any = module
-    for attribute in owners:
-        owner = getattr(owner, attribute, None)
-    original = getattr(owner, name, None)
-    if original is None:
-        log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
-    elif not getattr(original, "_mixorder_wrapper", False):
-        wrapper = functools.wraps(original)(wrap(original))
-        wrapper._mixorder_wrapper = True  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-
-
-def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile one graph with our pass after the user's, and Inductor's own mix-order off; once more without
     it, where Inductor cannot compile what we made of the graph."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        options = Options.current()
-        if not options.enabled or _stays_off():
+        settings: Settings = plugin.settings()
+        if not settings.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
-        import mixorder.inductor.fallback as retry
+        from torch._higher_order_ops import triton_kernel_wrap
+        from torch._inductor.codegen import wrapper
 
-        launches.define(importlib.import_module("torch._inductor.codegen.wrapper"))
-        analysis.share(importlib.import_module("torch._higher_order_ops.triton_kernel_wrap"))
-        ours, untouched = MixOrderPass(), retry.Untouched(gm)
+        launch_options.define(wrapper)
+        mutation_cache.share(triton_kernel_wrap)
+        ours, untouched = MixOrderPass(plugin), Untouched(gm)
         passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
         patches = {"post_grad_custom_post_pass": passes, **versions.builtin_mix_order_off()}
         patches["reorder_for_peak_memory"] = config.reorder_for_peak_memory  # the pass may change it
@@ -125,15 +144,16 @@ def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
             with config.patch(patches):
                 return original(self, gm, *args, **kwargs)
         except Exception as error:
-            if options.strict or not ours.fused:
+            if settings.strict or not ours.fused:
                 raise
-            retry.give_back(untouched, ours.fused, error)
+            untouched.restore()
+            plugin.given_back(ours.fused, error)
         return original(self, gm, *args, **kwargs)
 
     return codegen_and_compile
 
 
-def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile the backward under the options that were in force for its forward.
 
     The backward is compiled at its first call, when a `config.patch` around the forward may be
@@ -152,24 +172,27 @@ def _keep_options_for_backward(original: Callable[..., Any]) -> Callable[..., An
         **kwargs: Any,
     ) -> Any:
         with config.patch(config_patches or {}):
-            options = Options.current()
-        if config_patches and not options.enabled:
-            _say_what_does_nothing(config_patches)
+            settings: Settings = plugin.settings()
+        if config_patches and not settings.enabled:
+            _say_what_does_nothing(settings, config_patches)
         caches: Any = contextlib.nullcontext()
-        if inner_compile is default_inner and _to_interpret(options, example_inputs_):
-            inner_compile, caches = _interpreted(options)
+        if inner_compile is default_inner and _to_interpret(settings, example_inputs_):
+            from .interpreter import inner_compile_of
+
+            inner_compile = inner_compile_of(lambda graph: plugin.run(graph, settings), plugin.assembly)
+            caches = without_autograd_cache()
         # With config_patches, torch applies them and calls this function again without.
-        if options.enabled and not config_patches:
-            inner_compile = config.patch(options.as_config())(inner_compile)
+        if settings.enabled and not config_patches:
+            inner_compile = config.patch(settings.as_config())(inner_compile)
         with caches:
             return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     return compile_fx
 
 
-def _say_what_does_nothing(given: dict[str, Any]) -> None:
+def _say_what_does_nothing(settings: Settings, given: dict[str, Any]) -> None:
     """Options of ours, where mixorder is off and nobody has said that it is to be."""
-    names = [config_key(f) for f in fields(Options) if config_key(f) in given]
+    names = [name for name in settings.as_config() if name in given]
     if names and "mixorder" not in given:
         _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
 
@@ -179,17 +202,8 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def _to_interpret(options: Options, inputs: Any) -> bool:
-    """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU."""
+def _to_interpret(settings: Settings, inputs: Any) -> bool:
+    """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU. Graphs are
+    then run node by node, and AOTAutograd's cache may have what Inductor itself has made of one."""
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
-    return options.enabled and options.interpret and _interprets() and not on_gpu and not _stays_off()
-
-
-def _interpreted(options: Options) -> tuple[Callable[..., Any], Any]:
-    """What runs a graph node by node, with our kernels interpreted, and a context without AOTAutograd's
-    cache, where there may be what Inductor itself has made of the graph."""
-    import torch._functorch.config as functorch_config
-
-    import mixorder.inductor.interpreter as interpret
-
-    return interpret._inner_compile(options), functorch_config.patch(enable_autograd_cache=False)
+    return settings.enabled and settings.interpret and _interprets() and not on_gpu and not _stays_off()

@@ -14,31 +14,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
-from ..options import Options
+from . import frontend, versions
+from .config import inductor_config
+
+Pass = Callable[[Graph], object]
+Assembly = Callable[[str, list[Any]], list[Any] | None]
+"""What a piece of inline assembly, as text, gives for NumPy arrays; None if it is not known."""
 
 
-def compile_for_interpreter(options: Options) -> Callable[..., Any]:
-    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with ours
-    where Inductor runs it), then node by node on CPU tensors, kernels interpreted.
+def backend(ours: Pass | None, assembly: Assembly) -> Callable[..., Any]:
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes and `ours`
+    behind the user's), then node by node on CPU tensors, kernels interpreted.
 
     Raises RuntimeError if `TRITON_INTERPRET` is not set.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
-    from torch._inductor.compile_fx import compile_fx
-
-    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_fx(gm, example_inputs, inner_compile=_inner_compile(options))
-
-    return backend
+    return functools.partial(frontend.compile_with, inner_compile_of(ours, assembly))
 
 
-def prepare() -> None:
+def prepare(assembly: Assembly) -> None:
     """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
     _map_libdevice()
-    _map_inline_asm()
+    _map_inline_asm(assembly)
     _round_as_a_gpu()
     _keep_truth()
     _invert_unsigned()
@@ -48,32 +48,19 @@ def prepare() -> None:
     _reduce_by_halves()
 
 
-def _inner_compile(options: Options) -> Callable[..., Any]:
+def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCompile:
+    """What runs a graph node by node, with `ours` behind the user's passes and its kernels interpreted."""
+
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        from torch._guards import detect_fake_mode
-        from torch._inductor import config
-        from torch._inductor.fx_passes.post_grad import post_grad_passes
-        from torch._inductor.virtualized import V
-
-        from .. import pipeline
-        from . import versions
-
-        prepare()
-        passes = config.post_grad_custom_post_pass
-        if options.enabled:
-            ours = functools.partial(pipeline.run, options=options)
+        prepare(assembly)
+        passes = inductor_config.post_grad_custom_post_pass
+        if ours is not None:
             passes = versions.append_graph_pass(passes, ours)
-        fake_mode = detect_fake_mode(example_inputs)
-        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=passes):
-            post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
+        with frontend.faking(example_inputs), inductor_config.patch(post_grad_custom_post_pass=passes):
+            frontend.post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
         gm.graph.lint()
         gm.recompile()
-
-        def call(args: list[Any]) -> Any:
-            return torch.fx.Interpreter(gm).boxed_run(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return frontend.run_by_node(gm)
 
     return inner_compile
 
@@ -121,18 +108,16 @@ def _map_libdevice() -> None:
 
 
 @functools.cache
-def _map_inline_asm() -> None:
+def _map_inline_asm(assembly: Assembly) -> None:
     """Triton's interpreter has no inline assembly: give it the few pieces that our kernels have."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    from ..codegen.exchange import interpreted
 
     original = InterpreterBuilder.create_inline_asm
 
     def create_inline_asm(
         self: Any, text: str, constraints: str, values: list[Any], types: list[Any], pure: bool, pack: int
     ) -> Any:
-        results = interpreted(text, [v.data for v in values])
+        results = assembly(text, [v.data for v in values])
         if results is None:
             return original(self, text, constraints, values, types, pure, pack)
         handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]

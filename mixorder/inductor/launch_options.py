@@ -10,55 +10,58 @@ others. So they are written into their definitions, which are text.
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..codegen.programmatic_launch import waits
 from . import versions
+from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
+from .wrapping import wrap
+
+_waiting: set[str] = set()  # names of kernels, which have a hash of the text in them
+
+
+def allow_early_launch(name: str) -> None:
+    """A kernel of this name waits for the one before it by itself: it may be launched before that has ended.
+
+    To be said in the process that compiles the graph, before Inductor writes the kernel's definition.
+    """
+    _waiting.add(name)
 
 
 def define(module: ModuleType) -> None:
     """Wrap what writes a kernel's definition, of `torch._inductor.codegen.wrapper`. Idempotent."""
-    writer = module.PythonWrapperCodegen
-    if not getattr(writer.define_kernel, "_mixorder_wrapper", False):
-        writer.define_kernel = _defined(writer.define_kernel)
+    wrap(module, "PythonWrapperCodegen.define_kernel", _defined)
 
 
 def _defined(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
-        if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_body)):
+        if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
             kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
         return original(self, kernel_name, kernel_body, *args, **kwargs)
 
-    define_kernel._mixorder_wrapper = True  # type: ignore[attr-defined]
     return define_kernel
 
 
-def _meta(kernel_body: str) -> str:
-    """Entries of `triton_meta`, as text."""
-    import torch._inductor.config as config
-
-    early = "'launch_pdl': True, " if waits(kernel_body) else ""
+def _meta(kernel_name: str) -> str:
+    """Entries of `triton_meta`, as text. Inductor appends a number to a kernel's own name."""
+    waits = not _waiting.isdisjoint((kernel_name, kernel_name.rpartition("_")[0]))
+    early = "'launch_pdl': True, " if waits else ""
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
-    return early + ("'enable_fp_fusion': False, " if config.emulate_precision_casts else "")
+    return early + ("'enable_fp_fusion': False, " if emulates_precision_casts() else "")
 
 
 def fit(module: ModuleType) -> None:
     """Wrap what loads a kernel, of `torch._inductor.runtime.triton_heuristics`. Idempotent."""
-    tuner = module.CachingAutotuner
-    if not versions.loads_with_less(tuner) and not getattr(tuner._make_launchers, "_mixorder_wrapper", False):
-        tuner._make_launchers = _with_fewer_stages(tuner._make_launchers)
+    if not versions.loads_with_less(module.CachingAutotuner):
+        wrap(module, "CachingAutotuner._make_launchers", _with_fewer_stages)
 
 
 def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """A kernel of ours that asks for too much shared memory is compiled with one stage less, and so on."""
 
-    @functools.wraps(original)
     def _make_launchers(self: Any) -> None:
         while True:
             try:
@@ -76,5 +79,4 @@ def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]
                 self.fn = self._reload_kernel().fn
             self.compile_results = [self._precompile_config(fewer)]
 
-    _make_launchers._mixorder_wrapper = True  # type: ignore[attr-defined]
     return _make_launchers

@@ -10,7 +10,6 @@ ours it is asked before the graph is changed, when the answer is made that will 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
@@ -18,8 +17,10 @@ from typing import Any
 
 import torch
 
+from .versions import mutation_analysis
+from .wrapping import wrap
+
 PREFIX = "triton_mixorder_"  # what the names of our kernels begin with
-ANALYSES = ("identify_accessed_tensors", "identify_mutated_tensors")  # 2.13, before
 _MAX_KERNELS = 1024
 _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
 """Why the last kernel had no Triton IR; the analysis itself catches it."""
@@ -27,12 +28,8 @@ _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=
 
 def share(module: ModuleType) -> None:
     """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent."""
-    for name, wrap in (("generate_ttir", _noting), *((name, _shared) for name in ANALYSES)):
-        original = getattr(module, name, None)
-        if original is not None and not getattr(original, "_mixorder_wrapper", False):
-            wrapper = functools.wraps(original)(wrap(original))
-            wrapper._mixorder_wrapper = True  # type: ignore[attr-defined]
-            setattr(module, name, wrapper)
+    wrap(module, "generate_ttir", _noting)
+    wrap(module, mutation_analysis(module), _shared)
 
 
 def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
@@ -44,9 +41,8 @@ def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
     from triton.compiler.errors import CompilationError
 
     share(module)
-    analyse = next(getattr(module, name) for name in ANALYSES if hasattr(module, name))
     _refusal.set(None)
-    analyse(kernel, kwargs, {})
+    getattr(module, mutation_analysis(module))(kernel, kwargs, {})
     if isinstance(refusal := _refusal.get(), CompilationError):
         raise refusal
 

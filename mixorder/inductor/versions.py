@@ -10,6 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,24 @@ def append_graph_pass(user: Any, ours: CustomGraphPass) -> Any:
     if split is not None:
         return [*split(user), ours]
     return ours if user is None else _chain(user, ours)
+
+
+def mutation_analysis(triton_kernel_wrap: ModuleType) -> str:
+    """The function that finds what a Triton kernel reads and writes; before 2.13, what it writes."""
+    newer = "identify_accessed_tensors"
+    return newer if hasattr(triton_kernel_wrap, newer) else "identify_mutated_tensors"
+
+
+def is_deterministic(config: ModuleType) -> bool:
+    """Whether Inductor has and uses its mode without timing on the device."""
+    return bool(getattr(config, "deterministic", False))
+
+
+def fresh_caches() -> AbstractContextManager[None]:
+    """Empty compile caches. 2.11 may have `fresh_cache` by its older name only."""
+    import torch._inductor.utils as utils
+
+    return (getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache)()
 
 
 def loads_with_less(autotuner: type) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ..inductor.tensors import tree_leaves
 
 
 def roots_of(result: Any) -> list[Tensor]:
     """What to start the backward from: what a model's output calls `loss`, or else every output."""
     loss = getattr(result, "loss", None)
-    leaves = [loss] if isinstance(loss, Tensor) else pytree.tree_leaves(result)
+    leaves = [loss] if isinstance(loss, Tensor) else tree_leaves(result)
     return [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from torch._dynamo.utils import counters
 from torch.fx import GraphModule
+
+from ..inductor.telemetry import graph_breaks
 
 
 class Breaks:
@@ -11,7 +12,7 @@ class Breaks:
     what ends a graph is known for every graph, but a break may come before there is one."""
 
     def __init__(self) -> None:
-        self.before = _counted()
+        self.before = graph_breaks()
         self.branches = self.others = 0
 
     def add(self, graph: GraphModule) -> None:
@@ -23,8 +24,4 @@ class Breaks:
             self.others += not branch
 
     def count(self) -> int:
-        return self.branches + max(self.others, _counted() - self.before)
-
-
-def _counted() -> int:
-    return sum(counters["graph_break"].values())
+        return self.branches + max(self.others, graph_breaks() - self.before)

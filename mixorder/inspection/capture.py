@@ -13,18 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from .. import pipeline
 from ..errors import CannotExplain
-from ..inductor import versions
-from ..inductor.spelling import misspelt
-from ..options import Options
+from ..inductor import config, frontend, versions
+from ..inductor.tensors import detect_fake_mode, tree_leaves
+from ..options import Options, misspelt
 from ..report import collect
 from ..schedule.device import device_info
 from .backward import gradients, parameters_behind, roots_of
@@ -35,8 +31,6 @@ from .found import GraphRecord
 from .meta import faked, has_no_data, without_values
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled
-
-_NO_TUNING = {"max_autotune": False, "max_autotune_pointwise": False, "coordinate_descent_tuning": False}
 
 
 def explain(
@@ -55,12 +49,12 @@ def explain(
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
         watch = _Watch([], Calls(run), Breaks(), seen)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         try:
             with (
                 as_it_was(run, tensors) as notes,
-                inductor_config.patch(settings),
-                functorch_config.patch(enable_autograd_cache=False),  # a hit runs no pass
+                config.patched(settings),
+                config.without_autograd_cache(),
                 detect_fake_mode(tensors) or contextlib.nullcontext(),
                 without_values() if no_data else contextlib.nullcontext(),
             ):
@@ -70,7 +64,7 @@ def explain(
                 if watch.calls.same:
                     notes.append("some graphs run for several modules; what is in them counts once")
         finally:
-            torch._dynamo.reset()
+            torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs, graph_breaks = tuple(watch.graphs), watch.breaks.count()
         return Report(
@@ -149,41 +143,38 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options as a patch for Inductor's config, with nothing tuned."""
     Options.current()  # registers ours
     given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
-    if unknown := sorted(given.keys() - inductor_config._config.keys()):
+    if unknown := sorted(name for name in given if not config.is_option(name)):
         said = " ".join(filter(None, map(misspelt, unknown))) or "Those of mixorder begin with 'mixorder'."
         raise ValueError(f"unknown options: {', '.join(unknown)}. {said}")
-    return {**given, **_NO_TUNING}
+    return {**given, **config.TUNING_OFF}
 
 
 def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
     own = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
-    return own + [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return own + [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
 def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
-    from torch._inductor.compile_fx import compile_fx
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
         if kind == "backward":
             watch.calls.backward(gm)
-        with inductor_config.patch(settings):  # a GPU's backward is compiled on a thread of its own
+        with config.patched(settings):  # a GPU's backward is compiled on a thread of its own
             watch.graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
         if watch.seen is not None:
             watch.seen(watch.graphs[-1])
 
-        def call(args: list[Any]) -> Any:
+        def note() -> None:
             watch.went_back |= kind == "backward"
-            return torch.fx.Interpreter(gm).boxed_run(args)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return frontend.run_by_node(gm, note)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         watch.breaks.add(gm)
         watch.calls.forward(gm)
-        return watch.calls.watched(compile_fx(gm, example_inputs, inner_compile=inner_compile))
+        return watch.calls.watched(frontend.compile_with(inner_compile, gm, example_inputs))
 
     return backend
 
@@ -192,11 +183,8 @@ def _inspect(
     gm: GraphModule, example_inputs: Sequence[Any], kind: str, is_inference: bool, options: Options
 ) -> GraphRecord:
     """What mixorder makes of a graph, which stays as it is."""
-    from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
-
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
-    with V.set_fake_mode(detect_fake_mode(example_inputs)), collect() as records:
-        post_grad_passes(ours, is_inference=is_inference)
+    with frontend.faking(example_inputs), collect() as records:
+        frontend.post_grad_passes(ours, is_inference=is_inference)
         pipeline.run(ours.graph, options)
     return GraphRecord(kind, len(gm.graph.nodes), tuple(records))

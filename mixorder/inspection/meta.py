@@ -14,16 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.utils import _pytree as pytree
 
 from ..errors import CannotExplain
+from ..inductor.tensors import NEED_VALUES, FakeTensorMode, tree_map_only
 
-_NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -54,7 +48,7 @@ def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any]
             for held in (module._parameters, module._buffers):
                 held.update({name: fake(t) for name, t in held.items() if t is not None})
         function = module_copy
-    return function, pytree.tree_map_only(Tensor, fake, inputs)
+    return function, tree_map_only(Tensor, fake, inputs)
 
 
 @contextlib.contextmanager
@@ -66,7 +60,7 @@ def without_values() -> Iterator[None]:
         chain = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
             chain.append(cause)
-        if not any(isinstance(one, _NEED_VALUES) for one in chain):
+        if not any(isinstance(one, NEED_VALUES) for one in chain):
             raise
         raise CannotExplain(
             f"the model depends on the value of a tensor{_place(error)}, and on the meta device there are "

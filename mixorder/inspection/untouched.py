@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
 
+from ..inductor.tensors import detect_fake_mode
 from .calls import modules_of
 
 

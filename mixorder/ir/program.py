@@ -18,11 +18,8 @@ from typing import Any
 import sympy
 import torch
 
-BOOL = torch.bool
-FLOAT8 = frozenset(  # which Triton can cast to
-    {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
-)
-INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+from .dtypes import short_dtype
+from .reductions import ReductionKind
 
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
 """Groups of programs that share the rows out; a schedule says how many."""
@@ -34,7 +31,7 @@ class AxisClass(enum.Enum):
 
     ROW = "row"  # the outer reduction only
     COLUMN = "column"  # the inner reduction only
-    KEPT = "kept"  # neither
+    BATCH = "batch"  # neither
     COMMON = "common"  # both
     SPLIT = "split"  # numbers the programs that share the rows out
 
@@ -55,7 +52,7 @@ class BufferRole(enum.Enum):
     INPUT = "in"
     OUTPUT = "out"
     WORKSPACE = "ws"
-    WORDS = "words"  # by which the programs that share a row tell one another their parts
+    MAILBOX = "mailbox"  # by which the programs that share a row tell one another their parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +61,7 @@ class Buffer:
 
     `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
     storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
+    `fill`: what every element holds before the launch; None where that does not matter.
     """
 
     name: str
@@ -74,6 +72,12 @@ class Buffer:
     over: str | None = None
     offset: sympy.Expr = sympy.S.Zero
     widened: bool = False
+    fill: int | None = None
+
+    @property
+    def pointer(self) -> str:
+        """The name of the kernels' parameter for it."""
+        return f"{self.name}_ptr"
 
     @property
     def numel(self) -> sympy.Expr:
@@ -89,60 +93,6 @@ class Buffer:
         over = "" if self.over is None else f" over {self.over}"
         widened = " widened" if self.widened else ""
         return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{widened}"
-
-
-def computed_in(stored: torch.dtype) -> torch.dtype:
-    """The dtype in which values are computed that memory holds as `stored`."""
-    return torch.float32 if stored in (torch.float16, torch.bfloat16) else stored
-
-
-def added_up_in(dtype: torch.dtype) -> torch.dtype:
-    """The widest dtype in which partial results of `dtype` may be added up."""
-    return torch.float64 if dtype == torch.float32 else dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class ReductionKind:
-    """An associative operation with an identity; `combine` is the name of the Inductor op that joins two.
-
-    `identity` is that of floating-point numbers and bools.
-    """
-
-    name: str
-    combine: str
-    identity: float
-
-    def accumulates_in(self, stored: torch.dtype) -> torch.dtype:
-        """The dtype in which values are combined whose result the graph states as `stored`.
-
-        Sums and products of integers narrower than 32 bits are combined in 32: the bits that `stored` keeps
-        are the same. Raises ValueError where the operation has no meaning in `stored`.
-        """
-        if self is ANY:
-            return BOOL
-        if stored.is_floating_point and stored.itemsize >= 2:
-            return computed_in(stored)
-        if stored == BOOL and self in (AMAX, AMIN):
-            return torch.int32
-        if stored not in INTEGERS:
-            raise ValueError(f"no {self.name} in {stored}")
-        return torch.int32 if self in (SUM, PROD) and stored.itemsize < 4 else stored
-
-    def identity_in(self, dtype: torch.dtype) -> float:
-        """The identity as a value of `dtype`: an int or a bool where that is none of floating point."""
-        if dtype.is_floating_point or dtype == BOOL:
-            return self.identity
-        if not math.isinf(self.identity):
-            return int(self.identity)
-        limits = torch.iinfo(dtype)
-        return limits.min if self.identity < 0 else limits.max
-
-
-SUM = ReductionKind("sum", "add", 0.0)
-AMAX = ReductionKind("amax", "maximum", float("-inf"))
-AMIN = ReductionKind("amin", "minimum", float("inf"))
-PROD = ReductionKind("prod", "mul", 1.0)
-ANY = ReductionKind("any", "logical_or", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,20 +183,20 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """`name = value` as it was for the row tile that is `stages` stages further on its way."""
+    """`name = value` as it was for the row tile that is `phases` phases further on its way."""
 
     name: str
     value: Ref
-    stages: int
+    phases: int
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.stages}] {self.value}"
+        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.phases}] {self.value}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The end of a stage where a row is shared: each reduction named turns from a part's into the row's."""
+    """The end of a phase where a row is shared: each reduction named turns from a part's into the row's."""
 
     buffer: str
     values: tuple[Ref, ...]
@@ -312,31 +262,49 @@ class Nest:
                 deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
         return deps
 
-    def stages(self) -> dict[str, int]:
+    def reductions_above(self) -> dict[str, int]:
         """How many dependent reductions precede each value (a `Reduce` counts for its users)."""
-        stage: dict[str, int] = {}
+        above: dict[str, int] = {}
         reduced: set[str] = set()
         for stmt in self.statements:
             if isinstance(stmt, Value):
-                stage[stmt.name] = max((stage[n] + (n in reduced) for n in operands(stmt)), default=0)
+                above[stmt.name] = max((above[n] + (n in reduced) for n in operands(stmt)), default=0)
             if isinstance(stmt, Reduce):
                 reduced.add(stmt.name)
-        return stage
+        return above
 
     def __str__(self) -> str:
         return "\n".join(_nest_lines(self))
 
 
 @dataclasses.dataclass(frozen=True)
+class AlignmentPhase:
+    """How rows lie relative to the boundaries of wide memory accesses, where not all lie alike.
+
+    Rows are `stride` elements apart, and `elements` of them make one wide access.
+    """
+
+    stride: int
+    elements: int
+
+    @property
+    def period(self) -> int:
+        """So many rows on, a row lies as this one does."""
+        return self.elements // math.gcd(self.stride, self.elements)
+
+
+@dataclasses.dataclass(frozen=True)
 class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
-    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
+    how the rows of a merged program lie, None where all lie alike.
     """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
+    phase: AlignmentPhase | None = None
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
@@ -375,11 +343,6 @@ class LoopProgram:
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as `bf16`, in the spelling of FX's readable graphs."""
-    return torch.fx.graph.dtype_abbrs[dtype]
 
 
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:

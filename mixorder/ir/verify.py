@@ -1,4 +1,4 @@
-"""What a loop program may look like after each stage. Raises `ValueError` on the first broken rule.
+"""What a loop program may look like in each form. Raises `ValueError` on the first broken rule.
 
 The pipeline calls this in strict mode, at every stage border.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 
+from .dtypes import BOOL, added_up_in, computed_in
 from .in_place import why_not
 from .program import (
-    BOOL,
     NUM_SPLITS,
     AxisClass,
     BufferRole,
@@ -22,51 +22,51 @@ from .program import (
     Reduce,
     Store,
     Value,
-    added_up_in,
-    computed_in,
     depth_of,
     index_symbols,
     operands,
 )
 
 
-class Stage(enum.Enum):
+class Form(enum.Enum):
+    """What a program has become."""
+
     LOWERED = "lowered"
     SPLIT = "split"
     REORDERED = "reordered"
     MERGED = "merged"
-    SHARED = "shared"
+    COOPERATIVE = "cooperative"
 
 
-def verify(program: LoopProgram, stage: Stage) -> LoopProgram:
-    """Return the program, unchanged, if it is legal after `stage`."""
+def verify(program: LoopProgram, form: Form) -> LoopProgram:
+    """Return the program, unchanged, if it is legal in this form."""
     for nest in program.nests:
         _verify_values(program, nest)
         _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
-    if stage is Stage.LOWERED:
+    if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
         _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")
         return program
     _verify_split(program)
-    if stage is not Stage.SPLIT:
+    if form is not Form.SPLIT:
         for nest in program.nests:
             _verify_order(nest)
-    if stage is Stage.SHARED:
-        _verify_stages(program.nests[0])
-    if stage in (Stage.MERGED, Stage.SHARED):
+    if form is Form.COOPERATIVE:
+        _verify_phases(program.nests[0])
+    if form in (Form.MERGED, Form.COOPERATIVE):
         over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
         _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
-    _verify_overwriting(program, stage)
+    _verify_overwriting(program, form)
     return program
 
 
-def _verify_overwriting(program: LoopProgram, stage: Stage) -> None:
+def _verify_overwriting(program: LoopProgram, form: Form) -> None:
     """An output lies over one input, which is read before, and no two outputs over the same."""
     over = [b for b in program.buffers if b.over is not None]
-    _require(not over or stage is Stage.MERGED, "an output is over an input before the merge")
+    _require(not over or form is Form.MERGED, "an output is over an input before the merge")
     _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
     for buffer in over:
         _require(buffer.role is BufferRole.OUTPUT, f"{buffer.name} is over an input, and no output")
@@ -138,24 +138,24 @@ def _verify_order(nest: Nest) -> None:
         _require(depth_of(stmt, tuple(rows), deps) == 0, f"{stmt} is hoisted but depends on rows")
 
 
-def _verify_stages(nest: Nest) -> None:
-    """A stage uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
+def _verify_phases(nest: Nest) -> None:
+    """A phase uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
     deps = nest.dependence()
     rows = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
-    stage, stage_of = 0, dict[str, int]()
+    phase, phase_of = 0, dict[str, int]()
     for stmt in nest.body:
         if isinstance(stmt, Exchange):
-            stage += 1
-            stage_of.update({ref.name: stage for ref in stmt.values})
+            phase += 1
+            phase_of.update({ref.name: phase for ref in stmt.values})
             continue
-        age = stmt.stages if isinstance(stmt, Carry) else 0
+        age = stmt.phases if isinstance(stmt, Carry) else 0
         for name in operands(stmt):
             if deps[name] & rows:
-                # A reduction is of no stage before it is exchanged.
-                here = name in stage_of and stage_of[name] + age == stage
-                _require(here, f"{stmt} is in stage {stage}, %{name} is not")
+                # A reduction is of no phase before it is exchanged.
+                here = name in phase_of and phase_of[name] + age == phase
+                _require(here, f"{stmt} is in phase {phase}, %{name} is not")
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
-            stage_of[stmt.name] = stage
+            phase_of[stmt.name] = phase
 
 
 def _runs_over(nest: Nest, kind: AxisClass) -> bool:

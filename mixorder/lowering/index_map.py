@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..region.axes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]

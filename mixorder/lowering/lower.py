@@ -15,17 +15,23 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
-from torch._inductor.ops_handler import DefaultHandler
-from torch._inductor.utils import upcast_compute_type
-from torch._inductor.virtualized import OpsValue, V, ops
-from torch._prims_common import dtype_to_type, make_contiguous_strides_for
 from torch.fx import Node
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
+from ..inductor.lowerings import context
+from ..inductor.ops import (
+    DefaultHandler,
+    OpsValue,
+    dtype_to_type,
+    handling,
+    ops,
+    result_dtype,
+    unwrapped,
+    upcast_compute_type,
+)
+from ..inductor.symbols import bounds, hint_of, simplified
+from ..inductor.tensors import make_contiguous_strides_for
 from ..ir.program import (
-    ANY,
     Axis,
     AxisClass,
     Buffer,
@@ -35,7 +41,6 @@ from ..ir.program import (
     LoopProgram,
     Nest,
     Reduce,
-    ReductionKind,
     Ref,
     Statement,
     Store,
@@ -43,6 +48,7 @@ from ..ir.program import (
     index_symbols,
     operands,
 )
+from ..ir.reductions import ReductionKind
 from ..region.axes import Size, Space, product
 from ..region.nodes import (
     MOMENTS,
@@ -57,7 +63,7 @@ from ..region.nodes import (
 )
 from ..region.region import Region
 from .index_map import Index, delinearize, relayout
-from .pointwise import Boxes, lowering_context, symbolic
+from .pointwise import Boxes, symbolic
 
 _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
@@ -65,10 +71,10 @@ _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 def lower(region: Region) -> LoopProgram:
     """Give the region's two nests: rows outside for the inner reductions, rows inside for the outer ones."""
     loops = {axis.kind: axis for axis in _axes(region.space)}
-    kept = [loops[AxisClass.KEPT]] if AxisClass.KEPT in loops else []
+    batch = [loops[AxisClass.BATCH]] if AxisClass.BATCH in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     column_side = region.column_side()
-    with lowering_context(region):
+    with context(fake(region.outer[0])):
         everywhere: frozenset[_Place] = frozenset()
         while True:
             tracer = _Tracer(region, loops, everywhere)
@@ -85,11 +91,11 @@ def lower(region: Region) -> LoopProgram:
     nests = []
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
-            nests.append(Nest((*kept, *order), closure(tracer.body, roots)))
+            nests.append(Nest((*batch, *order), closure(tracer.body, roots)))
     return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
-_SYMBOLS = {AxisClass.KEPT: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
+_SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
 
 
 def _axes(space: Space) -> list[Axis]:
@@ -120,11 +126,9 @@ class _Recorder(DefaultHandler):
 
     def __init__(self, tracer: _Tracer) -> None:
         self.tracer = tracer
-        self.dtypes = DtypePropagationOpsHandler()
 
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dtype = getattr(self.dtypes, name)(*args, **kwargs)
-        if not isinstance(dtype, torch.dtype):
+        if (dtype := result_dtype(name, args, kwargs)) is None:
             raise Decline(
                 DeclineReason.UNSUPPORTED_OP,
                 f"ops.{name} gives no single value",
@@ -135,7 +139,7 @@ class _Recorder(DefaultHandler):
     def to_dtype(
         self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True
     ) -> Any:
-        if use_compute_types and _unwrap(x).dtype == upcast_compute_type(dtype):
+        if use_compute_types and unwrapped(x).dtype == upcast_compute_type(dtype):
             return x  # half precision computes in fp32: a cast between the two changes nothing
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
         return self._default("to_dtype", (x, dtype), kwargs)
@@ -149,10 +153,10 @@ class _Recorder(DefaultHandler):
 
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
         """`body()` where `mask` is true, else `other`: every load that it traces depends on the mask."""
-        mask = _unwrap(mask)
+        mask = unwrapped(mask)
         with self.tracer.where(mask):
-            value = _unwrap(body())
-        fill = _unwrap(self.constant(dtype_to_type(value.dtype)(other), value.dtype))
+            value = unwrapped(body())
+        fill = unwrapped(self.constant(dtype_to_type(value.dtype)(other), value.dtype))
         return self._default("where", (mask, value, fill), {})
 
     def load(self, name: str, index: sympy.Expr) -> Any:
@@ -163,8 +167,7 @@ class _Recorder(DefaultHandler):
 
 
 def _operand(arg: Any) -> Any:
-    if isinstance(arg, OpsValue):
-        arg = arg.value
+    arg = unwrapped(arg)
     return Ref(arg.name) if isinstance(arg, _Traced) else arg
 
 
@@ -244,11 +247,11 @@ class _Tracer:
             elif node.target is MOMENTS:
                 traced = self.value(node.args[0], index)  # type: ignore[arg-type]
             else:
-                with V.set_ops_handler(self._recorder):
-                    traced = _unwrap(self._boxes.of(node).make_loader()(index))
+                with handling(self._recorder):
+                    traced = unwrapped(self._boxes.of(node).make_loader()(index))
                     if node in self.region.rounded:
                         half = ops.to_dtype(OpsValue(traced), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
-                        traced = _unwrap(ops.to_dtype(half, traced.dtype))
+                        traced = unwrapped(ops.to_dtype(half, traced.dtype))
             self._values[key] = traced
             self.current = outer
         return self._values[key]
@@ -277,12 +280,12 @@ class _Tracer:
 
     def is_inside(self, index: Index, shape: Index) -> bool:
         """Whether an index is within `shape` wherever the loops are."""
-        ranges = {s: ValueRanges(0, n - 1) for s, n in self._ranges.items() if n.is_number}
+        sizes = {s: n for s, n in self._ranges.items() if n.is_number}
         symbols = frozenset().union(*(i.free_symbols for i in index))
-        if not symbols <= ranges.keys() or not all(n.is_number for n in shape):
+        if not symbols <= sizes.keys() or not all(n.is_number for n in shape):
             return False
-        bounds = [bound_sympy(i, ranges) for i in index]
-        return all(b.lower >= 0 and b.upper < n for b, n in zip(bounds, shape, strict=True))
+        limits = [bounds(i, sizes) for i in index]
+        return all(low >= 0 and high < n for (low, high), n in zip(limits, shape, strict=True))
 
     @contextlib.contextmanager
     def where(self, mask: _Traced) -> Iterator[None]:
@@ -336,16 +339,16 @@ class _Tracer:
         value = self.element(kind, self.value(source, full), stored)
         count = product(shape[d] for d in dims)
         if is_variance(node):
-            with V.set_ops_handler(self._recorder):
+            with handling(self._recorder):
                 centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count, stored)))
-                value = _unwrap(ops.mul(centred, centred))
+                value = unwrapped(ops.mul(centred, centred))
             traced = self.mean(kind, value, symbols, count, stored, correction(node))
         elif is_mean(node):
             traced = self.mean(kind, value, symbols, count, stored)
         else:
             traced = self.reduced(kind, value, symbols, stored)
-        with V.set_ops_handler(self._recorder):
-            traced = _unwrap(ops.to_dtype(OpsValue(traced), stored))
+        with handling(self._recorder):
+            traced = unwrapped(ops.to_dtype(OpsValue(traced), stored))
         self._predicate = predicate
         return traced
 
@@ -362,10 +365,10 @@ class _Tracer:
 
     def element(self, kind: ReductionKind, value: _Traced, stored: torch.dtype) -> _Traced:
         """An element as a reduction combines it. As in eager it is first cast to the result's dtype, which
-        `dtype=` may have given; a truth value instead, if that is what is asked for."""
-        with V.set_ops_handler(self._recorder):
-            cast = ops.to_dtype(OpsValue(value), torch.bool if kind is ANY else stored)
-            return _unwrap(ops.to_dtype(cast, kind.accumulates_in(stored)))
+        `dtype=` may have given; to bool for a reduction of truth values."""
+        with handling(self._recorder):
+            cast = ops.to_dtype(OpsValue(value), kind.element_dtype(stored))
+            return unwrapped(ops.to_dtype(cast, kind.accumulates_in(stored)))
 
     def reduced(
         self, kind: ReductionKind, value: _Traced, symbols: tuple[sympy.Symbol, ...], stored: torch.dtype
@@ -387,12 +390,12 @@ class _Tracer:
         correction: float = 0,
     ) -> _Traced:
         total = OpsValue(self.reduced(kind, value, symbols, stored))
-        with V.set_ops_handler(self._recorder):
+        with handling(self._recorder):
             if isinstance(count, int):
                 divisor = ops.constant(max(count - correction, 0), value.dtype)
             else:
                 divisor = ops.index_expr(sympy.Max(count - sympy.sympify(correction), 0), value.dtype)
-            return _unwrap(ops.truediv(total, divisor))
+            return unwrapped(ops.truediv(total, divisor))
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> _Traced:
         kwargs_key = tuple(sorted(kwargs.items()))
@@ -413,15 +416,12 @@ class _Tracer:
             e for val in vals if val is not None for e in (*symbolic(val.shape), *symbolic(val.stride()))
         ]
         symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
-        if not symbols:
-            return ()
-        values = V.fake_mode.shape_env.backed_var_to_val
-        return tuple((s, int(values[s])) for s in sorted(symbols, key=str))
+        return tuple((s, hint_of(s)) for s in sorted(symbols, key=str))
 
     def simplify(self, expr: sympy.Expr) -> sympy.Expr:
         if expr.is_Symbol or expr.is_number:
             return expr
-        return V.graph.sizevars.simplify_with_ranges(expr, self._ranges)
+        return simplified(expr, self._ranges)
 
     def fresh(self, name: str) -> str:
         candidate, i = name, 0
@@ -430,10 +430,6 @@ class _Tracer:
             candidate = f"{name}.{i}"
         self._names.add(candidate)
         return candidate
-
-
-def _unwrap(value: Any) -> _Traced:
-    return value.value if isinstance(value, OpsValue) else value
 
 
 def _place(space: Space, loops: dict[AxisClass, Axis]) -> list[sympy.Expr]:

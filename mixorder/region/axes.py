@@ -20,7 +20,7 @@ from ..ir.program import AxisClass
 
 Size: TypeAlias = int | sympy.Expr
 
-ROW, COLUMN, KEPT, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.KEPT, AxisClass.COMMON
+ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, AxisClass.COMMON
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -72,8 +72,8 @@ class Space:
         return self.size(COLUMN, COMMON)
 
     @property
-    def kept(self) -> Size:
-        return self.size(KEPT)
+    def batch(self) -> Size:
+        return self.size(BATCH)
 
     @property
     def inner_kind(self) -> AxisClass:
@@ -120,7 +120,7 @@ def classify(inner: Reduced, outer: Reduced) -> Space:
         kind = {
             (False, True): ROW,
             (True, False): COLUMN,
-            (False, False): KEPT,
+            (False, False): BATCH,
             (True, True): COMMON,
         }[(low, high) in by_inner, (low, high) in by_outer]
         if axes and axes[-1][1] is kind:
@@ -158,7 +158,7 @@ MAX_BLOCK, MIN_BLOCK = 2048, 256
 def columns_alone(outer: Reduced) -> Space | None:
     """The space of an outer reduction over leading dims with no inner one beside it.
 
-    No result needs a whole row, so long rows are cut into equal blocks: a kept axis numbers them. None where
+    No result needs a whole row, so long rows are cut into equal blocks: a batch axis numbers them. None where
     rows are symbolic in the columns, or cannot be cut.
     """
     count = len(outer.dims)
@@ -174,8 +174,8 @@ def columns_alone(outer: Reduced) -> Space | None:
         return None
     block = (whole or fitting)[-1]
     rows = product(outer.shape[:count])
-    kept = () if block == cols else ((cols // block, KEPT),)
-    return Space(((rows, ROW), *kept, (block, COLUMN)))
+    batch = () if block == cols else ((cols // block, BATCH),)
+    return Space(((rows, ROW), *batch, (block, COLUMN)))
 
 
 def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:

@@ -10,8 +10,9 @@ import functools
 from collections.abc import Iterator
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
+
+from ..inductor.graphs import HigherOrderOperator, OpOverload
 
 # Whose operators are known by their schemas and tags. Of all others nothing is promised: a custom operator
 # may count, print or communicate, and so do collectives.

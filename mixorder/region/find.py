@@ -43,6 +43,14 @@ def find_regions(graph: Graph) -> Found:
     yield from _Numbered(scopes).regions(outers)
 
 
+def next_region(regions: Found, taken: Region | None) -> Region | Decline | None:
+    """What the search finds next, told what was taken of the last region; None at its end."""
+    try:
+        return regions.send(taken)
+    except StopIteration:
+        return None
+
+
 class _Numbered:
     """Grows and numbers regions, pairs first, then outer reductions whose source must be written anyway."""
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import heapq
 
-from torch._inductor import config
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
 from .axes import Size, fits, product, reduces
 from .gathers import is_gather, is_gather_view, is_made_of_pieces, is_readable
@@ -359,7 +359,7 @@ class _Growth:
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read. Inductor would have some of these in the
         kernel of the reduction, and round nothing in between, unless it was asked to round as eager does."""
-        if config.emulate_precision_casts:
+        if emulates_precision_casts():
             return frozenset()
         return frozenset(
             n

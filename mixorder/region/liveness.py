@@ -9,9 +9,9 @@ import operator
 from collections.abc import Iterator
 
 import torch
-from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
 from torch.fx import Node
 
+from ..inductor.graphs import triton_kernel_wrapper_functional
 from .nodes import fake, size_of
 from .region import Region
 

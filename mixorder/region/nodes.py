@@ -5,15 +5,16 @@ Takes nodes of a functional post-grad graph, answers questions, changes nothing.
 
 from __future__ import annotations
 
-import functools
 import operator
 
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ..ir.program import AMAX, AMIN, ANY, FLOAT8, PROD, SUM, ReductionKind
+from ..inductor.graphs import is_lowered_pointwise
+from ..inductor.symbols import depends_on_data
+from ..ir.dtypes import FLOAT8
+from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
 from .axes import Reduced, Size
 
 aten = torch.ops.aten
@@ -28,6 +29,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     aten.any.dim: ANY,
     aten.any.dims: ANY,
     aten.var.correction: SUM,
+    prims.xor_sum.default: XOR,
 }
 MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` of it is a reduction of what it reads
 
@@ -92,7 +94,7 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     symbols = {
         s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
     }
-    return None if any(symbol_is_type(s, SymT.UNBACKED_INT) for s in symbols) else shape
+    return None if any(map(depends_on_data, symbols)) else shape
 
 
 def operands(node: Node) -> list[Node]:
@@ -105,22 +107,6 @@ def leaves_the_graph(node: Node) -> bool:
     return any(user.op == "output" or (is_view(user) and leaves_the_graph(user)) for user in node.users)
 
 
-@functools.cache
-def _is_pointwise_target(target: object) -> bool:
-    from torch._inductor.lowering import fallbacks, lowerings
-
-    if target is prims.convert_element_type.default:
-        return True
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.pointwise in target.tags
-        and torch.Tag.nondeterministic_seeded not in target.tags
-        and target in lowerings
-        and target not in fallbacks
-        and not target._schema.is_mutable
-    )
-
-
 def is_view(node: Node) -> bool:
     return node.op == "call_function" and (node.target in VIEWS or node.target is MOMENTS)
 
@@ -131,7 +117,7 @@ def is_constant(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return node.op == "call_function" and _is_pointwise_target(node.target)
+    return node.op == "call_function" and is_lowered_pointwise(node.target)
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:

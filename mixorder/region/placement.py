@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch._inductor.fx_utils import get_node_storage
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..inductor.graphs import get_node_storage
 from .effects import between, has_effect, mutated_args
 from .region import Region
 from .space_analysis import by_position, position

@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 from torch.fx import Node
 
+from ..errors import Decline
+from .region import Region
+
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
 _ITEM = re.compile(r"(?:\.?_modules)?\[['\"]?([^'\"\]]+)['\"]?\]")
@@ -60,3 +63,19 @@ def _users_frame(trace: str) -> str:
         return ""
     frame = own[-1]
     return f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['code'].strip()}"
+
+
+def located(decline: Decline, found: Region | Decline | None) -> Decline:
+    """A decline that says where the reductions of the region come from that it is about."""
+    if isinstance(found, Region):
+        decline.origin = origin_of((*found.inner, *found.outer))
+    return decline
+
+
+def label(region: Region) -> str:
+    """What the kernels' names say was fused: the ATen ops that the reductions come from."""
+    ops = dict.fromkeys(
+        str(n.meta["original_aten"]).split(".")[1] if "original_aten" in n.meta else "sum"
+        for n in (*region.inner, *region.outer)
+    )
+    return re.sub(r"\W+", "_", "_".join(ops))[:64]

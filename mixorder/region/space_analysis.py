@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator
 
 import sympy
 import torch
-from torch._inductor.inductor_prims import prepare_softmax_online
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..inductor.graphs import prepare_softmax_online
 from .axes import Size, product, ratio
 from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (

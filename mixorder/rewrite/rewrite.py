@@ -12,19 +12,13 @@ from typing import Any
 
 import sympy
 import torch
-from torch._higher_order_ops import triton_kernel_wrap
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-)
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from ..codegen.exchange import EMPTY
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
-from ..inductor import mutation_cache as analysis
+from ..inductor.graphs import check_kernel, launch_arguments, triton_kernel_wrapper_functional
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..region.axes import Size
 from ..region.effects import between, has_effect
@@ -48,15 +42,15 @@ def replace(
     try:
         read = [writer.contiguous(n) if n in region.relaid else n for n in region.inputs]
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
-        for buffer in (*program.role(BufferRole.OUTPUT), *program.role(BufferRole.WORKSPACE)):
-            if buffer.over is None:
+        for buffer in program.buffers:
+            if buffer.fill is not None:
+                nodes[buffer.name] = writer.filled(buffer, buffer.fill, region.inputs)
+            elif buffer.role is not BufferRole.INPUT and buffer.over is None:
                 nodes[buffer.name] = writer.empty(buffer, num_splits, region.inputs)
-        for buffer in program.role(BufferRole.WORDS):
-            nodes[buffer.name] = writer.filled(buffer, EMPTY, region.inputs)
         for source in kernels:
             sizes = {str(s): writer.size(s, region.inputs) for s in program.sizes if str(s) in source.sizes}
             made_of = region.outer if source is kernels[-1] else (*region.inner, *region.outer)
-            buffers = {name: nodes[name] for name in source.buffers}
+            buffers = {program.buffer(name): nodes[name] for name in source.buffers}
             nodes.update(writer.launch(source, buffers, sizes, made_of))
         results = []
         for buffer, old in zip(program.role(BufferRole.OUTPUT), region.outputs, strict=True):
@@ -186,25 +180,18 @@ class _Writer:
     def launch(
         self,
         source: KernelSource,
-        arguments: dict[str, Node],
+        arguments: dict[Buffer, Node],
         sizes: dict[str, int | Node],
         made_of: tuple[Node, ...],
     ) -> dict[str, Node]:
         """Launch a kernel that computes the reductions `made_of`; returns the nodes that hold the buffers it
         has written."""
-        tensors = {f"{name}_ptr": node for name, node in arguments.items()}
-        written = [f"{name}_ptr" for name in source.written]
+        tensors = {buffer.pointer: node for buffer, node in arguments.items()}
+        written = {buffer.pointer: buffer.name for buffer in arguments if buffer.name in source.written}
         kernel = load_kernel(source)
         if self.device.type == "cuda" and torch.cuda.is_available():  # or there is no target to compile for
-            analysis.check(triton_kernel_wrap, kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
-        kwargs = {
-            "kernel_idx": kernel_side_table.add_kernel(kernel),
-            "constant_args_idx": kernel_side_table.add_constant_args({}),
-            "grid": [(source.grid, 1, 1)],
-            "tma_descriptor_metadata": {},
-            "kwargs": {**tensors, **sizes},
-            "tensors_to_clone": written,
-        }
+            check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
+        kwargs = launch_arguments(kernel, (source.grid, 1, 1), {**tensors, **sizes}, list(written))
         # In memory of its own, as the functional operator has it: Inductor must see no alias in its argument.
         with self.fake_mode:
             result = {key: _like(tensors[key].meta["val"]) for key in written}
@@ -213,8 +200,7 @@ class _Writer:
         node.meta["from_node"] = [_source_of(made_of)]
         node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
         return {
-            name: self.add(operator.getitem, (node, key), {}, result[key])
-            for name, key in zip(source.written, written, strict=True)
+            name: self.add(operator.getitem, (node, key), {}, result[key]) for key, name in written.items()
         }
 
     def undo(self) -> None:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .cooperative import SPILLED_REGISTERS, SharedWork, registers_of
+from .cooperative import SPILLED_REGISTERS, registers_of
 from .device import DeviceInfo
-from .persistent_space import MAX_STAGES, combined_from, differing, final_neighbours, is_power_of_2
-from .schedule import Schedule
+from .facts import Facts
+from .finalisation import final_neighbours
+from .schedule import Schedule, is_power_of_2
+from .space import MOST_STAGES, combined_from, differing
 
 MAX_DEPTH = 4
 PARTS = (("depth",), ("tile",), ("final_block", "final_warps"))
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedSpace:
+class CooperativeSpace:
     """The schedules that may take the place of `start`."""
 
-    work: SharedWork
+    facts: Facts
     device: DeviceInfo
     start: Schedule
 
@@ -48,13 +50,13 @@ class SharedSpace:
         if (tile.xblock, tile.num_warps) != (first.xblock, first.num_warps):
             return False
         programs = -(-schedule.num_splits * schedule.parts // self.device.num_sm)
-        staged = programs * tile.xblock * schedule.r0_block * self.work.load_bytes
-        registers = registers_of(self.work, tile, schedule.r0_block, schedule.depth)
+        staged = programs * tile.xblock * schedule.r0_block * self.facts.staged_bytes
+        registers = registers_of(self.facts, tile, schedule.r0_block, schedule.depth)
         return (
             1 <= schedule.depth <= MAX_DEPTH
-            and 1 <= tile.num_stages <= MAX_STAGES
+            and 1 <= tile.num_stages <= MOST_STAGES
             and (tile.num_stages == 1 or staged * (tile.num_stages - 1) <= self.device.shared_memory)
-            and registers <= max(SPILLED_REGISTERS, registers_of(self.work, first, self.start.r0_block, 1))
+            and registers <= max(SPILLED_REGISTERS, registers_of(self.facts, first, self.start.r0_block, 1))
             and is_power_of_2(schedule.final_block)
             and is_power_of_2(schedule.final_warps)
             and schedule.final_block <= schedule.r0_block

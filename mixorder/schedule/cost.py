@@ -1,23 +1,15 @@
-"""The cost model: bytes of device memory, and 32-bit registers. Programs in, numbers or a `Decline` out.
+"""What fusing a region saves: bytes that move between device memory and its kernels.
 
-Bytes say what fusing saves: the nests of a region, one by one, each read their inputs and write their
-outputs once; the fused kernels read and write what several of them need once, and in addition the workspace,
-once each way. Whatever joins a region as it grows takes a round trip through memory away, so of two regions
-the larger one never moves more bytes.
-
-Registers are what cuts a region. A program keeps, per element of its tile, every value that outlives a
-reduction over the row, the accumulators, and the column vectors hoisted out of the loop; what is loaded,
-computed and used between two reductions passes through a few registers. Compiled for sm_90 (RMSNorm and
-LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient, fp32 and bf16, 16 and 32 elements
-per thread): with W such words per element, ptxas took about (W + 1) * elements + 24 registers; summed
-gradients and residuals changed nothing, and nothing was spilled where that gives 280 or less.
+The nests of a region, one by one, each read their inputs and write their outputs once. The fused kernels
+read and write what several of them need once, and in addition the workspace, once each way. Whatever joins a
+region as it grows takes a round trip through memory away, so of two regions the larger one never moves more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import sympy
 
@@ -26,22 +18,18 @@ from ..ir.program import (
     NUM_SPLITS,
     Buffer,
     BufferRole,
-    Compute,
     Load,
     LoopProgram,
     Nest,
     PartialAccumulate,
-    Reduce,
     Statement,
     Store,
     Value,
     operands,
 )
+from .facts import Facts
 
-REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 MIN_ROWS = 256  # from here on, fusing pays even where it moves more bytes
-NOT_SPILLED = 279  # estimates of up to so many registers came without spills
-MAX_REGISTERS = 255  # per thread; the estimate is of what ptxas takes where it may take all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +74,8 @@ def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
     """Bytes of the partials that `num_splits` programs leave, and of the words that they exchange."""
     return sum(
         int(program.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
-        for b in (*program.role(BufferRole.WORKSPACE), *program.role(BufferRole.WORDS))
+        for role in (BufferRole.WORKSPACE, BufferRole.MAILBOX)
+        for b in program.role(role)
     )
 
 
@@ -146,84 +135,7 @@ def _touched(program: LoopProgram, buffer: Buffer, index: sympy.Expr) -> int:
     return min(elements, numel) * buffer.dtype.itemsize
 
 
-def held_words(program: LoopProgram) -> int:
-    """32-bit words per element of a tile that a program holds from one reduction to the next."""
-    main = program.nests[0]
-    deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
-    last_use = {name: i for i, stmt in enumerate(main.body) for name in operands(stmt)}
-    tiles = [
-        (i, last_use[s.name], words_of(s))
-        for i, s in enumerate(main.body)
-        if isinstance(s, Load | Compute) and tile <= deps[s.name] and s.name in last_use
-    ]
-    reductions = [i for i, s in enumerate(main.body) if isinstance(s, Reduce)]
-    across = [sum(words for made, last, words in tiles if made < at < last) for at in reductions]
-    hoisted = [s for s in main.preamble if isinstance(s, Load | Compute)]
-    columns = [s for s in hoisted if deps[s.name] and s.name in last_use]
-    partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
-    return (
-        max(across, default=0)
-        + sum(words_of(s) for s in columns)
-        + sum((1 + s.compensated) * words_of(program.buffer(s.buffer)) for s in partials)
-    )
-
-
-def words_of(value: Load | Compute | Buffer) -> int:
-    """32-bit registers for one element."""
-    return max(1, value.dtype.itemsize // 4)
-
-
-# Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
-# lowerings, in fp32 (triton 3.7.1). The slow path for large arguments makes sine and cosine long.
-_INSTRUCTIONS = {
-    **dict.fromkeys(("sin", "cos", "tan", "atan2", "pow"), 80),
-    **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
-    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
-    "lgamma": 200,
-}
-
-
-# Ops of which each element takes one branch or the other, as usual values do: no element's instructions are
-# mixed with another's then, and only other warps hide their latencies.
-_DIVERGENT = ("tanh",)
-
-
-def instructions(program: LoopProgram) -> int:
-    """Machine instructions that the main loop computes per element of a tile, loads and stores aside."""
-    return sum(_INSTRUCTIONS.get(op, 1) for op in _per_element(program))
-
-
-def divergent(program: LoopProgram) -> bool:
-    """Whether threads of a warp take different branches for the elements of a tile."""
-    return any(op in _DIVERGENT for op in _per_element(program))
-
-
-def levels(program: LoopProgram) -> int:
-    """How many of the main loop's reductions follow from one another."""
-    level: dict[str, int] = {}
-    for stmt in program.nests[0].body:
-        if isinstance(stmt, Load | Compute | Reduce):
-            above = max((level.get(name, 0) for name in operands(stmt)), default=0)
-            level[stmt.name] = above + isinstance(stmt, Reduce)
-    return max(level.values(), default=0)
-
-
-def _per_element(program: LoopProgram) -> Iterator[str]:
-    main = program.nests[0]
-    deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
-    for stmt in main.body:
-        if isinstance(stmt, Compute) and tile <= deps[stmt.name]:
-            yield stmt.op.removeprefix("libdevice_")
-
-
-def registers_per_thread(words: int, elements: int, chunks: int, computed: int) -> int:
-    """Registers of a thread that holds `words` of each of `elements` elements, and `computed` more of each of
-    those in one of `chunks` equal parts, while it computes with it."""
-    return words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
-
-
-def gate(numel: int, rows: int, moved: Traffic, min_numel: int, alone: bool) -> None:
+def gate(facts: Facts, moved: Traffic, min_numel: int, alone: bool) -> None:
     """Raise `Decline` where fusing does not pay; a `min_numel` of 0 lets everything pass.
 
     That is for a space of fewer than `min_numel` elements, and for few rows whose partials move as many bytes
@@ -232,10 +144,12 @@ def gate(numel: int, rows: int, moved: Traffic, min_numel: int, alone: bool) -> 
     from 256 rows on it splits the outer reduction, and takes 1.2 to 2.2 times as long as the fused kernels,
     whatever the bytes (all of it fits in L2).
     """
-    if numel < min_numel:
-        raise Decline(DeclineReason.TOO_SMALL, f"{numel} elements, fewer than {min_numel}")
-    if min_numel and rows < MIN_ROWS and (alone or moved.saved <= 0):
-        detail = f"{rows} rows, {moved.total / 1e6:.1f} MB in one kernel, {moved.apart / 1e6:.1f} MB in two"
+    if facts.numel < min_numel:
+        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {min_numel}")
+    if min_numel and facts.rows < MIN_ROWS and (alone or moved.saved <= 0):
+        detail = (
+            f"{facts.rows} rows, {moved.total / 1e6:.1f} MB in one kernel, {moved.apart / 1e6:.1f} MB in two"
+        )
         raise Decline(DeclineReason.TOO_SMALL, detail)
 
 

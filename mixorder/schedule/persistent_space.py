@@ -9,14 +9,15 @@ programs, the chunks that hold a row, the finalisation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from . import cost
 from .device import DeviceInfo
-from .persistent import MAX_INSTRUCTIONS, MAX_WARPS, SPILL_FACTOR, Workload, even, layouts
-from .schedule import Schedule, Tile
+from .facts import Facts
+from .finalisation import final_neighbours
+from .persistent import MAX_REGISTERS, MAX_WARPS, even, layouts, registers_of
+from .schedule import Schedule, Tile, is_power_of_2, shifted
+from .space import MOST_STAGES, combined_from, differing
 
-MAX_STAGES = 6
 MAX_THREADS = 1024  # of one program
 PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
@@ -25,10 +26,10 @@ PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_blo
 
 
 @dataclasses.dataclass(frozen=True)
-class Space:
+class PersistentSpace:
     """The schedules that may take the place of `start`. `pinned`: the number of programs is the user's."""
 
-    work: Workload
+    facts: Facts
     device: DeviceInfo
     start: Schedule
     pinned: bool = False
@@ -60,14 +61,14 @@ class Space:
             return False
         if schedule.num_splits % schedule.period:
             return False
-        if (schedule.r0_block, schedule.chunks) not in layouts(self.work):
+        if (schedule.r0_block, schedule.chunks) not in layouts(self.facts):
             return False
         return self._in_range(schedule) and self._fits(schedule)
 
     def _in_range(self, schedule: Schedule) -> bool:
         tile = schedule.tile
         powers = (tile.xblock, tile.num_warps, schedule.final_block, schedule.final_warps)
-        if not all(map(is_power_of_2, powers)) or not 1 <= tile.num_stages <= MAX_STAGES:
+        if not all(map(is_power_of_2, powers)) or not 1 <= tile.num_stages <= MOST_STAGES:
             return False
         if self.pinned:
             splits_are_right = schedule.num_splits == self.start.num_splits
@@ -77,7 +78,7 @@ class Space:
             splits_are_right
             and max(tile.num_warps, schedule.final_warps) <= MAX_WARPS
             and max(tile.num_warps, schedule.final_warps) * self.device.warp_size <= MAX_THREADS
-            and (tile.xblock < 2 * self.work.rows or tile.xblock <= self.start.tile.xblock)
+            and (tile.xblock < 2 * self.facts.rows or tile.xblock <= self.start.tile.xblock)
             and schedule.final_block <= max(self.start.r0_block, self.start.final_block)
         )
 
@@ -86,12 +87,11 @@ class Space:
         low, high = PER_THREAD
         if not min(low, first) <= per_thread <= max(high, first):
             return False
-        code = max(MAX_INSTRUCTIONS, first * self.work.instructions)
         final = max(FINAL_PER_THREAD, self._final_per_thread(self.start))
-        if per_thread * self.work.instructions > code or self._final_per_thread(schedule) > final:
+        if self._final_per_thread(schedule) > final:
             return False
         registers, shared = self.device.registers, self.device.shared_memory
-        limits = (cost.MAX_REGISTERS, int(SPILL_FACTOR * registers), shared, registers, shared)
+        limits = (MAX_REGISTERS, registers, shared, registers, shared)
         return all(
             used <= max(limit, allowed)
             for used, limit, allowed in zip(self._use(schedule), limits, self._use(self.start), strict=True)
@@ -103,11 +103,11 @@ class Space:
         A program that is alone there counts once: it gets all, and spills what it lacks.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
-        registers = self.work.registers(per_thread, schedule.chunks)
+        registers = registers_of(self.facts, per_thread, schedule.chunks)
         of_program = registers * tile.num_warps * self.device.warp_size
-        staged = tile.xblock * schedule.r0_block * max(self.work.load_bytes, self.work.staged_bytes)
+        staged = tile.xblock * schedule.r0_block * max(self.facts.load_bytes, self.facts.staged_bytes)
         shared = staged * (tile.num_stages - 1)
-        per_sm = 1 if self.pinned else -(-schedule.num_splits * self.work.kept // self.device.num_sm)
+        per_sm = 1 if self.pinned else -(-schedule.num_splits * self.facts.batch // self.device.num_sm)
         together = per_sm if per_sm > 1 else 0
         return registers, of_program, shared, together * of_program, together * shared
 
@@ -120,7 +120,7 @@ class Space:
         return partials // (schedule.final_warps * self.device.warp_size)
 
     def _count(self, tile: Tile) -> int:
-        return max(1, -(-self.work.rows // tile.xblock))
+        return max(1, -(-self.facts.rows // tile.xblock))
 
     def _tiles(self, schedule: Schedule) -> Iterator[Schedule]:
         """Half and twice the rows or the warps or both, one stage more or less."""
@@ -129,7 +129,7 @@ class Space:
             yield self._with_tile(
                 schedule,
                 dataclasses.replace(
-                    tile, xblock=_shifted(tile.xblock, rows), num_warps=_shifted(tile.num_warps, warps)
+                    tile, xblock=shifted(tile.xblock, rows), num_warps=shifted(tile.num_warps, warps)
                 ),
             )
         for stages in (tile.num_stages + 1, tile.num_stages - 1):
@@ -142,7 +142,7 @@ class Space:
             return moved
         moved = dataclasses.replace(moved, num_splits=min(schedule.num_splits, self._count(tile)))
         for per_sm in (4, 3, 2, 1):
-            at_once = max(1, per_sm * self.device.num_sm // self.work.kept)
+            at_once = max(1, per_sm * self.device.num_sm // self.facts.batch)
             if self._fits(moved):
                 break
             moved = dataclasses.replace(moved, num_splits=min(moved.num_splits, at_once))
@@ -151,50 +151,13 @@ class Space:
     def _layouts(self, schedule: Schedule) -> Iterator[Schedule]:
         """Wider chunks want more warps, for accesses as wide as before."""
         warps = schedule.tile.num_warps
-        for lanes, chunks in layouts(self.work):
+        for lanes, chunks in layouts(self.facts):
             for num_warps in (warps, 2 * warps, warps // 2):
                 tile = dataclasses.replace(schedule.tile, num_warps=num_warps)
                 yield dataclasses.replace(schedule, tile=tile, r0_block=lanes, chunks=chunks)
 
     def _programs(self, schedule: Schedule) -> Iterator[Schedule]:
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:
-            at_once = max(1, per_sm * self.device.num_sm // self.work.kept)
+            at_once = max(1, per_sm * self.device.num_sm // self.facts.batch)
             count = self._count(schedule.tile)
             yield dataclasses.replace(schedule, num_splits=even(count, min(count, at_once)))
-
-
-def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
-    """Half and twice the block or the warps of the finalisation."""
-    for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
-        yield dataclasses.replace(
-            schedule,
-            final_block=_shifted(schedule.final_block, block),
-            final_warps=_shifted(schedule.final_warps, warps),
-        )
-
-
-def _shifted(power: int, by: int) -> int:
-    """A power of two, doubled or halved; half of 1 is 0, which no schedule may have."""
-    return power << by if by >= 0 else power >> -by
-
-
-def is_power_of_2(n: int) -> bool:
-    return n >= 1 and n & (n - 1) == 0
-
-
-def combined_from(
-    parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
-) -> Schedule:
-    """`around`, with each part from the fastest of the schedules in `times` that change this part alone."""
-    result = around
-    for part in parts:
-        alone = [s for s in times if differing(s, around) <= set(part)]
-        fastest = min(alone, key=times.__getitem__)
-        result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
-    return result
-
-
-def differing(one: Schedule, other: Schedule) -> set[str]:
-    """Names of the fields in which two schedules differ."""
-    names = (f.name for f in dataclasses.fields(one))
-    return {name for name in names if getattr(one, name) != getattr(other, name)}

@@ -48,3 +48,16 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))
+
+
+def is_power_of_2(n: int) -> bool:
+    return n >= 1 and n & (n - 1) == 0
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def shifted(power: int, by: int) -> int:
+    """A power of two, doubled or halved `by` times; half of 1 is 0, which no schedule may have."""
+    return power << by if by >= 0 else power >> -by

@@ -1,7 +1,7 @@
 """Have several programs share a row: each takes a part of its columns, and they exchange partial reductions.
 
 For rows that are too wide for one program. Takes a merged program; gives one whose main nest is a sequence
-of stages. A stage ends with an `Exchange` of its reductions over columns; what a later stage needs of a row
+of phases. A phase ends with an `Exchange` of its reductions over columns. What a later phase needs of a row
 is carried to it, since by then the program has begun with other rows.
 """
 
@@ -14,10 +14,6 @@ import torch
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import (
-    AMAX,
-    AMIN,
-    PROD,
-    SUM,
     AxisClass,
     Buffer,
     BufferRole,
@@ -35,9 +31,10 @@ from ..ir.program import (
     operands,
 )
 from .interleave import in_order
-from .reread import Root, renamed, root_stage
+from .reread import Root, depth_of_roots, renamed
 
-WORDS = "words"
+MAILBOX = "mailbox"
+EMPTY = -1  # what a slot of the mailbox holds at first: as a float, a NaN that no computation gives
 
 
 def check_shareable(program: LoopProgram) -> None:
@@ -45,13 +42,13 @@ def check_shareable(program: LoopProgram) -> None:
     main, row = program.nests[0], program.tile_axes[0].symbol
     deps, reductions = main.dependence(), [s for s in main.body if isinstance(s, Reduce)]
     obstacles = {
-        "a kept axis": program.axis(AxisClass.KEPT) is not None,
+        "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
         "a reduction that is not a sum, product, maximum or minimum in float32": not all(
-            s.kind in (SUM, PROD, AMAX, AMIN) and s.dtype == torch.float32 for s in reductions
+            s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
-        # Of a single row, say: stages are told apart by rows.
+        # Of a single row, say: phases are told apart by rows.
         "a reduction that is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
     }
@@ -60,72 +57,74 @@ def check_shareable(program: LoopProgram) -> None:
             raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row with {what}")
 
 
-def lanes_of(parts: int) -> int:
-    """Words that are set apart for the parts of one reduction: a power of two."""
+def slots_of(parts: int) -> int:
+    """Slots that are set apart for the parts of one reduction: a power of two."""
     return 1 << (parts - 1).bit_length()
 
 
-def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> LoopProgram:
-    """Cut the main nest into stages, for `parts` programs that deal with `xblock` rows at a time.
-
-    Accumulations run in the last stage, where their operands are at hand. The buffer for the exchange has,
-    for each row of each tile and each reduction, as many words as `parts`, rounded up to a power of two.
-    The rows of a tile are `period` apart.
-    """
+def cut_into_phases(program: LoopProgram) -> LoopProgram:
+    """Cut the main nest into phases. Accumulations run in the last one, where their operands are at hand."""
     main, *others = in_order(program).nests
-    main = _Stages(main).rebuilt()
-    buffers = program.buffers
-    if count := sum(len(s.values) for s in main.body if isinstance(s, Exchange)):
-        rows = program.tile_axes[0].size + xblock * period  # a tile at least, also of no rows
-        words = rows * count * lanes_of(parts)
-        buffers = (*buffers, Buffer(WORDS, BufferRole.WORDS, torch.int32, (words,), (sympy.S.One,)))
-    return dataclasses.replace(program, buffers=buffers, nests=(main, *others))
+    return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *others))
 
 
-class _Stages:
+def with_mailbox(program: LoopProgram, parts: int, rows: int) -> LoopProgram:
+    """The program with the buffer that its exchanges go through, for `parts` programs to a row.
+
+    It has a slot of 32 bits for each part of each reduction of each row, and of `rows` more: as many as a
+    tile spans, which may lie beyond the last one.
+    """
+    if not (count := sum(len(s.values) for s in program.nests[0].body if isinstance(s, Exchange))):
+        return program
+    slots = (program.tile_axes[0].size + rows) * count * slots_of(parts)
+    mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (slots,), (sympy.S.One,), fill=EMPTY)
+    return dataclasses.replace(program, buffers=(*program.buffers, mailbox))
+
+
+class _Phases:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
         self.deps = nest.dependence()
         self.values = {s.name: s for s in nest.body if isinstance(s, Load | Compute | Reduce)}
         self.hoisted = {s.name for s in nest.preamble if isinstance(s, Load | Compute)}
         self.body: list[Statement] = []
-        self.named: dict[tuple[str, int], str] = {}  # a value in a stage, and what it is called there
-        self.first: dict[str, int] = {}  # the stage that a value is first found in
+        self.named: dict[tuple[str, int], str] = {}  # a value in a phase, and its name there
+        self.first: dict[str, int] = {}  # the phase that first has a value
 
     def rebuilt(self) -> Nest:
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
-        stage_of = root_stage(self.nest)
-        last = 1 + max((stage_of(r) for r in roots if isinstance(r, Reduce)), default=-1)
-        by_stage: dict[int, list[Root]] = {stage: [] for stage in range(last + 1)}
+        phase_of = depth_of_roots(self.nest)
+        last = 1 + max((phase_of(r) for r in roots if isinstance(r, Reduce)), default=-1)
+        by_phase: dict[int, list[Root]] = {phase: [] for phase in range(last + 1)}
         for root in roots:
-            by_stage[last if isinstance(root, PartialAccumulate) else stage_of(root)].append(root)
-        for stage, here in by_stage.items():
-            # Before its stage is over, a reduction's value is that of a part.
+            by_phase[last if isinstance(root, PartialAccumulate) else phase_of(root)].append(root)
+        for phase, here in by_phase.items():
+            # Before its phase is over, a reduction's value is that of a part.
             for root in sorted(here, key=lambda r: isinstance(r, Reduce)):
-                value = Ref(self.value(root.value.name, stage))
+                value = Ref(self.value(root.value.name, phase))
                 self.body.append(dataclasses.replace(root, value=value))
             if reductions := [r for r in here if isinstance(r, Reduce)]:
-                self.body.append(Exchange(WORDS, tuple(Ref(r.name) for r in reductions)))
-                self.named.update({(r.name, stage + 1): r.name for r in reductions})
-                self.first.update({r.name: stage + 1 for r in reductions})
+                self.body.append(Exchange(MAILBOX, tuple(Ref(r.name) for r in reductions)))
+                self.named.update({(r.name, phase + 1): r.name for r in reductions})
+                self.first.update({r.name: phase + 1 for r in reductions})
         return dataclasses.replace(self.nest, body=tuple(self.body))
 
-    def value(self, name: str, stage: int) -> str:
-        """What a value is called in a stage; its statements are added if they are not there yet."""
+    def value(self, name: str, phase: int) -> str:
+        """What a value is called in a phase; its statements are added if they are not there yet."""
         if name in self.hoisted:
             return name
-        key = (name, stage if self.deps[name] else 0)
+        key = (name, phase if self.deps[name] else 0)
         if key not in self.named:
             stmt = self.values[name]
             # Not `.1`: lowering has given such names to what an op is made of.
-            new = name if name not in self.first else f"{name}.in{stage}"
-            first = self.first.setdefault(name, stage)
-            if first < stage and isinstance(stmt, Load | Reduce):
+            new = name if name not in self.first else f"{name}.in{phase}"
+            first = self.first.setdefault(name, phase)
+            if first < phase and isinstance(stmt, Load | Reduce):
                 source = self.named[name, first]
-                self.body.append(Carry(new, Ref(source), stage - first, stmt.dtype))
+                self.body.append(Carry(new, Ref(source), phase - first, stmt.dtype))
             else:
                 assert isinstance(stmt, Load | Compute), name  # a reduction comes before its uses
-                used = {n: self.value(n, stage) for n in operands(stmt)}
+                used = {n: self.value(n, phase) for n in operands(stmt)}
                 self.body.append(renamed(stmt, new, used))
             self.named[key] = new
         return self.named[key]

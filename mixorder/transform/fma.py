@@ -20,7 +20,7 @@ from ..ir.program import Compute, LoopProgram, Nest, Reduce, Ref, Statement, Sto
 _EXACT = (torch.float32, torch.float64)
 
 
-def contract(program: LoopProgram) -> LoopProgram:
+def form_fma(program: LoopProgram) -> LoopProgram:
     """Contract products on the way to what the main nest stores, as far as that holds no tile more."""
     main, *others = program.nests
     exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}

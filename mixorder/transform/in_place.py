@@ -15,7 +15,7 @@ from ..ir.in_place import why_not
 from ..ir.program import BufferRole, LoopProgram
 
 
-def overwrite(program: LoopProgram, dying: Collection[str]) -> LoopProgram:
+def reuse_in_place(program: LoopProgram, dying: Collection[str]) -> LoopProgram:
     """Each output over the first of the `dying` inputs that can take it, and that no other output takes."""
     over: dict[str, str] = {}
     for output in program.role(BufferRole.OUTPUT):

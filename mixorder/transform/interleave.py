@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import Buffer, Load, LoopProgram, Nest, PartialAccumulate, Statement
 
 GROUP = 8  # columns: one access of 16 bits each

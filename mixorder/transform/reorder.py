@@ -22,11 +22,12 @@ from ..ir.program import (
     depth_of,
     operands,
 )
+from .alignment import alignment_phase
 
-# Outermost first. A program has one place on the kept axis and deals with the rows of its split; a row's
+# Outermost first. A program has one place on the batch axis and deals with the rows of its split; a row's
 # columns are innermost, where memory is contiguous.
 _ORDER = {
-    AxisClass.KEPT: 0,
+    AxisClass.BATCH: 0,
     AxisClass.SPLIT: 1,
     AxisClass.ROW: 2,
     AxisClass.COLUMN: 3,
@@ -59,7 +60,8 @@ def merge(program: LoopProgram) -> LoopProgram:
     for nest in over_rows:
         seen.update(dict.fromkeys(nest.body))
     merged = _hoisted(_arranged(Nest(loops, _topological(list(seen)))))
-    return dataclasses.replace(program, nests=(merged, *others))
+    program = dataclasses.replace(program, nests=(merged, *others))
+    return dataclasses.replace(program, phase=alignment_phase(program))
 
 
 def _topological(body: list[Statement]) -> tuple[Statement, ...]:
@@ -84,7 +86,7 @@ def _arranged(nest: Nest) -> Nest:
     A load waits for the first stage that uses it: a tile that only the second stage needs should not hold
     registers during the first.
     """
-    deps, stage = nest.dependence(), dict(nest.stages())
+    deps, stage = nest.dependence(), nest.reductions_above()
     first_use: dict[str, int] = {}
     for stmt in nest.body:
         at = max((stage[n] for n in operands(stmt)), default=0)

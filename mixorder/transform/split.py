@@ -17,10 +17,10 @@ import dataclasses
 import sympy
 import torch
 
+from ..ir.dtypes import added_up_in
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
-    SUM,
     Axis,
     AxisClass,
     Buffer,
@@ -34,7 +34,6 @@ from ..ir.program import (
     Ref,
     Statement,
     Store,
-    added_up_in,
     closure,
 )
 from .interleave import InHalves, suits
@@ -63,7 +62,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             name: (ws.name, _index(ws, col_loops, len(axes) == 2 and suits(program, nest, ws, axes)))
             for name, ws in buffers_of.items()
         }
-        compensated = [r for r in outers if r.kind is SUM and _is_stored_in_fp32(program, nest, r)]
+        compensated = [r for r in outers if r.kind.compensable and _is_stored_in_fp32(program, nest, r)]
         nests.append(_partial_nest(nest, outers, compensated, workspaces, split))
         nests.append(_final_nest(nest, outers, compensated, workspaces, split, col_loops))
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
@@ -71,7 +70,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
 
 def _result_loops(nest: Nest) -> tuple[Axis, ...]:
     """The loops that an outer reduction's result still runs over."""
-    return tuple(a for a in nest.loops if a.kind in (AxisClass.KEPT, AxisClass.COLUMN))
+    return tuple(a for a in nest.loops if a.kind in (AxisClass.BATCH, AxisClass.COLUMN))
 
 
 def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..codegen.load import load_function
-from ..codegen.programmatic_launch import waits
 from ..codegen.source import KernelSource
-from ..inductor import versions
+from ..inductor import versions, workers
+from ..inductor.kernels import pointer_type
 from ..ir.program import LoopProgram
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _waited = False  # for the workers
 @dataclasses.dataclass(frozen=True)
 class Job:
     """One kernel to compile, as plain data. `signature`: Triton's types of all parameters, in order;
-    `target`: backend, architecture and threads per warp."""
+    `target`: backend, architecture and threads per warp; `waits`: see `KernelSource`."""
 
     module_text: str
     name: str
@@ -41,14 +41,14 @@ class Job:
     num_warps: int
     num_stages: int
     target: tuple[str, int | str, int]
+    waits: bool
 
 
 def job_of(program: LoopProgram, source: KernelSource, target: tuple[str, int | str, int]) -> Job:
     """The job of a program's kernel; buffers are aligned to 16 bytes, as Inductor's are."""
-    from torch._inductor.utils import _type_of
-
     hints = {str(symbol): value for symbol, value in program.hints}
-    types = {f"{name}_ptr": _type_of(program.buffer(name).dtype) for name in source.buffers}
+    buffers = [program.buffer(name) for name in source.buffers]
+    types = {b.pointer: pointer_type(b.dtype) for b in buffers}
     types.update({s: "i32" if hints[s] < _INT32_LIMIT else "i64" for s in source.sizes})
     types.update({name: "constexpr" for name, _ in source.config.constants})
     config = source.config
@@ -60,6 +60,7 @@ def job_of(program: LoopProgram, source: KernelSource, target: tuple[str, int | 
         config.num_warps,
         config.num_stages,
         target,
+        source.waits,
     )
 
 
@@ -75,16 +76,14 @@ def compile_job(job: Job) -> Any:
     source = ASTSource(function, dict(job.signature), dict(job.constants), aligned)
     options: dict[str, Any] = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     if job.target[0] == "cuda":
-        options["launch_pdl"] = waits(job.module_text)
+        options["launch_pdl"] = job.waits
     return triton.compile(source, target=GPUTarget(*job.target), options=options)
 
 
 def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
     """The kernels of the jobs that compile, kept in `folder` in Triton's way; which do not is logged."""
-    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-
     jobs = list(dict.fromkeys(jobs))
-    _set_triton_ptxas_path()  # the assembler that Inductor will use, too
+    workers.name_assembler()  # the assembler that Inductor will use, too
     compiled = {}
     with environment(triton_settings() | {"TRITON_CACHE_DIR": folder}):
         failed = _in_workers(jobs)
@@ -104,15 +103,13 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
 
     Where there are no workers, or they break, nothing is said of the jobs left.
     """
-    from torch._inductor.async_compile import AsyncCompile
-
     failed: dict[Job, str] = {}
     try:
         if len(jobs) < 2 or not _workers_are_there():
             return failed
         versions.name_triton_tools()
-        pool, settings = AsyncCompile.process_pool(), triton_settings()
-        futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
+        settings = triton_settings()
+        futures = [workers.submit(compile_in_worker, job, settings) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):
             if (error := future.result(JOB_SECONDS)) is not None:
                 failed[job] = error
@@ -123,13 +120,11 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
 
 def _workers_are_there() -> bool:
     """Whether Inductor's workers are ready; waits for them once in this process."""
-    from torch._inductor.async_compile import AsyncCompile
-
     global _waited
     if not _waited:
         _waited = True
-        AsyncCompile.wait_pool_ready(POOL_SECONDS)
-    return AsyncCompile.use_process_pool()
+        workers.wait_for_workers(POOL_SECONDS)
+    return workers.workers_are_ready()
 
 
 def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:

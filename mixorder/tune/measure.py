@@ -1,8 +1,8 @@
 """Time candidates on the GPU that the region is compiled for.
 
-A candidate's time is the median of replays of a CUDA graph of all its launches, L2 flushed
-before each, in microseconds; candidates take turns, so that a drift of the clocks meets all alike. Buffers
-have the region's dtypes, sizes (hints for symbolic ones) and strides, and hold random numbers.
+A candidate's time is the median of replays of a CUDA graph of all its launches (`timing.py`), in
+microseconds; candidates take turns. Buffers have the region's dtypes, sizes (hints for symbolic ones) and
+strides, and hold random numbers.
 
 The compile that asks may run under fake tensors and other modes, all of which belong to a thread: the work
 is done in one of its own. It draws from a generator of its own, too, and gives its memory back to torch.
@@ -13,27 +13,33 @@ from __future__ import annotations
 import contextvars
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
-from ..codegen.exchange import EMPTY
-from ..codegen.kernel import generate
 from ..codegen.source import KernelSource
+from ..inductor.config import triton_cache_dir
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
+from ..strategies import Strategy
 from .compile import compile_all, job_of
 from .search import Candidate
+from .timing import capture, flush_bytes, time_in_turns
 
 T = TypeVar("T")
 
-FLUSH_BYTES = 256 * 2**20  # the least, twice the L2 where that is more; hides what a replay costs the host
-SETTLE_S = 0.05  # replays before the first sample, so that clocks are up again after the compile
+SETTLE_S = 0.05  # replays before the first sample
 SAMPLES_S = 1.0  # what the samples of one call may take; long kernels get fewer
-MIN_REPS = 5
+
+
+class Way(Protocol):
+    """A strategy, and the loops that it runs."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def loops(self) -> LoopProgram: ...
 
 
 class NotEnoughMemory(Exception):
@@ -41,13 +47,13 @@ class NotEnoughMemory(Exception):
 
 
 class Bench:
-    """Times the candidates of one region: `programs` are its variants, which share inputs and outputs.
+    """Times the candidates of one region: `ways` to run it, by variant, which share inputs and outputs.
 
     Raises `NotEnoughMemory`, and RuntimeError where CUDA fails.
     """
 
-    def __init__(self, programs: Mapping[str, LoopProgram], label: str, device: torch.device) -> None:
-        self.programs, self.label, self.device = programs, label, device
+    def __init__(self, ways: Mapping[str, Way], label: str, device: torch.device) -> None:
+        self.ways, self.label, self.device = ways, label, device
         self.tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self.target: tuple[str, int | str, int] | None = None
         self.flush: torch.Tensor | None = None
@@ -74,9 +80,8 @@ class Bench:
 
         target = triton.runtime.driver.active.get_current_target()
         self.target = (target.backend, target.arch, target.warp_size)
-        properties = torch.cuda.get_device_properties(self.device)
-        flush = max(FLUSH_BYTES, 2 * int(getattr(properties, "L2_cache_size", 0)))
-        needed = flush + sum(_storage(next(iter(self.programs.values())), b, 1) for b in self._shared())
+        flush = flush_bytes(self.device)
+        needed = flush + sum(_storage(next(iter(self.ways.values())).loops, b, 1) for b in self._shared())
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         if needed > 0.8 * free:
@@ -84,14 +89,19 @@ class Bench:
         self.flush = torch.empty(flush, dtype=torch.uint8, device=self.device)
 
     def _shared(self) -> tuple[Buffer, ...]:
-        program = next(iter(self.programs.values()))
+        program = next(iter(self.ways.values())).loops
         return program.role(BufferRole.INPUT) + program.role(BufferRole.OUTPUT)
 
     def _graphs(self, candidates: Sequence[Candidate]) -> dict[Candidate, torch.cuda.CUDAGraph]:
         """Each candidate's two launches, captured."""
         assert self.target is not None
-        sources = {c: generate(self.programs[c.variant], c.schedule, self.label) for c in candidates}
-        jobs = {(c, s): job_of(self.programs[c.variant], s, self.target) for c in sources for s in sources[c]}
+        sources = {
+            c: self.ways[c.variant].strategy.generate(self.ways[c.variant].loops, c.schedule, self.label)
+            for c in candidates
+        }
+        jobs = {
+            (c, s): job_of(self.ways[c.variant].loops, s, self.target) for c in sources for s in sources[c]
+        }
         compiled = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
         stream = torch.cuda.Stream()
         graphs = {}
@@ -104,7 +114,9 @@ class Bench:
                     self._launch(candidate, source, kernel)
                     for source, kernel in zip(pair, kernels, strict=True)
                 ]
-                graphs[candidate] = _captured([*self._fills(candidate), *launches], stream)
+                step = functools.partial(_in_order, (*self._fills(candidate), *launches))
+                step()  # the first launch loads its kernel
+                graphs[candidate] = capture(step, stream).graph
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -113,14 +125,16 @@ class Bench:
         return graphs
 
     def _fills(self, candidate: Candidate) -> list[Callable[[], None]]:
-        """What empties the words of a row that is shared, before each run."""
-        program = self.programs[candidate.variant]
-        words = [b.name for b in program.role(BufferRole.WORDS)]
-        tensors = [self._tensor(program, name, candidate.schedule.num_splits) for name in words]
-        return [functools.partial(t.fill_, EMPTY) for t in tensors]
+        """What gives buffers their first contents before each run, such as an empty mailbox."""
+        loops, splits = self.ways[candidate.variant].loops, candidate.schedule.num_splits
+        return [
+            functools.partial(self._tensor(loops, b.name, splits).fill_, b.fill)
+            for b in loops.buffers
+            if b.fill is not None
+        ]
 
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
-        program = self.programs[candidate.variant]
+        program = self.ways[candidate.variant].loops
         buffers = [self._tensor(program, name, candidate.schedule.num_splits) for name in source.buffers]
         hints = {str(symbol): value for symbol, value in program.hints}
         sizes = [hints[name] for name in source.sizes]
@@ -154,51 +168,15 @@ class Bench:
             flat.abs_()
 
     def _times(self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], reps: int) -> dict[Candidate, float]:
-        deadline = time.perf_counter() + SETTLE_S
-        probe_s, rounds = 0.0, 0
-        while rounds < 2 or time.perf_counter() < deadline:
-            start = time.perf_counter()
-            self._sampled(graphs)
-            torch.cuda.synchronize()
-            probe_s, rounds = time.perf_counter() - start, rounds + 1
-        reps = min(reps, max(MIN_REPS, int(SAMPLES_S / max(probe_s, 1e-6))))
-        events = [self._sampled(graphs, backwards=i % 2 == 1) for i in range(reps)]
-        torch.cuda.synchronize()
-        return {
-            c: 1e3 * statistics.median(start.elapsed_time(end) for start, end in (e[c] for e in events))
-            for c in graphs
-        }
-
-    def _sampled(
-        self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], backwards: bool = False
-    ) -> dict[Candidate, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        """Replay every graph once; the events around each."""
+        """Medians; microseconds."""
         assert self.flush is not None
-        events = {}
-        for candidate in list(graphs)[:: -1 if backwards else 1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.flush.zero_()
-            start.record()
-            graphs[candidate].replay()
-            end.record()
-            events[candidate] = (start, end)
-        return events
+        found = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
+        return {candidate: statistics.median(samples) for candidate, samples in found.items()}
 
 
-def _captured(launches: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the launches, each of which has run before: the first loads its kernel."""
+def _in_order(launches: Sequence[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for launch in launches:
-                launch()
-        finally:
-            graph.capture_end()
-    return graph
 
 
 def _storage(program: LoopProgram, buffer: Buffer, num_splits: int) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from ..schedule.schedule import Schedule
+from ..schedule.space import Space
 
 MOST = 28  # candidates timed for one region
 ROUND_GAIN = 1.01  # a round that gains less is the last one
@@ -22,21 +22,6 @@ DUELS = 2  # in each of which it must be gained
 SHORT_US = 20.0
 REPS = 15  # samples of a candidate in a round
 FINAL_REPS = 60  # samples of the two that are compared at the end
-
-
-class Space(Protocol):
-    """The schedules that may take the place of `start`."""
-
-    @property
-    def start(self) -> Schedule: ...
-
-    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
-        """Those that differ from one in one part."""
-
-    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each part from the fastest of those in `times` that change this part alone."""
-
-    def legal(self, schedule: Schedule) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)

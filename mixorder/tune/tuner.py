@@ -14,56 +14,57 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
-from ..codegen.kernel import generate
 from ..errors import Decline
-from ..inductor import versions
+from ..inductor import config, versions
 from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..options import Options, source_hash
-from ..schedule import persistent_space as candidates
-from ..schedule.cooperative import shared_schedules, shared_workload
-from ..schedule.cooperative_space import SharedSpace
 from ..schedule.device import DeviceInfo
-from ..schedule.persistent import choose, workload
+from ..schedule.facts import Facts
 from ..schedule.schedule import Schedule
-from ..transform.cooperative import check_shareable, share
-from ..transform.reread import reload
+from ..schedule.space import Space
+from ..strategies import Strategy
 from . import cache
 from .measure import Bench, NotEnoughMemory
-from .search import MOST, Candidate, Measure, Space, Tuning, search
+from .search import MOST, Candidate, Measure, Tuning, search
 
 log = logging.getLogger(__name__)
 
-HELD, READ_TWICE = "rows are held", "rows are read twice"
-WIDE = 4096  # columns; narrower rows are held at little cost. Untested guess.
-SPILL_FACTOR = 1.5  # how far beyond the registers a row is still tried, held: docs/tuning.md, section 11
+WIDE = 4096  # columns; of narrower rows only the strategy chosen is timed. Untested guess.
 PROGRESS_AFTER_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+    """A strategy's loops as they are run, their facts, and a schedule to begin a search from."""
+
+    strategy: Strategy
+    loops: LoopProgram
+    facts: Facts
+    schedule: Schedule
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
-    """A region to tune: its merged loops, which hold their rows, and the loops and the schedule that the
-    heuristic has chosen; `split_size` as the user has set it."""
+    """A region to tune: its merged loops, what was chosen without timing, the strategies that may take its
+    place, and where it runs; `split_size` as the user has set it."""
 
     name: str
     label: str
-    held: LoopProgram
-    chosen: LoopProgram
-    schedule: Schedule
+    merged: LoopProgram
+    chosen: Start
+    strategies: Sequence[Strategy]
     device: torch.device
     info: DeviceInfo
     split_size: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
+class Tuned(Start):
     """What to run instead, and what that gains."""
 
-    loops: LoopProgram
-    schedule: Schedule
     tuning: Tuning
 
 
@@ -72,12 +73,9 @@ def wanted(options: Options) -> bool:
 
     Another schedule sums in another order, so that tuned results may differ from machine to machine.
     """
-    import torch._inductor.config as config
-
-    names = ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")
-    if not options.autotune and not any(getattr(config, name, False) for name in names):
+    if not options.autotune and not config.tunes():
         return False
-    if torch.are_deterministic_algorithms_enabled() or getattr(config, "deterministic", False):
+    if config.wants_deterministic_results():
         _say_once("not tuned: deterministic results are asked for")
         return False
     return True
@@ -102,16 +100,17 @@ def tune(problem: Problem) -> Tuned | None:
     if (reason := reason_to_skip(problem.device)) is not None:
         log.info("%s: not tuned: %s", problem.name, reason)
         return None
-    programs, spaces = variants(problem)
-    key = key_of(problem, programs, spaces)
-    folder = _cache_folder()
+    starts = variants(problem)
+    spaces = {name: _space(problem, start) for name, start in starts.items()}
+    key = key_of(problem, starts)
+    folder = config.winners_folder()
     found = cache.load(folder, key, {v: s.start for v, s in spaces.items()}) if folder else None
     if found is not None and spaces[found[0].variant].legal(found[0].schedule):
         best, tuning = found
     else:
         started, progress = time.perf_counter(), _Progress(problem.name)
         try:
-            outcome = search(spaces, progress.around(Bench(programs, problem.label, problem.device)))
+            outcome = search(spaces, progress.around(Bench(starts, problem.label, problem.device)))
         except NotEnoughMemory as error:
             log.info("%s: not tuned: %s", problem.name, error)
             return None
@@ -122,66 +121,53 @@ def tune(problem: Problem) -> Tuned | None:
         if folder:
             cache.store(folder, key, best, tuning)
     log.info("%s: %s", problem.name, tuning)
-    return Tuned(programs[best.variant], best.schedule, tuning)
+    winner = starts[best.variant]
+    return Tuned(winner.strategy, winner.loops, winner.facts, best.schedule, tuning)
 
 
-def variants(problem: Problem) -> tuple[dict[str, LoopProgram], dict[str, Space]]:
-    """The ways to write the region's loops, the heuristic's own first, and the schedules of each."""
-    found = {}
-    if int(problem.held.tile_axes[1].size) > WIDE:
-        found = dict([*_single(problem, SPILL_FACTOR), *_shared(problem)])
-    chosen = problem.schedule
-    if chosen.parts > 1:
-        space: Space = SharedSpace(shared_workload(problem.held), problem.info, chosen)
-        first = {_name(chosen): (problem.chosen, space)}
-    else:
-        work = workload(problem.chosen)
-        space = candidates.Space(work, problem.info, chosen, problem.split_size != 0)
-        first = {READ_TWICE if work.rereads else HELD: (problem.chosen, space)}
-    found = {**first, **{name: v for name, v in found.items() if name not in first}}
-    return {n: program for n, (program, _) in found.items()}, {n: space for n, (_, space) in found.items()}
+def variants(problem: Problem) -> dict[str, Start]:
+    """The ways to run the region, what was chosen first: by name, as a strategy and its form of the loops."""
+    chosen = problem.chosen
+    first = {chosen.strategy.title(chosen.schedule): chosen}
+    if int(problem.merged.tile_axes[1].size) <= WIDE:
+        return first
+    others = {
+        strategy.title(start.schedule): start
+        for strategy in problem.strategies
+        for start in _starts(strategy, problem)
+    }
+    return {**first, **{title: start for title, start in others.items() if title not in first}}
 
 
-def _single(problem: Problem, spill_factor: float) -> Iterator[tuple[str, tuple[LoopProgram, Space]]]:
-    """One program to a row: the row is held, or read twice."""
-    for name, program in ((HELD, problem.held), (READ_TWICE, reload(problem.held))):
-        work = workload(program)
-        if bool(work.rereads) == (name == READ_TWICE):
-            with contextlib.suppress(Decline):
-                start = choose(work, problem.info, problem.split_size, spill_factor)
-                yield name, (program, candidates.Space(work, problem.info, start, problem.split_size != 0))
-
-
-def _shared(problem: Problem) -> Iterator[tuple[str, tuple[LoopProgram, Space]]]:
-    """Several programs to a row, laid over it in different ways."""
+def _starts(strategy: Strategy, problem: Problem) -> Iterator[Start]:
     with contextlib.suppress(Decline):
-        check_shareable(problem.held)
-        work = shared_workload(problem.held)
-        for start in shared_schedules(work, problem.info) if problem.info.exchanges else ():
-            program = share(problem.held, start.parts, start.tile.xblock, start.period)
-            yield _name(start), (program, SharedSpace(work, problem.info, start))
+        strategy.applies(problem.merged)
+        loops = strategy.transform(problem.merged)
+        facts = strategy.facts(loops)
+        for schedule in strategy.starts(facts, problem.info, problem.split_size):
+            yield Start(strategy, strategy.place(loops, schedule), facts, schedule)
 
 
-def _name(schedule: Schedule) -> str:
-    return f"{schedule.parts} programs share {schedule.tile.xblock} rows"
+def _space(problem: Problem, start: Start) -> Space:
+    return start.strategy.space(start.facts, problem.info, start.schedule, problem.split_size != 0)
 
 
-def key_of(problem: Problem, programs: Mapping[str, LoopProgram], spaces: Mapping[str, Space]) -> str:
+def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
     """Everything that decides which schedule is the fastest: kernels, buffers, device, versions."""
     on_gpu = problem.device.type == "cuda" and torch.cuda.is_available()
     capability = torch.cuda.get_device_capability(problem.device) if on_gpu else None
     kernels = {
         variant: [
             (k.text.replace(k.name, "kernel"), k.buffers, k.grid, dataclasses.asdict(k.config))
-            for k in generate(program, spaces[variant].start, "key")
+            for k in start.strategy.generate(start.loops, start.schedule, "key")
         ]
-        for variant, program in programs.items()
+        for variant, start in starts.items()
     }
     return cache.key_of(
         {
             "kernels": kernels,
-            "buffers": _buffers(problem.chosen),
-            "hints": [(str(symbol), value) for symbol, value in problem.chosen.hints],
+            "buffers": _buffers(problem.chosen.loops),
+            "hints": [(str(symbol), value) for symbol, value in problem.merged.hints],
             "split_size": problem.split_size,
             "device": [dataclasses.asdict(problem.info), capability],
             "versions": versions.versions(),
@@ -202,14 +188,6 @@ def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
         for role in BufferRole
         for b in program.role(role)
     ]
-
-
-def _cache_folder() -> Path | None:
-    """Where winners are kept; None where Inductor's caches are switched off."""
-    import torch._inductor.config as config
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return None if config.force_disable_caches else Path(cache_dir()) / "mixorder"
 
 
 class _Progress:

@@ -15,14 +15,14 @@ import graphs
 import pytest
 from devices import H200
 from expecttest import TestCase
-from graphs import f32, only
+from graphs import f32, generate, only
 from offline import TARGETS, compiled, main_loop, needs_a_compiler, spilled
 
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.persistent import choose, layouts, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose, layouts
 from mixorder.schedule.schedule import Schedule
 
 pytestmark = needs_a_compiler
@@ -33,7 +33,7 @@ MANY = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 
 def chunked(graph: Any) -> tuple[LoopProgram, Schedule, KernelSource]:
     program = graphs.merged(only(graph))
-    schedule = choose(workload(program), H200, constants=MANY)
+    schedule = choose(facts_of(program), H200, constants=MANY)
     return program, schedule, generate(program, schedule, "test")[0]
 
 
@@ -146,7 +146,7 @@ def triton_mixorder_test_3ddec847(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
 def test_chunks_beside_one_tile(norm: str, rows: int, cols: int, chunks: int, tmp_path: Path) -> None:
     program, schedule, main = chunked(NORMS[norm](rows, cols))
     assert schedule.chunks == chunks
-    lanes, one = layouts(workload(program))[0]
+    lanes, one = layouts(facts_of(program))[0]
     alone = dataclasses.replace(schedule, r0_block=lanes, chunks=one)
     gpu, device = TARGETS["sm_90"]
     kernel = compiled(program, main, gpu)

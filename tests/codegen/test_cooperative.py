@@ -13,14 +13,14 @@ import numpy
 import pytest
 import torch
 from expecttest import TestCase
-from graphs import bf16, f32, only, traced
+from graphs import bf16, f32, generate, only, share, traced
 
 from mixorder.codegen.exchange_phases import groups_of, without_effect
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
-from mixorder.ir.program import SUM, Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce, Ref
+from mixorder.ir.program import Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce, Ref
+from mixorder.ir.reductions import SUM
 from mixorder.schedule.schedule import Schedule, Tile
-from mixorder.transform.cooperative import check_shareable, share
+from mixorder.transform.cooperative import check_shareable
 
 
 def kernel_of(program: LoopProgram, xblock: int = 2, **changes: int) -> KernelSource:

@@ -14,7 +14,7 @@ from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
 from triton.compiler import ASTSource
 
-from mixorder import pipeline
+from mixorder import pipeline, strategies
 from mixorder.codegen.op_printer import OpPrinter
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
@@ -31,21 +31,21 @@ SM_90 = ("cuda", 90, 32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    define, generate = OpPrinter.define, pipeline.generate
+    line, generate = OpPrinter.line, strategies.generate
 
-    def asserting(self: OpPrinter, text: str, dtype: torch.dtype, name: str | None = None) -> Any:
-        variable = define(self, text, dtype, name)
+    def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
+        variable = line(self, text, dtype)
         stated = "tl.int1" if dtype == torch.bool else triton_compute_type(dtype)
         self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
         return variable
 
-    def noting(loops: LoopProgram, *rest: Any) -> Any:
-        kernels = generate(loops, *rest)
+    def noting(emit: Any, loops: LoopProgram, *rest: Any) -> Any:
+        kernels = generate(emit, loops, *rest)
         found.extend((loops, kernel) for kernel in kernels)
         return kernels
 
-    monkeypatch.setattr(OpPrinter, "define", asserting)
-    monkeypatch.setattr(pipeline, "generate", noting)
+    monkeypatch.setattr(OpPrinter, "line", asserting)
+    monkeypatch.setattr(strategies, "generate", noting)
     return found
 
 

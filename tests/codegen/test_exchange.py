@@ -14,8 +14,9 @@ import pytest
 import triton
 from expecttest import TestCase
 
-from mixorder.codegen.exchange import EMPTY, MAX_WORDS, POLLS, Record, carried, interpreted
-from mixorder.ir.program import AMAX, AMIN, PROD, SUM, ReductionKind
+from mixorder.codegen.exchange import MAX_WORDS, POLLS, Record, carried, interpreted
+from mixorder.ir.reductions import AMAX, AMIN, PROD, SUM, ReductionKind
+from mixorder.transform.cooperative import EMPTY
 
 KINDS = (SUM, PROD, AMAX, AMIN)
 PARTS = range(2, MAX_WORDS + 1)

@@ -11,13 +11,13 @@ import graphs
 import pytest
 import torch
 from expecttest import TestCase
-from graphs import bf16, f16, f32, f64, only, pair, traced
+from graphs import bf16, f16, f32, f64, generate, only, pair, traced
 
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.load import load_kernel
 from mixorder.codegen.source import KernelSource
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
 
 FULL = ((4096, 768), f32)
 
@@ -223,7 +223,7 @@ def test_offsets_beyond_32_bits_are_64_bit(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("samples", "wide"), [(64, False), (8192, True)])
-def test_a_place_on_the_kept_axis_is_widened_with_the_rows(samples: int, wide: bool) -> None:
+def test_a_place_on_the_batch_axis_is_widened_with_the_rows(samples: int, wide: bool) -> None:
     """A sample's offset is its number times the size of one: beyond 2^31 although both are small."""
 
     def function(x: Any, dy: Any) -> Any:
@@ -250,7 +250,7 @@ def test_a_kernel_is_loaded_with_its_one_configuration() -> None:
 
 def test_a_tile_that_overruns_the_rows_is_masked() -> None:
     program = graphs.merged(only(graphs.pair_graph(4096, 1024)))
-    schedule = choose(workload(program), H200)
+    schedule = choose(facts_of(program), H200)
     wide = dataclasses.replace(schedule.tile, xblock=8192)
     assert "xmask" not in generate(program, schedule, "test")[0].text
     assert "xmask" in generate(program, dataclasses.replace(schedule, tile=wide), "test")[0].text
@@ -268,7 +268,7 @@ def test_a_program_that_is_not_merged_is_refused() -> None:
     from mixorder.transform.split import split_outer
 
     program = split_outer(lower(only(graphs.pair_graph())))
-    schedule = choose(workload(graphs.merged(only(graphs.pair_graph()))), H200)
+    schedule = choose(facts_of(graphs.merged(only(graphs.pair_graph()))), H200)
     with pytest.raises(ValueError, match="one finalisation expected"):
         generate(program, schedule, "test")
 

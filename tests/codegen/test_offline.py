@@ -19,14 +19,13 @@ import pytest
 import torch
 import triton
 from devices import DeviceInfo
-from graphs import bf16, f16, f32, traced
+from graphs import bf16, f16, f32, generate, traced
 from offline import TARGETS, compiled, main_loop, needs_a_compiler, spilled
 from torch.fx import Graph
 
-from mixorder.codegen.kernel import generate
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import Load, LoopProgram
-from mixorder.transform.in_place import overwrite
+from mixorder.transform.in_place import reuse_in_place
 
 pytestmark = needs_a_compiler
 
@@ -236,7 +235,7 @@ def test_a_row_that_is_overwritten_is_read_as_ever(graph: str) -> None:
     """Triton pipelines loads past the store to the same tensor, and converts no layout for it."""
     gpu, _ = TARGETS["sm_90"]
     program, schedule, (apart, _) = graphs.kernels(_region(graph))
-    over = overwrite(program, ("in0",))
+    over = reuse_in_place(program, ("in0",))
     main, _ = generate(over, schedule, "test")
     loops = [
         "\n".join(main_loop(compiled(*pair, gpu).asm["ttgir"])) for pair in ((program, apart), (over, main))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import graphs
 import pytest
 import torch
-from graphs import bf16, f16, f32, only, traced
+from graphs import bf16, f16, f32, generate, only, traced
 
-from mixorder.codegen.kernel import generate
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
 
 
 def main_of(statistic: torch.dtype, rows: int = 1000, cols: int = 256) -> str:
@@ -20,7 +20,7 @@ def main_of(statistic: torch.dtype, rows: int = 1000, cols: int = 256) -> str:
 
     full = ((rows, cols), bf16)
     program = graphs.merged(only(traced(backward, full, full, ((rows, 1), statistic))))
-    return generate(program, choose(workload(program), H200), "test")[0].text
+    return generate(program, choose(facts_of(program), H200), "test")[0].text
 
 
 @pytest.mark.parametrize("statistic", [bf16, f16])

@@ -6,7 +6,7 @@ import pytest
 from checked import check_case
 from graphs import bf16
 
-from cases import CASES  # isort: skip
+from lab.cases import CASES  # isort: skip
 from family import OURS, STOCK, inductor  # isort: skip
 
 pytestmark = pytest.mark.gpu

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from _differential import check
-from _inputs import poison_free_memory
-from _programs import Seeded, make
+from lab.differential import check
+from lab.inputs import poison_free_memory
+from lab.programs import Seeded, make
 
 pytestmark = pytest.mark.gpu
 

@@ -6,10 +6,11 @@ import warnings
 import pytest
 import torch
 from gradients import exact, grads
+from graphs import choosing
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder import pipeline
+from mixorder import strategies
 
 pytestmark = pytest.mark.gpu
 
@@ -41,33 +42,33 @@ def broken(*args):
     return dataclasses.replace(main, text=text), final
 
 
-generate = pipeline.generate
+generate = strategies.generate
 
 
 def test_a_kernel_that_triton_rejects_is_left_to_inductor(monkeypatch):
-    monkeypatch.setattr(pipeline, "generate", broken)
+    monkeypatch.setattr(strategies, "generate", broken)
     with pytest.warns(UserWarning, match="there_is_no_such_function"):
         assert max(errors(OPTIONS | {"mixorder_strict": False})) < 1e-5
     assert counters["mixorder"]["fused_regions"] == 0
 
 
 def test_a_kernel_that_triton_rejects_raises_in_strict_mode(monkeypatch):
-    monkeypatch.setattr(pipeline, "generate", broken)
+    monkeypatch.setattr(strategies, "generate", broken)
     with pytest.raises(Exception, match="there_is_no_such_function"):
         errors(OPTIONS | {"mixorder_strict": True})
 
 
-def test_a_schedule_that_asks_for_too_much_shared_memory_runs_with_less(monkeypatch):
+def test_a_schedule_that_asks_for_too_much_shared_memory_runs_with_less(plan_with):
     """Loads so far ahead take more than a multiprocessor has; they are then not made ahead."""
-    choose, asked = pipeline.choose, []
+    asked = []
 
-    def greedy(*args, **kwargs):
-        schedule = choose(*args, **kwargs)
+    def greedy(choose, *args):
+        schedule = choose(*args)
         tile = dataclasses.replace(schedule.tile, num_stages=20)
         asked.append(20 * tile.xblock * schedule.r0_block * 2 * 4)
         return dataclasses.replace(schedule, tile=tile)
 
-    monkeypatch.setattr(pipeline, "choose", greedy)
+    plan_with(strategies=choosing(greedy))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*mixorder.*")
         assert max(errors(OPTIONS | {"mixorder_strict": True})) < 1e-5

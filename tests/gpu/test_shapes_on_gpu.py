@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from results import RESULTS, aliases
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder import pipeline
 from mixorder.report import collect
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.persistent import choose
+from mixorder.strategies import PERSISTENT
 
 pytestmark = pytest.mark.gpu
 
@@ -92,9 +90,10 @@ def test_rows_and_columns(name, rows, cols, dynamic):
     ("rows", "cols"), [(37, 96), (1001, 304), (3000, 768), (5000, 1152), (700, 5120), (300, 6144)]
 )
 @pytest.mark.parametrize("name", NORMS)
-def test_rows_in_chunks(name, rows, cols, monkeypatch):
+def test_rows_in_chunks(name, rows, cols, plan_with):
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
-    monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
+    choose = lambda facts, device, split_size: PERSISTENT.choose(facts, device, split_size, constants)  # noqa: E731
+    plan_with(strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
     module = randomised(NORMS[name](cols), f32).to(DEVICE)
     with collect() as records:
         check(lambda m, x: m(x), module, torch.randn(rows, cols, device=DEVICE))

@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import mixorder
+from mixorder import plugin
 from mixorder.errors import CannotExplain
 from mixorder.inductor import hooks as install
 from mixorder.inductor import versions
@@ -325,12 +326,12 @@ def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
 
 
 def test_uuid_covers_source_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = install.MixOrderPass()
+    ours = plugin.graph_pass()
     first = ours.uuid()
     assert ours.uuid() == first and pickle.loads(pickle.dumps(first)) == first
     with config.patch("mixorder_min_numel", 1):
         other_options = ours.uuid()
-    monkeypatch.setattr(install, "source_hash", lambda: "another source")
+    monkeypatch.setattr(plugin, "source_hash", lambda: "another source")
     assert len({first, other_options, ours.uuid()}) == 3
 
 
@@ -340,7 +341,7 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
         (compile_fx, "compile_fx"),
     ):
         wrapper = getattr(owner, name)
-        install.wrap_compile_fx(compile_fx)
+        plugin.wrap_compile_fx(compile_fx)
         assert getattr(owner, name) is wrapper
         assert not hasattr(wrapper.__wrapped__, "__wrapped__")
         assert pickle.loads(pickle.dumps(wrapper)) is wrapper
@@ -348,7 +349,7 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
 
 def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     module = types.ModuleType("strange")
-    install.wrap_compile_fx(module)
+    plugin.wrap_compile_fx(module)
     assert "this torch has no strange._InProcessFxCompile.codegen_and_compile" in caplog.text
     assert not hasattr(module, "_InProcessFxCompile")
 

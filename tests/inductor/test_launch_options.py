@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch._inductor.config as config
 
-from mixorder.codegen.programmatic_launch import awaited
 from mixorder.inductor import launch_options as launches
 from mixorder.inductor.mutation_cache import PREFIX
 
 NAME = f"{PREFIX}sum_0"
 BODY = "@triton_heuristics.user_autotune(\n    triton_meta={'signature': {}},\n)\ndef kernel():\n    pass\n"
-WAITING = BODY.replace("pass", f"s = {awaited('0')}")
 
 
 def defined(name: str, body: str) -> str:
@@ -35,15 +33,27 @@ def defined(name: str, body: str) -> str:
 
 
 @pytest.mark.parametrize("emulate", [False, True])
-@pytest.mark.parametrize("body", [BODY, WAITING])
-def test_what_a_definition_says(body: str, emulate: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [
+        (f"{PREFIX}sum_0", True),
+        (f"{PREFIX}sum_0_3", True),  # as Inductor calls it
+        (f"{PREFIX}sum_1_0", False),
+        (f"{PREFIX}sum", False),
+        ("triton_poi_fused_0", False),
+    ],
+)
+def test_what_a_definition_says(
+    name: str, waits: bool, emulate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "_waiting", set())
+    launches.allow_early_launch(NAME)
     with config.patch(emulate_precision_casts=emulate):
-        text = defined(NAME, body)
-        assert defined("triton_poi_fused_0", body) == body
+        text = defined(name, BODY)
     meta = "triton_meta={"
-    meta += "'launch_pdl': True, " if body == WAITING else ""
-    meta += "'enable_fp_fusion': False, " if emulate else ""
-    assert text == body.replace("triton_meta={", meta)
+    meta += "'launch_pdl': True, " if waits else ""
+    meta += "'enable_fp_fusion': False, " if emulate and name.startswith(PREFIX) else ""
+    assert text == BODY.replace("triton_meta={", meta)
 
 
 class Tuner:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from mixorder import pipeline
 from mixorder.schedule.device import H200
 
 HERE = Path(__file__).parent
@@ -33,9 +33,9 @@ def fresh() -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_gpu(plan_with: Callable[..., None]) -> None:
     """With all of a GPU's programs, each would get one row of these tests' tensors, and take its time."""
-    monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, num_sm=5))
+    plan_with(device=dataclasses.replace(H200, num_sm=5))
 
 
 @pytest.fixture(autouse=True)

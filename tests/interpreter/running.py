@@ -16,8 +16,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 OFF = Options(enabled=False)
@@ -86,7 +86,7 @@ def check(ours: Tensors, stock: Tensors, exact: Tensors, terms: int, scale: floa
 
 
 def run_fused(function: Callable[..., Any], args: Tensors, options: Options = ON) -> Tensors:
-    prepare()
+    prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
     before = counters["mixorder"]["fused_regions"]
     pipeline.run(graph, options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,15 @@ from graphs import bf16, f32
 from running import OFF, ON, check_gradients, compiled, exact_gradients, gradients, run_fused
 from torch import nn
 
-from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.constants import FITTED
-from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose
+from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import PERSISTENT
 
-from cases import CASES  # isort: skip
+from lab.cases import CASES  # isort: skip
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,
@@ -32,12 +32,15 @@ CHUNKS = {96: 3, 160: 5, 304: 5, 768: 3, 896: 7}
 
 
 @pytest.fixture(autouse=True)
-def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+def chunked(monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]) -> None:
     """Chunks wherever they save a lane, and few programs, so that tiles have several rows."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "choose", functools.partial(choose, constants=constants))
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+
+    def choose(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Schedule:
+        return PERSISTENT.choose(facts, device, split_size, constants)
+
+    plan_with(device=device, strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
 
 
 def only(records: list[Any]) -> RegionRecord:
@@ -84,7 +87,7 @@ def test_every_kind_of_reduction(inner: str) -> None:
 
 FAMILY = {
     "Qwen3 QK-norm, transpose, RoPE": (2, 5, 4, 96),  # a gather within the row
-    "Cohere QK-norm": (2, 5, 3, 96),  # a kept axis
+    "Cohere QK-norm": (2, 5, 3, 96),  # a batch axis
     "conv bias and gate": (5, 3, 8, 12),  # a common axis
     "adaLN": (3, 5, 96),
     "cat after": (3, 5, 96),  # loads by a predicate

@@ -8,7 +8,7 @@ from grids import crossed
 from reduced_dtypes import CASES, Reduction, case_name, f32, program
 from running import ON
 
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 300, 24

@@ -21,7 +21,8 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
 import family  # isort: skip
-from cases import CASES, Checkpointed, Example, found_in  # isort: skip
+from lab.cases import CASES, Checkpointed, Example, found_in  # isort: skip
+from lab.tables import line  # isort: skip
 
 
 interpreted = functools.partial(compiled, fullgraph=True)
@@ -108,6 +109,6 @@ def test_the_tool_prints_a_row_per_case(
     rows = [line for line in lines if line.startswith(("| dropout after", "| row and column sums"))]
     assert [line.split("|")[2].strip() for line in rows] == ["15x60", "37x60"]
     assert all("| 3 -> 3 | 10.0 -> 10.0 | 1.00 |" in line for line in rows)
-    assert lines.count(family.HEADER) == 2  # one table per group
+    assert lines.count(line(family.HEAD)) == 2  # one table per group
     assert lines[-1] == "faults: none"
     assert list(json.loads(out.read_text())) == ["dropout after", "row and column sums"]

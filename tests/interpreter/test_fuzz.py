@@ -1,4 +1,4 @@
-"""Random programs of tools/_programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
+"""Random programs of tools/lab/programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
 `python tools/fuzz.py --device interpreter --workers 1 --seed 3 --cases 1 --out fuzz`."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import random
 from typing import Any
 
 import pytest
-from _differential import check, run
-from _effects import sequence
-from _programs import OPS, Program, Seeded, Step, make
+from lab.differential import check, run
+from lab.effects import sequence
+from lab.programs import OPS, Program, Seeded, Step, make
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, strategies
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
@@ -90,7 +90,7 @@ def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: 
     ],
 )
 def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = pipeline.generate
+    generate = strategies.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -99,7 +99,7 @@ def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(pipeline, "generate", broken)
+    monkeypatch.setattr(strategies, "generate", broken)
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
 

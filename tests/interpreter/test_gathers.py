@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.ir.program import LoopProgram
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.region.gathers import is_gather
 from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
@@ -30,10 +30,10 @@ from mixorder.schedule.device import H200
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_programs(plan_with: Callable[..., None]) -> None:
     """So that tiles hold several rows, and the last of them is partial."""
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    plan_with(device=device)
 
 
 class Around(nn.Module):
@@ -296,7 +296,7 @@ def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: p
     lowered = pipeline.lower
     monkeypatch.setattr(pipeline, "lower", lower)
     args = torch.randn(3, 40), torch.randn(3, 40)
-    prepare()
+    prepare_interpreter()
     graph = traced(function, *[((3, 40), f32)] * 2)
     with collect() as records:
         pipeline.run(graph, ON)

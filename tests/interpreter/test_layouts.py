@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.fx import Graph, GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def across() -> Any:
             dx = dy - x * product.sum(1, keepdim=True)
             return (dx if leaves else dx.cumsum(0), product.sum(0))
 
-        prepare()
+        prepare_interpreter()
         graph = traced(function, ((24, 40), f32), ((24, 40), f32), ((24, 40), f32), transposed=(2,))
         pipeline.run(graph, ON)
         assert counters["mixorder"] == {"fused_regions": 1}
@@ -105,7 +105,7 @@ def test_any_number_of_rows(dtype: torch.dtype) -> None:
         product = x * across * y
         return across - x * product.sum(1, keepdim=True), product.sum(0)
 
-    prepare()
+    prepare_interpreter()
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)
     with collect() as records:

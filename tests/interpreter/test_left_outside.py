@@ -11,7 +11,7 @@ import torch
 from graphs import f32, f64
 from running import ON, Tensors
 
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 60, 24

@@ -5,7 +5,7 @@ import pytest
 from modes import *  # noqa: F403
 from running import ON
 
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 
 
 @pytest.fixture(autouse=True)

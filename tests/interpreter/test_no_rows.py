@@ -16,11 +16,11 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
+from mixorder.strategies import STRATEGIES, Strategy
 
 COLS = 64
-STRATEGIES = pipeline.STRATEGIES
 
 
 def two_stages(x: Any, dy: Any) -> Any:
@@ -41,7 +41,7 @@ def averaged(x: Any, dy: Any) -> Any:
 @pytest.fixture
 def words_are_inside(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each record that a program reads lies in the memory of one of its kernel's arguments."""
-    prepare()
+    prepare_interpreter()
     original, run = InterpreterBuilder.create_inline_asm, Autotuner.run
     memory: list[tuple[int, int]] = []
     inside: list[bool] = []
@@ -62,21 +62,21 @@ def words_are_inside(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return inside
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 @pytest.mark.parametrize("function", [pair, two_stages, counted, averaged])
 def test_a_kernel_for_some_rows_runs_with_none(
     function: Callable[..., Any],
-    strategy: str,
-    monkeypatch: pytest.MonkeyPatch,
+    strategy: Strategy,
+    plan_with: Callable[..., None],
     words_are_inside: list[bool],
 ) -> None:
-    prepare()
-    monkeypatch.setattr(pipeline, "STRATEGIES", sorted(STRATEGIES, key=lambda s: s != strategy))
+    prepare_interpreter()
+    plan_with(strategies=(strategy, *(s for s in STRATEGIES if s is not strategy)))
     graph = traced_rows(function, ((40, COLS), f32), ((40, COLS), f32))
     with collect() as records:
         pipeline.run(graph, ON)
     fused = [r for r in records if isinstance(r, RegionRecord)]
-    assert fused and (strategy in fused[0].strategy or function is counted)
+    assert fused and (fused[0].strategy.startswith(strategy.name) or function is counted)
     module = GraphModule({}, graph)
     for rows in (0, 1, 41):
         x, dy = (torch.randn(rows, COLS) for _ in range(2))
@@ -84,7 +84,7 @@ def test_a_kernel_for_some_rows_runs_with_none(
         for mine, truth in zip(ours, function(x, dy), strict=True):
             assert (mine.shape, mine.dtype) == (truth.shape, truth.dtype)
             torch.testing.assert_close(mine, truth, rtol=1e-5, atol=1e-4, equal_nan=True)
-    assert all(words_are_inside) and bool(words_are_inside) == ("shared" in fused[0].strategy)
+    assert all(words_are_inside) and bool(words_are_inside) == fused[0].strategy.startswith("cooperative")
 
 
 @pytest.mark.parametrize("first", [0, 1, 6])

@@ -23,8 +23,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 
 
 def fused_and_right(module: nn.Module, x: torch.Tensor, options: Options = ON) -> Tensors:
@@ -206,7 +206,7 @@ def test_random_programs(seed: int) -> None:
     function = graphs.random_function(seed, 10, 12)
     specs = [((10, 12), f32)] * 2 + [((12, 12), f32)]
     graph = traced(function, *specs)
-    prepare()
+    prepare_interpreter()
     pipeline.run(graph, ON)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12) / 4
     ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)

@@ -4,6 +4,7 @@ does not read past the tensor's."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from grids import crossed
 from running import ON, check_gradients, gradients
 from torch import nn
 
-from mixorder import pipeline
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 
@@ -21,8 +21,8 @@ PERIODS = {(33, bf16): 8, (33, f32): 4, (1001, bf16): 8, (242, f16): 4, (1030, f
 
 
 @pytest.fixture(autouse=True)
-def as_many_programs_as_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, num_sm=16))
+def as_many_programs_as_rows_that_differ(plan_with: Callable[..., None]) -> None:
+    plan_with(device=dataclasses.replace(H200, num_sm=16))
 
 
 @pytest.mark.parametrize(

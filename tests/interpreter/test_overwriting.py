@@ -13,14 +13,9 @@ from running import ON, Tensors, check_gradients, gradients
 from torch import nn
 
 from mixorder import pipeline
-from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import compile_for_interpreter
-from mixorder.ir.program import LoopProgram
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import Workload, workload
-from mixorder.schedule.schedule import Schedule
-from mixorder.transform.reread import reload
+from mixorder.strategies import PERSISTENT, REREAD
 
 SHAPE = (3, 37, 40)
 
@@ -59,24 +54,12 @@ def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
     assert all(map(torch.equal, ours, apart))
 
 
-def test_same_bits_where_rows_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(loops: LoopProgram) -> LoopProgram:
-        read_twice.append(reload(loops))
-        return read_twice[-1]
-
-    def choose(work: Workload, *args: Any) -> Schedule:
-        if not read_twice or work != workload(read_twice[-1]):
-            raise TooWide(99, "for the test")
-        return chosen(work, *args)
-
-    read_twice: list[LoopProgram] = []
-    chosen = pipeline.choose
-    monkeypatch.setattr(pipeline, "reload", twice)
-    monkeypatch.setattr(pipeline, "choose", choose)
-    alone = dataclasses.replace(H200, exchanges=False)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+def test_same_bits_where_rows_are_read_twice(
+    monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
+) -> None:
+    plan_with(strategies=(dataclasses.replace(REREAD, choose=PERSISTENT.choose),))
     ours, apart, count = both(randomised(Block(40), f32), monkeypatch)
-    assert read_twice and count == 3
+    assert count == 3
     assert all(map(torch.equal, ours, apart))
 
 

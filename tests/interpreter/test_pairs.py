@@ -15,13 +15,14 @@ import pytest
 import torch
 from graphs import f32, snapshot, traced
 from grids import crossed
+from reduced_dtypes import xor
 from running import ON, Tensors, run_fused
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline, report
 from mixorder.schedule.device import H200
 
-KINDS = ("sum", "mean", "amax", "amin", "prod", "any")
+KINDS = ("sum", "mean", "amax", "amin", "prod", "any", "xor")
 PROLOGUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "plain": lambda x, b: x,
     "exp": lambda x, b: torch.exp(x),
@@ -31,13 +32,15 @@ PROLOGUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_programs(plan_with: Callable[..., None]) -> None:
     """With a GPU's number of programs a small tensor would get tiles of one row, and none of them partial."""
     device = dataclasses.replace(H200, num_sm=2)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: device)
+    plan_with(device=device)
 
 
 def reduce(kind: str, value: torch.Tensor, dim: Any) -> torch.Tensor:
+    if kind == "xor":
+        return xor((value * 64).to(torch.int32), dim)
     return (value > 0).any(dim) if kind == "any" else getattr(value, kind)(dim)
 
 
@@ -113,31 +116,31 @@ def test_values_of_two_prologues(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed(KINDS, PROLOGUES))
-def test_kept_axis_inside_the_rows(kind: str, prologue: str) -> None:
+def test_batch_axis_inside_the_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, 0)
 
-    check(function, values(5, 3, 11), "row 5 x kept 3 x column 11", 4)
+    check(function, values(5, 3, 11), "row 5 x batch 3 x column 11", 4)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed(KINDS, PROLOGUES))
-def test_kept_axis_outside_the_rows(kind: str, prologue: str) -> None:
+def test_batch_axis_outside_the_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, 1)
 
-    check(function, values(3, 5, 11), "kept 3 x row 5 x column 11", 4)
+    check(function, values(3, 5, 11), "batch 3 x row 5 x column 11", 4)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
-def test_kept_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
+def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
         row = reduce(kind, value, 3)
         return row, reduce(kind, value, (0, 2)), x * row.reshape(5, 2, 3, 1)
 
-    check(function, values(5, 2, 3, 11), "row 5 x kept 2 x row 3 x column 11", 8)
+    check(function, values(5, 2, 3, 11), "row 5 x batch 2 x row 3 x column 11", 8)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
@@ -146,7 +149,7 @@ def test_common_axis(kind: str, prologue: str) -> None:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, (0, 2))
 
-    check(function, values(5, 3, 11), "row 5 x kept 3 x common 11", 4)
+    check(function, values(5, 3, 11), "row 5 x batch 3 x common 11", 4)
 
 
 @pytest.mark.parametrize("kind", ["sum", "amax", "any"])
@@ -156,7 +159,7 @@ def test_common_axes_of_an_image(kind: str) -> None:
         inner = reduce(kind, value, (2, 3))
         return inner, reduce(kind, value, (0, 2, 3)), x * inner.reshape(5, 3, 1, 1)
 
-    check(function, values(5, 3, 4, 5), "row 5 x kept 3 x common 20", 4)
+    check(function, values(5, 3, 4, 5), "row 5 x batch 3 x common 20", 4)
 
 
 @pytest.mark.parametrize("order", [((0, 1), (1, 2)), ((0, 2), (1, 2))])

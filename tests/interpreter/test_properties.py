@@ -14,7 +14,7 @@ from running import ON, exact_gradients, gradients
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 
 ROWS, COLS = 26, 20
 

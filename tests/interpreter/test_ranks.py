@@ -2,7 +2,7 @@
 
 Which regions are fused depends on sizes, so one rank may fuse what another one leaves. If fusing changed the
 order of collectives, ranks would pair different ones: other numbers, an error, or a hang. Programs and their
-truth are those of tools/_ranks.py.
+truth are those of tools/lab/ranks.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from graphs import f32, traced
+from lab.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from running import OFF, ON, with_options
 from torch.fx import Node
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
 from mixorder.options import Options
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 
@@ -63,7 +63,7 @@ def reasons(records: list[Any]) -> set[str]:
 def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
     """Run programs on one rank, each in a process group of its own, and save what they gave."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    pipeline.device_info = lambda _: dataclasses.replace(H200, num_sm=5)  # as conftest.py does here
+    pipeline._in_force[0] = pipeline.Setting(dataclasses.replace(H200, num_sm=5))  # as conftest.py does here
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # memory that nothing has written is NaN
     timeout = datetime.timedelta(seconds=STUCK)
@@ -212,7 +212,7 @@ def test_a_write_stays_before_a_read() -> None:
     args = torch.randn(64, 48), torch.randn(64, 48), torch.randn(48)
     expected = function(*(a.double() for a in args))
     graph = traced(function, *[(tuple(a.shape), f32) for a in args], in_place=True)
-    prepare()
+    prepare_interpreter()
     pipeline.run(graph, ON)
     graph.lint()
     found = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)

@@ -19,7 +19,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder.errors import Decline
-from mixorder.inductor.interpreter import compile_for_interpreter
+from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}

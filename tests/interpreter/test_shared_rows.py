@@ -19,15 +19,16 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.codegen.exchange import EMPTY
 from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import prepare
+from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.cooperative import SharedWork
 from mixorder.schedule.device import DeviceInfo
+from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.strategies import COOPERATIVE
+from mixorder.transform.cooperative import EMPTY
 
-from cases import CASES, Example  # isort: skip
+from lab.cases import CASES, Example  # isort: skip
 
 
 class WithResidual(nn.Module):
@@ -69,7 +70,7 @@ class Forced:
     splits: int = 2
     shifted: bool = False
 
-    def __call__(self, work: SharedWork, device: DeviceInfo, split_size: int = 0) -> Schedule:
+    def __call__(self, work: Facts, device: DeviceInfo, split_size: int = 0) -> Schedule:
         part_cols = -(-work.cols // self.parts)
         tile = Tile(self.xblock, 4, 2)
         if self.shifted and work.period > 1 and work.cols > 16:
@@ -92,25 +93,21 @@ FORCED = [
 ]
 
 
-def force(monkeypatch: pytest.MonkeyPatch, schedule: Forced) -> None:
-    """Every region that can be shared is, as `schedule` says; nothing is held or read twice."""
-
-    def choose(*args: Any) -> Any:
-        raise TooWide(99, "for the test")
-
-    monkeypatch.setattr(pipeline, "choose", choose)
-    monkeypatch.setattr(pipeline, "choose_shared", schedule)
+@pytest.fixture
+def force(plan_with: Callable[..., None]) -> Callable[[Forced], None]:
+    """Has every region that can be shared be, as a schedule says; no other strategy is tried."""
+    return lambda schedule: plan_with(strategies=(dataclasses.replace(COOPERATIVE, choose=schedule),))
 
 
 @pytest.fixture(params=FORCED, ids=lambda f: f"{f.parts}x{f.depth}x{f.xblock}x{f.splits}")
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Forced:
-    force(monkeypatch, request.param)
+def forced(request: pytest.FixtureRequest, force: Callable[[Forced], None]) -> Forced:
+    force(request.param)
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def interpreted() -> None:
-    prepare()
+    prepare_interpreter()
 
 
 def fused_graph(function: Callable[..., Any], args: Any, make: Any = traced) -> tuple[GraphModule, list[Any]]:
@@ -284,9 +281,9 @@ def test_both_ways_give_the_same_bits(function: Callable[..., Any], forced: Forc
         assert torch.equal(bits(mine), bits(theirs))
 
 
-def test_a_wrong_word_is_seen_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_word_is_seen_in_the_result(force: Callable[[Forced], None]) -> None:
     """The test above would not fail if words were never read."""
-    force(monkeypatch, Forced(parts=3, depth=2, xblock=2))
+    force(Forced(parts=3, depth=2, xblock=2))
     args = arguments(modulated, 12, 40)
     graph, _ = fused_graph(modulated, args)
     rerun = Rerun(graph)
@@ -364,20 +361,20 @@ def test_modules(name: str, dtype: torch.dtype, forced: Forced) -> None:
     check_gradients(ours, module, x, dy, 40)
 
 
-# With a kept or a common axis, or a reduction of bools; of a DiT block some norms have one.
+# With a batch or a common axis, or a reduction of bools; of a DiT block some norms have one.
 NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
 NOT_SHARED += ["row and column prod, any, all", "conv bias and gate", "GroupNorm"]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_SHARED][::6])
-def test_the_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[1])
+def test_the_family(name: str, force: Callable[[Forced], None]) -> None:
+    force(FORCED[1])
     check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
 
 
 @pytest.mark.parametrize("name", NOT_SHARED)
-def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[1])
+def test_what_cannot_be_shared_is_left_alone(name: str, force: Callable[[Forced], None]) -> None:
+    force(FORCED[1])
     example = Example(CASES[name], CASES[name].shapes.small, f32, "cpu")
     with collect() as records:
         example.step(compiled(ON))()
@@ -385,8 +382,8 @@ def test_what_cannot_be_shared_is_left_alone(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, FORCED[seed % len(FORCED)])
+def test_random_programs(seed: int, force: Callable[[Forced], None]) -> None:
+    force(FORCED[seed % len(FORCED)])
     function = random_function(seed, 10, 12)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
     graph, _ = fused_graph(function, args)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import Decline
-from mixorder.inductor.interpreter import compile_for_interpreter, prepare
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 
 
@@ -119,7 +119,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def fused(
     function: Callable[..., Any], shape: tuple[int, ...], symbolic: tuple[int, ...] = (0,)
 ) -> GraphModule:
-    prepare()
+    prepare_interpreter()
     graph = traced_rows(function, (shape, f32), (shape, f32), symbolic=symbolic)
     pipeline.run(graph, ON)
     assert counters["mixorder"] == {"fused_regions": 1}
@@ -140,7 +140,7 @@ def test_functions(name: str) -> None:
     ("shape", "symbolic", "rows"),
     [((7, 4, 20), (0,), 0), ((4, 7, 20), (1,), 1), ((5, 4, 7, 20), (0, 2), (0, 2))],
 )
-def test_kept_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
+def test_batch_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
     def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
         return dy - (x * dy).sum(-1, keepdim=True), (x * dy).sum(rows)
 
@@ -171,7 +171,7 @@ def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[i
     assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
 
 
-def test_a_symbolic_kept_axis_is_declined() -> None:
+def test_a_symbolic_batch_axis_is_declined() -> None:
     shape = (7, 4, 20)
     graph = traced_rows(lambda x, dy: (x.sum(2), x.sum(0)), (shape, f32), (shape, f32), symbolic=(1,))
     before = snapshot(graph)

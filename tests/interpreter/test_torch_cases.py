@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from _torch_cases import Case, cases
-from _torch_trial import Ended, run_case
+from lab.torch_cases import Case, cases
+from lab.torch_trial import Ended, run_case
 
-from mixorder import pipeline
+from mixorder import strategies
 
 PARTS, OF_A_KIND = 6, 15
 
@@ -43,7 +43,7 @@ def test_samples_give_what_eager_gives(part: int) -> None:
 
 def ended_with(monkeypatch: pytest.MonkeyPatch, case: Case, changes: dict[str, str]) -> Ended:
     """What becomes of a case where the kernels' text is changed."""
-    generate = pipeline.generate
+    generate = strategies.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -51,7 +51,7 @@ def ended_with(monkeypatch: pytest.MonkeyPatch, case: Case, changes: dict[str, s
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(pipeline, "generate", broken)
+    monkeypatch.setattr(strategies, "generate", broken)
     return run_case(case, "interpreter", samples=1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +17,12 @@ from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.inductor.interpreter import prepare
-from mixorder.ir.program import LoopProgram
+from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.transform.reread import reload
+from mixorder.strategies import PERSISTENT, REREAD
 
-from cases import CASES  # isort: skip
+from lab.cases import CASES  # isort: skip
 
 
 class WithResidual(nn.Module):
@@ -45,10 +43,10 @@ WIDE: dict[str, Callable[[int], nn.Module]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_exchange(plan_with: Callable[..., None]) -> None:
     """On a device whose programs cannot share a row: tests/interpreter/test_shared_rows.py has the others."""
     alone = dataclasses.replace(H200, exchanges=False)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+    plan_with(device=alone)
 
 
 # 12288 columns and less are held, in chunks.
@@ -68,23 +66,9 @@ def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
 
 
 @pytest.fixture
-def never_resident(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No schedule is found for a program that reads its rows once."""
-
-    def again(program: LoopProgram) -> LoopProgram:
-        made.append(program)
-        return reload(program)
-
-    def choose(*args: Any) -> Any:
-        if not made:
-            raise TooWide(99, "for the test")
-        made.clear()
-        return chosen(*args)
-
-    made: list[LoopProgram] = []
-    chosen = pipeline.choose
-    monkeypatch.setattr(pipeline, "reload", again)
-    monkeypatch.setattr(pipeline, "choose", choose)
+def never_resident(plan_with: Callable[..., None]) -> None:
+    """Every program reads its rows again, if it has any reason to."""
+    plan_with(strategies=(dataclasses.replace(REREAD, choose=PERSISTENT.choose),))
 
 
 NAMES = """LayerNorm; Cohere; Cohere QK-norm; adaLN; Qwen3 QK-norm, transpose, RoPE; softmax with bias;
@@ -103,7 +87,7 @@ def test_the_family(name: str) -> None:
 def test_random_programs(seed: int) -> None:
     function = random_function(seed, 10, 12)
     args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
-    prepare()
+    prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), f32) for a in args])
     counters["mixorder"].clear()
     pipeline.run(graph, ON)

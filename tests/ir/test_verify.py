@@ -8,10 +8,9 @@ from collections.abc import Callable
 import graphs
 import pytest
 import sympy
-from graphs import f32, only
+from graphs import f32, only, share
 
 from mixorder.ir.program import (
-    SUM,
     Axis,
     AxisClass,
     Buffer,
@@ -26,28 +25,28 @@ from mixorder.ir.program import (
     Ref,
     Store,
 )
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.reductions import SUM
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
-from mixorder.transform.cooperative import share
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
 
 @pytest.fixture(scope="module")
-def programs() -> dict[Stage, LoopProgram]:
+def programs() -> dict[Form, LoopProgram]:
     lowered = lower(only(graphs.layer_norm_backward(512, 256)))
     split = split_outer(lowered)
     reordered = reorder(split)
     return {
-        Stage.LOWERED: lowered,
-        Stage.SPLIT: split,
-        Stage.REORDERED: reordered,
-        Stage.MERGED: merge(reordered),
-        Stage.SHARED: share(merge(reordered), 2, 2),
+        Form.LOWERED: lowered,
+        Form.SPLIT: split,
+        Form.REORDERED: reordered,
+        Form.MERGED: merge(reordered),
+        Form.COOPERATIVE: share(merge(reordered), 2, 2),
     }
 
 
-Programs = dict[Stage, LoopProgram]
+Programs = dict[Form, LoopProgram]
 Change = Callable[[Nest], Nest]
 
 
@@ -61,14 +60,14 @@ def appended(*statements: object) -> Change:
     return lambda nest: dataclasses.replace(nest, body=(*nest.body, *statements))
 
 
-@pytest.mark.parametrize("stage", Stage)
-def test_each_stage_gives_a_legal_program(stage: Stage, programs: Programs) -> None:
+@pytest.mark.parametrize("stage", Form)
+def test_each_stage_gives_a_legal_program(stage: Form, programs: Programs) -> None:
     assert verify(programs[stage], stage) is programs[stage]
 
 
-@pytest.mark.parametrize("stage", Stage)
-def test_a_program_of_an_earlier_stage_is_refused(stage: Stage, programs: Programs) -> None:
-    order = list(Stage)
+@pytest.mark.parametrize("stage", Form)
+def test_a_program_of_an_earlier_stage_is_refused(stage: Form, programs: Programs) -> None:
+    order = list(Form)
     for earlier in order[: order.index(stage)]:
         with pytest.raises(ValueError):
             verify(programs[earlier], stage)
@@ -76,90 +75,90 @@ def test_a_program_of_an_earlier_stage_is_refused(stage: Stage, programs: Progra
 
 def test_a_workspace_before_the_split(programs: Programs) -> None:
     workspace = Buffer("ws0", BufferRole.WORKSPACE, f32, (sympy.S(1),), (sympy.S(1),))
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     program = dataclasses.replace(program, buffers=(*program.buffers, workspace))
     with pytest.raises(ValueError, match="a workspace before the split"):
-        verify(program, Stage.LOWERED)
+        verify(program, Form.LOWERED)
 
 
 def test_a_load_under_a_condition_that_is_no_bool(programs: Programs) -> None:
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     first = next(s for s in program.nests[0].body if isinstance(s, Load))
     guarded = dataclasses.replace(first, name="guarded", predicate=Ref(first.name))
     with pytest.raises(ValueError, match="no bool"):
-        verify(changed(program, 0, appended(guarded)), Stage.LOWERED)
+        verify(changed(program, 0, appended(guarded)), Form.LOWERED)
 
 
 def test_a_condition_that_is_not_there(programs: Programs) -> None:
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     first = next(s for s in program.nests[0].body if isinstance(s, Load))
     guarded = dataclasses.replace(first, name="guarded", predicate=Ref("nothing"))
     with pytest.raises(ValueError, match="before its definition"):
-        verify(changed(program, 0, appended(guarded)), Stage.LOWERED)
+        verify(changed(program, 0, appended(guarded)), Form.LOWERED)
 
 
 def test_a_number_of_a_loop_that_is_not_there(programs: Programs) -> None:
     stray = Compute("stray", "index_expr", (sympy.Symbol("z"), f32), (), f32)
     with pytest.raises(ValueError, match="leaves the nest"):
-        verify(changed(programs[Stage.LOWERED], 0, appended(stray)), Stage.LOWERED)
+        verify(changed(programs[Form.LOWERED], 0, appended(stray)), Form.LOWERED)
 
 
 def test_a_use_before_the_definition(programs: Programs) -> None:
     program = changed(
-        programs[Stage.LOWERED],
+        programs[Form.LOWERED],
         0,
         lambda nest: dataclasses.replace(nest, body=tuple(reversed(nest.body))),
     )
     with pytest.raises(ValueError, match="before its definition"):
-        verify(program, Stage.LOWERED)
+        verify(program, Form.LOWERED)
 
 
 def test_a_name_defined_twice(programs: Programs) -> None:
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     first = program.nests[0].body[0]
     with pytest.raises(ValueError, match="defined twice"):
-        verify(changed(program, 0, appended(first)), Stage.LOWERED)
+        verify(changed(program, 0, appended(first)), Form.LOWERED)
 
 
 def test_an_index_outside_the_loops(programs: Programs) -> None:
     stray = Load("stray", "in0", sympy.Symbol("elsewhere"), f32)
     with pytest.raises(ValueError, match="leaves the nest's loops"):
-        verify(changed(programs[Stage.LOWERED], 0, appended(stray)), Stage.LOWERED)
+        verify(changed(programs[Form.LOWERED], 0, appended(stray)), Form.LOWERED)
 
 
 def test_a_reduction_of_a_loop_that_is_not_there(programs: Programs) -> None:
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
     stray = Reduce("stray", SUM, value, (sympy.Symbol("elsewhere"),), f32, f32)
     with pytest.raises(ValueError, match="a loop that is not there"):
-        verify(changed(program, 0, appended(stray)), Stage.LOWERED)
+        verify(changed(program, 0, appended(stray)), Form.LOWERED)
 
 
 def test_an_output_stored_twice(programs: Programs) -> None:
-    program = programs[Stage.LOWERED]
+    program = programs[Form.LOWERED]
     store = next(s for s in program.nests[0].body if isinstance(s, Store))
     with pytest.raises(ValueError, match="are stored as"):
-        verify(changed(program, 0, appended(store)), Stage.LOWERED)
+        verify(changed(program, 0, appended(store)), Form.LOWERED)
 
 
 def test_an_output_that_is_never_stored(programs: Programs) -> None:
     program = changed(
-        programs[Stage.LOWERED],
+        programs[Form.LOWERED],
         0,
         lambda nest: dataclasses.replace(nest, body=tuple(s for s in nest.body if not isinstance(s, Store))),
     )
     with pytest.raises(ValueError, match="are stored as"):
-        verify(program, Stage.LOWERED)
+        verify(program, Form.LOWERED)
 
 
 def test_an_outer_reduction_after_the_split(programs: Programs) -> None:
-    program = programs[Stage.SPLIT]
+    program = programs[Form.SPLIT]
     row = program.axis(AxisClass.ROW)
     assert row is not None
     value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
     stray = Reduce("stray", SUM, value, (row.symbol,), f32, f32)
     with pytest.raises(ValueError, match="is an outer reduction"):
-        verify(changed(program, 0, appended(stray)), Stage.SPLIT)
+        verify(changed(program, 0, appended(stray)), Form.SPLIT)
 
 
 def test_columns_around_rows_after_reordering(programs: Programs) -> None:
@@ -167,7 +166,7 @@ def test_columns_around_rows_after_reordering(programs: Programs) -> None:
         return dataclasses.replace(nest, loops=tuple(reversed(nest.loops)))
 
     with pytest.raises(ValueError, match="columns enclose rows"):
-        verify(changed(programs[Stage.REORDERED], 0, flip), Stage.REORDERED)
+        verify(changed(programs[Form.REORDERED], 0, flip), Form.REORDERED)
 
 
 def test_a_hoisted_statement_that_depends_on_rows(programs: Programs) -> None:
@@ -177,7 +176,7 @@ def test_a_hoisted_statement_that_depends_on_rows(programs: Programs) -> None:
         return dataclasses.replace(nest, preamble=(*nest.preamble, *loads), body=rest)
 
     with pytest.raises(ValueError, match="is hoisted but depends on rows"):
-        verify(changed(programs[Stage.MERGED], 0, hoist_all), Stage.MERGED)
+        verify(changed(programs[Form.MERGED], 0, hoist_all), Form.MERGED)
 
 
 def replaced(old: type, **changes: object) -> Change:
@@ -219,21 +218,21 @@ def half_exchanged(nest: Nest) -> Nest:
     ids=["carried too far", "carried nowhere", "uncarried", "unexchanged", "exchanged late", "in part"],
 )
 def test_a_value_of_another_stage(change: Change, programs: Programs) -> None:
-    broken = changed(programs[Stage.SHARED], 0, change)
+    broken = changed(programs[Form.COOPERATIVE], 0, change)
     with pytest.raises(ValueError, match="is in stage"):
-        verify(broken, Stage.SHARED)
+        verify(broken, Form.COOPERATIVE)
 
 
 def test_an_exchange_through_an_unknown_buffer(programs: Programs) -> None:
-    broken = changed(programs[Stage.SHARED], 0, replaced(Exchange, buffer="nowhere"))
+    broken = changed(programs[Form.COOPERATIVE], 0, replaced(Exchange, buffer="nowhere"))
     with pytest.raises((ValueError, StopIteration)):
-        verify(broken, Stage.SHARED)
+        verify(broken, Form.COOPERATIVE)
 
 
 def test_an_unknown_buffer(programs: Programs) -> None:
     stray = Load("stray", "nowhere", sympy.S.Zero, f32)
     with pytest.raises((ValueError, StopIteration)):
-        verify(changed(programs[Stage.LOWERED], 0, appended(stray)), Stage.LOWERED)
+        verify(changed(programs[Form.LOWERED], 0, appended(stray)), Form.LOWERED)
 
 
 def test_two_axes_of_one_class() -> None:
@@ -243,7 +242,7 @@ def test_two_axes_of_one_class() -> None:
 
 
 def test_a_program_prints_its_nests_as_loops(programs: Programs) -> None:
-    text = str(programs[Stage.MERGED])
+    text = str(programs[Form.MERGED])
     assert text.count("for x in row(512):") == 1
     assert "once: " in text and "partial_accumulate ws0[" in text
 

@@ -16,14 +16,14 @@ from graphs import bf16, f16, f32, f64, only, pair, traced
 
 from mixorder.ir.program import AxisClass, BufferRole, Compute, Load, LoopProgram, Nest, Reduce, Ref, Store
 from mixorder.ir.program import operands as operand_names
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 
 FULL = ((512, 256), f32)
 
 
 def lowered(function: Any, *specs: Any) -> LoopProgram:
-    return verify(lower(only(traced(function, *specs))), Stage.LOWERED)
+    return verify(lower(only(traced(function, *specs))), Form.LOWERED)
 
 
 def statements(program: LoopProgram, kind: type) -> list[Any]:

@@ -12,6 +12,7 @@ from graphs import f32, only, pair, traced
 from torch.fx import Node
 
 from mixorder.errors import Decline, DeclineReason
+from mixorder.inductor import lowerings
 from mixorder.lowering import pointwise as boxes
 from mixorder.lowering.lower import lower
 
@@ -22,19 +23,19 @@ aten = torch.ops.aten
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     """How many times each op is lowered."""
     times: Counter[Any] = Counter()
-    original = boxes._lowered
+    original = boxes.lowered
 
     def counted(node: Node, operand: Any) -> Any:
         times[node.target] += 1
         return original(node, operand)
 
-    monkeypatch.setattr(boxes, "_lowered", counted)
+    monkeypatch.setattr(boxes, "lowered", counted)
     return times
 
 
 def test_an_op_whose_lowering_is_no_loop_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {**boxes.lowerings, aten.mul.Tensor: lambda *args: None}
-    monkeypatch.setattr(boxes, "lowerings", table)
+    table = {**lowerings.lowerings, aten.mul.Tensor: lambda *args: None}
+    monkeypatch.setattr(lowerings, "lowerings", table)
     with pytest.raises(Decline) as caught:
         lower(only(graphs.pair_graph()))
     assert caught.value.reason is DeclineReason.UNSUPPORTED_OP

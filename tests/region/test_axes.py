@@ -20,7 +20,7 @@ from mixorder.region.axes import (
     ratio,
 )
 
-ROW, COLUMN, KEPT, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.KEPT, AxisClass.COMMON
+ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, AxisClass.COMMON
 S, T = (sympy.Symbol(name, integer=True, positive=True) for name in "st")
 
 
@@ -109,17 +109,17 @@ PAIRS = {
     "two views of the rows": (((2, 3, 4), (2,)), ((6, 4), (0,)), ((6, ROW), (4, COLUMN))),
     "finer outside": (((6, 8), (1,)), ((6, 2, 4), (0,)), ((6, ROW), (8, COLUMN))),
     "weight per head": (
-        ((2, 3, 5, 4), (3,)), ((2, 3, 5, 4), (0, 1)), ((6, ROW), (5, KEPT), (4, COLUMN)),
+        ((2, 3, 5, 4), (3,)), ((2, 3, 5, 4), (0, 1)), ((6, ROW), (5, BATCH), (4, COLUMN)),
     ),
     "weight per head, heads first": (
-        ((2, 5, 3, 4), (3,)), ((2, 5, 3, 4), (0, 2)), ((2, ROW), (5, KEPT), (3, ROW), (4, COLUMN)),
+        ((2, 5, 3, 4), (3,)), ((2, 5, 3, 4), (0, 2)), ((2, ROW), (5, BATCH), (3, ROW), (4, COLUMN)),
     ),
     "shared by the heads": (((2, 3, 5, 4), (3,)), ((2, 3, 5, 4), (0, 1, 2)), ((30, ROW), (4, COLUMN))),
-    "kept first": (((2, 3, 4), (2,)), ((2, 3, 4), (1,)), ((2, KEPT), (3, ROW), (4, COLUMN))),
+    "batch first": (((2, 3, 4), (2,)), ((2, 3, 4), (1,)), ((2, BATCH), (3, ROW), (4, COLUMN))),
     "convolution": (
-        ((3, 6, 5, 7), (2, 3)), ((3, 6, 5, 7), (0, 2, 3)), ((3, ROW), (6, KEPT), (35, COMMON)),
+        ((3, 6, 5, 7), (2, 3)), ((3, 6, 5, 7), (0, 2, 3)), ((3, ROW), (6, BATCH), (35, COMMON)),
     ),
-    "kept by a view": (((512, 256), (1,)), ((256, 512), (0,)), ((256, ROW), (2, KEPT), (256, COLUMN))),
+    "batch by a view": (((512, 256), (1,)), ((256, 512), (0,)), ((256, ROW), (2, BATCH), (256, COLUMN))),
     "batch of norms": (((2, 3, 4, 5), (1, 3)), ((2, 3, 4, 5), (0, 2)), None),
     "one row": (((1, 4), (1,)), ((1, 4), (0,)), ((1, ROW), (4, COLUMN))),
     "one column": (((6, 1), (1,)), ((6, 1), (0,)), ((6, ROW), (1, COLUMN))),
@@ -128,10 +128,10 @@ PAIRS = {
     "two symbols": (((S, T, 4), (2,)), ((sympy.expand(S * T), 4), (0,)), ((S * T, ROW), (4, COLUMN))),
     "a sum of symbols": (((S + T, 4), (1,)), ((S + T, 4), (0,)), ((S + T, ROW), (4, COLUMN))),
     "symbolic rows around heads": (
-        ((S, 5, T, 4), (3,)), ((S, 5, T, 4), (0, 2)), ((S, ROW), (5, KEPT), (T, ROW), (4, COLUMN)),
+        ((S, 5, T, 4), (3,)), ((S, 5, T, 4), (0, 2)), ((S, ROW), (5, BATCH), (T, ROW), (4, COLUMN)),
     ),
     "symbolic batch of images": (
-        ((S, 6, 35), (2,)), ((S, 6, 5, 7), (0, 2, 3)), ((S, ROW), (6, KEPT), (35, COMMON)),
+        ((S, 6, 35), (2,)), ((S, 6, 5, 7), (0, 2, 3)), ((S, ROW), (6, BATCH), (35, COMMON)),
     ),
 }  # fmt: skip
 
@@ -148,17 +148,17 @@ def test_classes(name: str) -> None:
 
 
 def test_extents_of_a_space() -> None:
-    space = Space(((2, ROW), (5, KEPT), (S, ROW), (4, COLUMN)))
-    assert (space.rows, space.cols, space.kept, space.numel) == (2 * S, 4, 5, 40 * S)
-    assert space.inner_kind is COLUMN and space.size(ROW, KEPT) == 10 * S
-    common = Space(((3, ROW), (6, KEPT), (35, COMMON)))
-    assert (common.rows, common.cols, common.kept, common.inner_kind) == (3, 35, 6, COMMON)
+    space = Space(((2, ROW), (5, BATCH), (S, ROW), (4, COLUMN)))
+    assert (space.rows, space.cols, space.batch, space.numel) == (2 * S, 4, 5, 40 * S)
+    assert space.inner_kind is COLUMN and space.size(ROW, BATCH) == 10 * S
+    common = Space(((3, ROW), (6, BATCH), (35, COMMON)))
+    assert (common.rows, common.cols, common.batch, common.inner_kind) == (3, 35, 6, COMMON)
 
 
 def test_how_a_space_reads() -> None:
     assert str(Space(((6, ROW), (4, COLUMN)))) == "6x4"
     assert str(Space(((S * T, ROW), (4, COLUMN)))) == "s*t" + "x4"
-    assert str(Space(((6, ROW), (5, KEPT), (4, COLUMN)))) == "row 6 x kept 5 x column 4"
+    assert str(Space(((6, ROW), (5, BATCH), (4, COLUMN)))) == "row 6 x batch 5 x column 4"
 
 
 # An outer reduction with no inner one beside it.
@@ -170,10 +170,10 @@ def test_how_a_space_reads() -> None:
         ((6, 2048), (0,), ((6, ROW), (2048, COLUMN))),
         ((2, 3, 100), (0, 1), ((6, ROW), (100, COLUMN))),
         ((6, 4, 25), (0,), ((6, ROW), (100, COLUMN))),
-        ((6, 8192), (0,), ((6, ROW), (4, KEPT), (2048, COLUMN))),
-        ((6, 3 * 4096), (0,), ((6, ROW), (6, KEPT), (2048, COLUMN))),
-        ((6, 3 * 1000), (0,), ((6, ROW), (2, KEPT), (1500, COLUMN))),
-        ((S, 8192), (0,), ((S, ROW), (4, KEPT), (2048, COLUMN))),
+        ((6, 8192), (0,), ((6, ROW), (4, BATCH), (2048, COLUMN))),
+        ((6, 3 * 4096), (0,), ((6, ROW), (6, BATCH), (2048, COLUMN))),
+        ((6, 3 * 1000), (0,), ((6, ROW), (2, BATCH), (1500, COLUMN))),
+        ((S, 8192), (0,), ((S, ROW), (4, BATCH), (2048, COLUMN))),
     ],
 )
 def test_columns_alone(shape: Any, dims: Any, axes: Any) -> None:
@@ -205,10 +205,10 @@ REFUSED = {
     "column and common": (((2, 3, 4), (1, 2)), ((2, 3, 4), (0, 1)), DeclineReason.AXIS_CLASS),
     "common and column": (((2, 3, 4), (1, 2)), ((2, 3, 4), (0, 2)), DeclineReason.AXIS_CLASS),
     "innermost axis is a row": (((2, 3, 4), (1,)), ((2, 3, 4), (0, 2)), DeclineReason.AXIS_CLASS),
-    "innermost axis is kept": (((2, 3, 4), (1,)), ((2, 3, 4), (0,)), DeclineReason.AXIS_CLASS),
+    "innermost axis is batch": (((2, 3, 4), (1,)), ((2, 3, 4), (0,)), DeclineReason.AXIS_CLASS),
     "symbolic columns": (((6, S), (1,)), ((6, S), (0,)), DeclineReason.DYNAMIC_SHAPE),
     "symbolic rows and columns": (((S, T), (1,)), ((S, T), (0,)), DeclineReason.DYNAMIC_SHAPE),
-    "symbolic kept axis": (((2, S, 4), (2,)), ((2, S, 4), (0,)), DeclineReason.DYNAMIC_SHAPE),
+    "symbolic batch axis": (((2, S, 4), (2,)), ((2, S, 4), (0,)), DeclineReason.DYNAMIC_SHAPE),
     "symbolic common axis": (((2, 3, S), (2,)), ((2, 3, S), (0, 2)), DeclineReason.DYNAMIC_SHAPE),
 }
 

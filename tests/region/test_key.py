@@ -13,7 +13,7 @@ import torch
 from graphs import f32, traced
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, planning
 from mixorder.demo_model import Transformer
 from mixorder.ir.program import LoopProgram
 from mixorder.options import Options
@@ -150,7 +150,7 @@ def test_random_programs_are_the_same_without_sharing(seed: int, monkeypatch: py
         return with_other_numbers(traced(function, *(FULL, FULL, square) * 3, *last), seed)
 
     shared = texts(graph())
-    monkeypatch.setattr(pipeline, "structure", lambda region: None)
+    monkeypatch.setattr(planning, "structure", lambda region: None)
     assert texts(graph()) == shared
 
 

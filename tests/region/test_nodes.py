@@ -14,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from mixorder.ir.program import AMAX, AMIN, ANY, PROD, SUM
+from mixorder.ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR
 from mixorder.region import nodes
 from mixorder.region.axes import Reduced
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def one(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = f32) -> Node:
@@ -100,6 +101,7 @@ def test_a_size_that_depends_on_data_is_unknown() -> None:
         (lambda x: x.amin([0]), AMIN),
         (lambda x: x.prod(1), PROD),
         (lambda x: (x > 0).any(1), ANY),
+        (lambda x: prims.xor_sum(x.to(torch.int32), [1]), XOR),
     ],
 )
 def test_reduction_kind(function: Any, kind: Any) -> None:

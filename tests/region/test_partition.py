@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import graphs
@@ -18,7 +19,7 @@ from mixorder.region.partition import parts
 from mixorder.region.region import Region
 from mixorder.schedule import cost
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import SPILL_FACTOR
+from mixorder.schedule.facts import facts_of
 
 OPTIONS = Options(enabled=True, strict=True, interpret=True)
 
@@ -74,10 +75,10 @@ def test_what_fits_is_not_cut() -> None:
 
 
 @pytest.fixture
-def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_exchange(plan_with: Callable[..., None]) -> None:
     """A device whose programs cannot share a row."""
     alone = dataclasses.replace(H200, exchanges=False)
-    monkeypatch.setattr(pipeline, "device_info", lambda _: alone)
+    plan_with(device=alone)
 
 
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
@@ -93,8 +94,8 @@ def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
     before = [n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
     record = record_of(graph)
     assert record.inner and 1 <= len(record.outer) < 6
-    words = cost.held_words(graphs.merged(only(many_sums(4096, 8192, 5))))
-    assert (words + 1) * 8192 > SPILL_FACTOR * 65536
+    words = facts_of(graphs.merged(only(many_sums(4096, 8192, 5)))).held_words
+    assert (words + 1) * 8192 > 65536
     left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
     assert left == set(before) - {*record.inner, *record.outer}
     assert record.traffic.saved > 0
@@ -189,14 +190,14 @@ def test_held_words_do_not_count_what_is_used_up_before_a_reduction() -> None:
         def function(x: Any, *dys: Any) -> Any:
             return graphs.pair(x, sum(dys))
 
-        return cost.held_words(graphs.merged(only(traced(function, *[((512, 256), bf16)] * (count + 1)))))
+        return facts_of(graphs.merged(only(traced(function, *[((512, 256), bf16)] * (count + 1))))).held_words
 
     assert summed(1) == summed(2) == summed(6)
 
 
 def test_fp64_takes_two_words() -> None:
     def words(dtype: torch.dtype) -> int:
-        return cost.held_words(graphs.merged(only(graphs.pair_graph(dtype=dtype))))
+        return facts_of(graphs.merged(only(graphs.pair_graph(dtype=dtype)))).held_words
 
     single, double = words(f32), words(torch.float64)
     # fp32 carries an error term beside the sum, fp64 does not.

@@ -287,13 +287,13 @@ def test_two_unrelated_pairs_are_two_regions() -> None:
     assert [r.space for r in regions] == [plane(512, 256), plane(64, 128)]
 
 
-def test_heads_seen_by_one_side_only_are_a_kept_axis() -> None:
+def test_heads_seen_by_one_side_only_are_a_batch_axis() -> None:
     def function(x: Any, dy: Any) -> Any:
         product = x * dy
         return dy - x * product.sum(1, keepdim=True), product.reshape(128, 4, 256).sum(0)
 
     (region,) = convex(traced(function, FULL, FULL))
-    assert region.space == Space(((128, AxisClass.ROW), (4, AxisClass.KEPT), (256, AxisClass.COLUMN)))
+    assert region.space == Space(((128, AxisClass.ROW), (4, AxisClass.BATCH), (256, AxisClass.COLUMN)))
     assert len(region.outputs) == 2
 
 
@@ -306,7 +306,7 @@ def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
         return dy - x * product.sum(1, keepdim=True), per_head, product.sum(0)
 
     (region,) = convex_in_turn(traced(function, FULL, FULL))
-    assert len(region.outer) == 1 and region.space.kept == 4
+    assert len(region.outer) == 1 and region.space.batch == 4
 
 
 def test_common_axes() -> None:
@@ -314,7 +314,7 @@ def test_common_axes() -> None:
         return x.sum((2, 3)), x.sum((0, 2, 3)), x * 2
 
     (region,) = convex(traced(function, ((16, 6, 10, 14), f32)))
-    assert region.space == Space(((16, AxisClass.ROW), (6, AxisClass.KEPT), (140, AxisClass.COMMON)))
+    assert region.space == Space(((16, AxisClass.ROW), (6, AxisClass.BATCH), (140, AxisClass.COMMON)))
 
 
 @pytest.mark.parametrize("kind", ["mean", "prod", "amax", "any"])
@@ -356,11 +356,11 @@ def test_statistics_recomputed_above_the_outer_reduction_are_stages_of_the_regio
 
 @pytest.mark.parametrize("cols", [256, 8192, 3 * 1000])
 def test_a_sum_over_rows_rides_along_where_its_source_is_written(cols: int) -> None:
-    """No inner reduction: a row may be cut into blocks, which a kept axis numbers."""
+    """No inner reduction: a row may be cut into blocks, which a batch axis numbers."""
     full = ((512, cols), f32)
     (region,) = convex(traced(lambda a, b: (product := a * b, product.sum(0)), full, full))
     assert (len(region.inner), len(region.outer), len(region.outputs)) == (0, 1, 2)
-    assert region.space.kept * region.space.cols == cols and region.space.cols <= 2048
+    assert region.space.batch * region.space.cols == cols and region.space.cols <= 2048
 
 
 HEADS = ((2, 4, 64, 16), f32)  # batch, heads, tokens, columns of a head

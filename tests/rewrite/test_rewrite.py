@@ -18,8 +18,8 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch.fx import Graph, Node
 
 from mixorder.inductor import hooks as install
-from mixorder.inductor.hooks import MixOrderPass
 from mixorder.options import Options
+from mixorder.plugin import graph_pass
 from mixorder.region.nodes import fake
 from mixorder.rewrite import rewrite
 from mixorder.rewrite.rewrite import replace
@@ -172,7 +172,7 @@ def test_inductor_reinplaces_without_a_copy(
     make, regions = MODULES[name]
     module = graphs.randomised(make(), dtype)
     options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
-    patch = {**options.as_config(), "post_grad_custom_post_pass": MixOrderPass()}
+    patch = {**options.as_config(), "post_grad_custom_post_pass": graph_pass()}
     with torch._inductor.config.patch(patch):
         graph = graphs.backward_graph(module, (2, 32, 96), dtype, run_backward=False)
     launches = calls(graph, triton_kernel_wrapper_mutation)
@@ -277,5 +277,5 @@ def test_inductor_reorders_nothing_around_a_region_with_several_effects(
     options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
     config = torch._inductor.config
     with config.patch({**options.as_config(), "reorder_for_peak_memory": True}):
-        MixOrderPass()(traced(function, FULL, FULL))
+        graph_pass()(traced(function, FULL, FULL))
         assert config.reorder_for_peak_memory == (effects < 2)

@@ -8,30 +8,25 @@ import math
 import graphs
 import pytest
 from devices import A100, B200, H200, RTX, TINY, DeviceInfo
-from graphs import bf16, f32
+from graphs import bf16, f32, phases_facts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.cooperative import (
-    ALIGNMENT,
-    MAX_PARTS,
-    WARPS_PER_SM,
-    SharedWork,
-    choose_shared,
-    shared_workload,
-)
+from mixorder.schedule.cooperative import MAX_PARTS, WARPS_PER_SM
+from mixorder.schedule.cooperative import choose as choose_shared
+from mixorder.schedule.facts import ALIGNMENT, Facts
 from mixorder.schedule.persistent import MAX_COLS
 from mixorder.schedule.schedule import Schedule, Tile
 
 EXCHANGING = (H200, A100, RTX, B200, TINY)
 
-RMS = SharedWork(rows=4096, cols=16384, load_bytes=4, held_bytes=4, column_words=2, exchanged=1)
+RMS = Facts(rows=4096, cols=16384, staged_bytes=4, carried_bytes=4, column_words=2, exchanged=1, exchanges=1)
 COLS = [8193, 10000, 12288, 16383, 16384, 16400, 20000, 32768, 33000, 50257, 65536, 100_000, 131_072]
 
 
-def check_schedule(work: SharedWork, device: DeviceInfo, schedule: Schedule) -> None:
+def check_schedule(work: Facts, device: DeviceInfo, schedule: Schedule) -> None:
     tile, parts, part_cols = schedule.tile, schedule.parts, schedule.part_cols
     assert 2 <= parts <= MAX_PARTS and 1 <= schedule.depth <= FITTED.max_depth
     for power in (tile.xblock, tile.num_warps, schedule.r0_block, schedule.final_block, schedule.final_warps):
@@ -45,7 +40,7 @@ def check_schedule(work: SharedWork, device: DeviceInfo, schedule: Schedule) -> 
     assert tile.num_warps * per_sm * device.warp_size <= device.max_threads
     assert tile.xblock <= max(1, work.rows)
     assert 1 <= schedule.num_splits <= math.ceil(work.rows / tile.xblock)
-    staged = per_sm * tile.xblock * schedule.r0_block * work.load_bytes * (tile.num_stages - 1)
+    staged = per_sm * tile.xblock * schedule.r0_block * work.staged_bytes * (tile.num_stages - 1)
     assert tile.num_stages >= 1 and staged <= device.shared_memory
     assert schedule.final_block <= schedule.r0_block
 
@@ -66,7 +61,15 @@ def test_any_schedule_is_launchable(
     rows: int, cols: int, load_bytes: int, column_words: int, device: DeviceInfo
 ) -> None:
     held_bytes = load_bytes if column_words == 1 else 4
-    work = SharedWork(rows, cols, load_bytes, held_bytes, column_words, max(1, column_words - 1))
+    work = Facts(
+        rows,
+        cols,
+        staged_bytes=load_bytes,
+        carried_bytes=held_bytes,
+        column_words=column_words,
+        exchanged=max(1, column_words - 1),
+        exchanges=1,
+    )
     check_schedule(work, device, choose_shared(work, device))
 
 
@@ -74,18 +77,18 @@ def test_any_schedule_is_launchable(
 @given(
     rows=st.integers(1, 10**6),
     cols=st.integers(64, 2**18),
-    load_bytes=st.integers(0, 64),
-    held_bytes=st.integers(0, 64),
+    staged_bytes=st.integers(0, 64),
+    carried_bytes=st.integers(0, 64),
     column_words=st.integers(0, 12),
     exchanged=st.integers(0, 6),
     device=st.sampled_from(EXCHANGING),
 )
 def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int) -> None:
-    work = SharedWork(**numbers)
+    work = Facts(exchanges=1, **numbers)
     try:
         schedule = choose_shared(work, device)
     except TooWide as refusal:
-        assert refusal.words == work.column_words + work.held_bytes
+        assert refusal.words == work.column_words + work.carried_bytes
     else:
         check_schedule(work, device, schedule)
 
@@ -97,7 +100,9 @@ def test_the_widest_rows_of_norms_are_taken() -> None:
 
 def test_tiles_are_halved_where_there_is_no_other_way() -> None:
     """What is held of 32 elements per thread takes more registers than there are."""
-    work = SharedWork(4096, MAX_COLS + 1, load_bytes=4, held_bytes=16, column_words=4, exchanged=1)
+    work = Facts(
+        4096, MAX_COLS + 1, staged_bytes=4, carried_bytes=16, column_words=4, exchanged=1, exchanges=1
+    )
     schedule = choose_shared(work, H200)
     assert schedule.tile.xblock * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
     with pytest.raises(TooWide):
@@ -106,14 +111,14 @@ def test_tiles_are_halved_where_there_is_no_other_way() -> None:
 
 def test_tiles_of_four_rows_where_two_would_spill() -> None:
     """LayerNorm beside a residual: three accumulators and weights, and a tensor that the last stage loads."""
-    work = SharedWork(4096, 16384, load_bytes=6, held_bytes=4, column_words=3, exchanged=2)
+    work = Facts(4096, 16384, staged_bytes=6, carried_bytes=4, column_words=3, exchanged=2, exchanges=1)
     assert choose_shared(work, H200).tile == Tile(4, 4, 4)
-    assert choose_shared(dataclasses.replace(work, load_bytes=4), H200).tile.xblock == 2
+    assert choose_shared(dataclasses.replace(work, staged_bytes=4), H200).tile.xblock == 2
 
 
 def test_a_thread_has_no_more_than_was_measured_where_little_streams_in() -> None:
     """One tensor of two bytes: by bytes alone a turn would be 64 elements per thread."""
-    work = SharedWork(4096, 32000, load_bytes=2, held_bytes=0, column_words=1, exchanged=1)
+    work = Facts(4096, 32000, staged_bytes=2, carried_bytes=0, column_words=1, exchanged=1, exchanges=1)
     schedule = choose_shared(work, H200)
     assert schedule.tile.xblock * schedule.r0_block == 32 * 32 * schedule.tile.num_warps
 
@@ -125,15 +130,15 @@ def test_too_many_columns_are_declined() -> None:
 
 
 def test_too_much_held_is_declined() -> None:
-    assert choose_shared(dataclasses.replace(RMS, held_bytes=12), H200)
+    assert choose_shared(dataclasses.replace(RMS, carried_bytes=12), H200)
     with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(RMS, held_bytes=24), H200)
+        choose_shared(dataclasses.replace(RMS, carried_bytes=24), H200)
     with pytest.raises(TooWide):
         choose_shared(dataclasses.replace(RMS, column_words=20), H200)
 
 
 def test_what_holds_more_is_fewer_tiles_deep() -> None:
-    depths = [choose_shared(dataclasses.replace(RMS, held_bytes=n), H200).depth for n in range(1, 13)]
+    depths = [choose_shared(dataclasses.replace(RMS, carried_bytes=n), H200).depth for n in range(1, 13)]
     assert depths == sorted(depths, reverse=True) and depths[0] == FITTED.max_depth and depths[-1] == 1
 
 
@@ -150,14 +155,15 @@ def test_one_row_is_not_put_beside_another() -> None:
 
 
 def test_workload_of_norms() -> None:
-    rms = shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
-    layer = shared_workload(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    rms = phases_facts(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
+    layer = phases_facts(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
     # x and dy are carried as they were read; weight and one accumulator, or two.
-    assert rms == SharedWork(4096, 512, load_bytes=4, held_bytes=4, column_words=2, exchanged=1)
-    assert layer == SharedWork(4096, 512, load_bytes=4, held_bytes=4, column_words=3, exchanged=2)
-    wide = shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
-    assert (wide.load_bytes, wide.held_bytes) == (8, 8)
-    assert shared_workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, bf16, f32)))) == rms
+    numbers = ("rows", "cols", "staged_bytes", "carried_bytes", "column_words", "exchanged", "exchanges")
+    assert [getattr(rms, name) for name in numbers] == [4096, 512, 4, 4, 2, 1, 1]
+    assert [getattr(layer, name) for name in numbers] == [4096, 512, 4, 4, 3, 2, 1]
+    wide = phases_facts(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
+    assert (wide.staged_bytes, wide.carried_bytes) == (8, 8)
+    assert phases_facts(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, bf16, f32)))) == rms
 
 
 def test_what_the_last_stage_alone_reads_is_not_held() -> None:
@@ -166,8 +172,8 @@ def test_what_the_last_stage_alone_reads_is_not_held() -> None:
         return dx + around, dw  # type: ignore[operator]
 
     full = ((64, 256), bf16)
-    work = shared_workload(graphs.merged(graphs.only(graphs.traced(residual, full, full, full))))
-    assert (work.load_bytes, work.held_bytes) == (6, 4)
+    work = phases_facts(graphs.merged(graphs.only(graphs.traced(residual, full, full, full))))
+    assert (work.staged_bytes, work.carried_bytes) == (6, 4)
 
 
 def test_what_is_carried_over_two_stages_is_held_twice() -> None:
@@ -176,14 +182,14 @@ def test_what_is_carried_over_two_stages_is_held_twice() -> None:
         return dy - q * (q * dy).sum(-1, keepdim=True), (dy * q).sum(0)  # type: ignore[operator]
 
     full = ((64, 256), bf16)
-    work = shared_workload(graphs.merged(graphs.only(graphs.traced(chained, full, full))))
-    assert (work.load_bytes, work.held_bytes, work.exchanged) == (4, 2 * 2 + 2, 1)
+    work = phases_facts(graphs.merged(graphs.only(graphs.traced(chained, full, full))))
+    assert (work.staged_bytes, work.carried_bytes, work.exchanged) == (4, 2 * 2 + 2, 1)
 
 
 def test_symbolic_rows_are_planned_for_their_hint() -> None:
     full = ((640, 16400), f32)
     program = graphs.merged(graphs.only(graphs.traced_rows(graphs.pair, full, full)))
-    assert shared_workload(program).rows == 640
+    assert phases_facts(program).rows == 640
 
 
 def test_the_users_split_size_is_kept_within_what_is_resident() -> None:

@@ -14,9 +14,10 @@ from mixorder.errors import TooWide
 from mixorder.schedule import device as device_module
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import device_info
-from mixorder.schedule.persistent import Workload, choose
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose
 
-RMS = Workload(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
 LAYER = dataclasses.replace(RMS, held_words=6, instructions=10)
 
 

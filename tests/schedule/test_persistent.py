@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
-from mixorder.schedule.persistent import MAX_COLS, Workload, choose, even, layouts, workload
-from mixorder.schedule.persistent_space import Space
-from mixorder.transform.reread import reload
+from mixorder.schedule.facts import Facts, facts_of
+from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
+from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.transform.reread import reread
 
-RMS = Workload(rows=32768, cols=768, load_bytes=4, held_words=4)
+RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4)
 # Chunks wherever they save a lane.
 CHUNKED = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 WORKS = [
-    *(Workload(0, 0, *numbers) for numbers in ((2, 3), (4, 4), (8, 5), (4, 4, 4, 8), (8, 5, 8, 30))),
-    Workload(0, 0, load_bytes=4, held_words=6, staged_bytes=4, instructions=10),  # LayerNorm
-    Workload(0, 0, load_bytes=8, held_words=5, staged_bytes=8, instructions=8),  # in fp32
-    Workload(0, 0, load_bytes=8, held_words=6, staged_bytes=12, instructions=10),  # with a residual
+    *(Facts(0, 0, *numbers) for numbers in ((2, 3), (4, 4), (8, 5), (4, 4, 4, 8), (8, 5, 8, 30))),
+    Facts(0, 0, load_bytes=4, held_words=6, staged_bytes=4, instructions=10),  # LayerNorm
+    Facts(0, 0, load_bytes=8, held_words=5, staged_bytes=8, instructions=8),  # in fp32
+    Facts(0, 0, load_bytes=8, held_words=6, staged_bytes=12, instructions=10),  # with a residual
 ]
 
 
@@ -45,7 +46,7 @@ WORKS = [
 @example(3, 4097, WORKS[1], SMALL, FITTED)
 @example(32768, 5120, WORKS[4], SMALL, CHUNKED)
 def test_any_schedule_is_launchable(
-    rows: int, cols: int, work: Workload, device: DeviceInfo, constants: Constants
+    rows: int, cols: int, work: Facts, device: DeviceInfo, constants: Constants
 ) -> None:
     work = dataclasses.replace(work, rows=rows, cols=cols)
     schedule = choose(work, device, constants=constants)
@@ -63,7 +64,7 @@ def test_any_schedule_is_launchable(
     assert 1 <= schedule.final_block <= schedule.r0_block
     assert choose(work, device, constants=constants) == schedule
     if constants == FITTED:
-        assert Space(work, device, schedule).legal(schedule)
+        assert PersistentSpace(work, device, schedule).legal(schedule)
 
 
 def test_chunks_that_save_few_lanes_can_be_asked_for() -> None:
@@ -125,11 +126,11 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
 
 
 def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
-    work = Workload(32768, 1024, 4, 2, 4, instructions=46, kept=3)
+    work = Facts(32768, 1024, 4, 2, 4, instructions=46, batch=3)
     plain, branching = (choose(dataclasses.replace(work, divergent=d), H200) for d in (False, True))
     assert plain.tile.num_warps * 4 == branching.tile.num_warps == 8
     assert plain.num_splits == branching.num_splits
-    narrow = dataclasses.replace(work, cols=128, kept=1, divergent=True)
+    narrow = dataclasses.replace(work, cols=128, batch=1, divergent=True)
     assert choose(narrow, H200).tile.xblock * 128 == 8 * 32 * choose(narrow, H200).tile.num_warps
 
 
@@ -144,7 +145,7 @@ def test_what_branches_and_what_follows_from_one_another_is_seen() -> None:
         return dx, (dy * x_hat).sum(0)
 
     def of(graph: torch.fx.Graph) -> tuple[bool, int]:
-        work = workload(graphs.merged(graphs.only(graph)))
+        work = facts_of(graphs.merged(graphs.only(graph)))
         return work.divergent, work.levels
 
     full = ((4096, 512), f32)
@@ -232,12 +233,12 @@ def test_too_many_held_words_are_declined() -> None:
 
 
 def test_workload_of_norms() -> None:
-    rms = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
-    layer = workload(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    rms = facts_of(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512))))
+    layer = facts_of(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
     assert (rms.rows, rms.cols, rms.load_bytes) == (4096, 512, 4)
     # x_hat, the scaled gradient, weight and dw's accumulator; LayerNorm: dy for db, and db's accumulator.
     assert layer.load_bytes == 4 and (rms.held_words, layer.held_words) == (4, 6)
-    wide = workload(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
+    wide = facts_of(graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 512, f32, bf16))))
     assert wide.load_bytes == 8
 
 
@@ -251,7 +252,7 @@ def test_a_schedule_prints_one_choice_per_line() -> None:
 def test_rows_that_are_read_twice_have_few_in_flight(cols: int, stages: int) -> None:
     device = dataclasses.replace(H200, exchanges=False)
     program, schedule, _ = graphs.kernels(graphs.only(graphs.rms_norm_backward(8192, cols)), device)
-    again = workload(reload(graphs.merged(graphs.only(graphs.rms_norm_backward(8192, cols)))))
+    again = facts_of(reread(graphs.merged(graphs.only(graphs.rms_norm_backward(8192, cols)))))
     assert again.rereads == 2 and again.load_bytes == 4 and again.staged_bytes == 8
     assert choose(again, H200).tile.num_stages == stages
     assert schedule.tile.num_stages >= 1 and schedule.r0_block == cols  # 12288 are held, in chunks

@@ -9,16 +9,17 @@ from devices import AMD, DEVICES, H200, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mixorder.schedule.persistent import Workload, choose, layouts
-from mixorder.schedule.persistent_space import PARTS, Space
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose, layouts
+from mixorder.schedule.persistent_space import PARTS, PersistentSpace
 from mixorder.schedule.schedule import Schedule, Tile
 
 
-def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **changes: Any) -> Space:
+def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **changes: Any) -> PersistentSpace:
     pinned = changes.pop("pinned", False)
     numbers = {"load_bytes": 4, "held_words": 4, "staged_bytes": 4, **changes}
-    work = Workload(rows, cols, **numbers)
-    return Space(work, device, choose(work, device, split_size=7 if pinned else 0), pinned)
+    work = Facts(rows, cols, **numbers)
+    return PersistentSpace(work, device, choose(work, device, split_size=7 if pinned else 0), pinned)
 
 
 def with_tile(schedule: Schedule, **changes: int) -> Schedule:

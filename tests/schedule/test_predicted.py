@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,16 +12,15 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32
+from lab.schedules import Target, read
 from torch import nn
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
 from mixorder.schedule.predicted import Expected
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from _schedules import Target, read  # noqa: E402
 
 NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
 
@@ -93,9 +91,9 @@ def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:
     assert odd.share == pytest.approx(0.70, abs=0.05)  # docs/tuning.md, section 15
     assert aligned.share > 0.9
     twice = record_of("rms", 4096, 16384, graphs.f64)
-    assert twice.strategy == "read twice"
-    assert record_of("rms", 16384, 16384).strategy.startswith("shared by ")
-    assert record_of("rms", 32768, 768).strategy == "held"
+    assert twice.strategy == "reread"
+    assert record_of("rms", 16384, 16384).strategy.startswith("cooperative, ")
+    assert record_of("rms", 32768, 768).strategy == "persistent"
 
 
 def test_launches() -> None:
@@ -121,7 +119,8 @@ def test_another_device_has_its_own_bandwidth() -> None:
 
     def on(device: object) -> Expected:
         moved: Traffic = record.traffic
-        return expected(record.apart, record.loops, record.schedule, moved, device, 0)  # type: ignore[arg-type]
+        facts = facts_of(record.loops)
+        return expected(record.apart, record.loops, record.schedule, facts, moved, device, 1.0, 0)  # type: ignore[arg-type]
 
     half = on(dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2))
     assert half.limit_us == pytest.approx(2 * on(H200).limit_us, rel=0.05)

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _providers
-import _timing
 import bench
 import graphs
 import pytest
 import torch
 import torch.nn.functional as F
-from _results import Case, Report, Result, Row
+from lab import backward, providers, report, tables, timing
+from lab.errors import relative_error
+from lab.processes import EXIT_TIMEOUT
+from lab.results import Case, Report, Result, Row
 
 from mixorder import pipeline
 from mixorder.options import Options
@@ -34,13 +35,13 @@ def timed_row(norm: str = "rms", shape: str = "4096x4096", **times: float) -> Ro
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 9), (33, 7), (64, 96)])
 def test_reference_is_autograd_in_float64(norm: str, shape: tuple[int, int]) -> None:
-    inputs = _timing.make_inputs(Case(norm, "bf16", "fp32", *shape), "cpu")
+    inputs = backward.make_inputs(Case(norm, "bf16", "fp32", *shape), "cpu")
     x, w, *b = (t.detach().double().requires_grad_() for t in inputs.leaves())
     cols = (shape[1],)
     y = F.rms_norm(x, cols, w, inputs.eps) if b == [] else F.layer_norm(x, cols, w, b[0], inputs.eps)
     expected = torch.autograd.grad(y, [x, w, *b], inputs.dy.double())
     for chunk_elements in (1, 16, 2**24):
-        actual = _timing.reference_gradients(inputs, chunk_elements)
+        actual = backward.reference_gradients(inputs, chunk_elements)
         torch.testing.assert_close(actual, list(expected), rtol=1e-11, atol=1e-11)
 
 
@@ -49,16 +50,16 @@ def test_relative_error_does_not_depend_on_chunks() -> None:
     actual = (expected + 1e-2 * torch.randn_like(expected)).bfloat16()
     direct = ((actual.double() - expected).norm() / expected.norm()).item()
     for chunk_elements in (1, 100, 2**24):
-        error = _timing.relative_error(actual, expected, chunk_elements)
+        error = relative_error(actual, expected, chunk_elements)
         assert error == pytest.approx(direct, rel=1e-12)
 
 
 def test_relative_error_of_zero_reference_and_wrong_shape() -> None:
     zeros = torch.zeros(3, 4, dtype=torch.float64)
-    assert _timing.relative_error(torch.full((3, 4), 2.0), zeros) == pytest.approx(48**0.5)
-    assert _timing.relative_error(zeros, zeros) == 0
+    assert relative_error(torch.full((3, 4), 2.0), zeros) == pytest.approx(48**0.5)
+    assert relative_error(zeros, zeros) == 0
     with pytest.raises(ValueError, match="shape"):
-        _timing.relative_error(torch.zeros(4, 3), zeros)
+        relative_error(torch.zeros(4, 3), zeros)
 
 
 class FakeDriver:
@@ -79,33 +80,34 @@ class FakeDriver:
 
 
 def test_graph_nodes_are_counted_by_kind() -> None:
-    counts = _timing.count_graph_nodes(1, FakeDriver([0, 2, 0, 1, 5]))
+    counts = timing.count_graph_nodes(1, FakeDriver([0, 2, 0, 1, 5]))
     assert counts == {"kernels": 2, "memsets": 1, "memcpys": 1, "other": 1}
     with pytest.raises(RuntimeError, match="400"):
-        _timing.count_graph_nodes(1, FakeDriver([], status=400))
+        timing.count_graph_nodes(1, FakeDriver([], status=400))
 
 
 def test_table_is_aligned() -> None:
-    table = bench.format_table(["M x N", "us"], [["1x1", "3.5"], ["1000000x256", "1200.0"]])
-    assert table.split("\n") == [
-        "M x N            us",
-        "-------------------",
-        "1x1             3.5",
-        "1000000x256  1200.0",
+    assert tables.table(["M x N", "us"], [["1x1", "3.5"], ["1000000x256", "1200.0"]]).split("\n") == [
+        "| M x N       | us     |",
+        "| ---         | ---    |",
+        "| 1x1         | 3.5    |",
+        "| 1000000x256 | 1200.0 |",
     ]
+
+
+def cells(table: str) -> list[str]:
+    """Those of a table's last line."""
+    return [cell.strip() for cell in table.split("\n")[-1].strip("|").split("|")]
 
 
 def test_share_table_cells() -> None:
     row = timed_row(stock=20.0, mixorder=12.5)
     row.results |= {"eager": Result("err", "boom", us=1.0), "liger": Result("absent")}
     names = ["stock", "mixorder", "eager", "liger", "quack"]
-    line = bench.share_table([row], names).split("\n")[-1]
-    assert line.split() == ["4096x4096", "10.0", "2.0%", "50.0", "80.0", "err", "-", "-"]
+    expected = ["4096x4096", "10.0", "2.0%", "50.0", "80.0", "err", "-", "-"]
+    assert cells(report.share_table([row], names)) == expected
     row.limit_medians.clear()
-    assert bench.share_table([row], ["mixorder"]).split("\n")[-1].split()[1:] == [
-        *("-", "-"),
-        *("12.5", "us"),
-    ]
+    assert cells(report.share_table([row], ["mixorder"]))[1:] == ["-", "-", "12.5 us"]
 
 
 def test_detail_table_shows_launches_and_errors() -> None:
@@ -113,8 +115,8 @@ def test_detail_table_shows_launches_and_errors() -> None:
     row.results["stock"].launches = {"kernels": 3, "memsets": 1, "memcpys": 0}
     row.results["stock"].errors = {"dx": 1.5e-3, "dw": 2e-3}
     row.results["stock"].repeatable = False
-    line = bench.detail_table([row]).split("\n")[-1]
-    assert " ".join(line.split()) == "4096x4096 stock 20.0 3 1 0 1.50e-03 2.00e-03 - NO"
+    expected = "4096x4096 stock 20.0 3 1 0 1.50e-03 2.00e-03 - NO"
+    assert " ".join(cells(report.detail_table([row]))) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_detail_table_shows_launches_and_errors() -> None:
     ],
 )
 def test_issues(times: dict[str, float], expected: list[str]) -> None:
-    issues = bench.find_issues([timed_row(**times)], {"rms": {"4096x4096": 78}})
+    issues = report.find_issues([timed_row(**times)], {"rms": {"4096x4096": 78}})
     assert len(issues) == len(expected)
     for issue, text in zip(issues, expected, strict=True):
         assert issue.startswith("rms bf16 4096x4096: ") and text in issue
@@ -138,7 +140,7 @@ def test_issues(times: dict[str, float], expected: list[str]) -> None:
 def test_failed_mixorder_is_an_issue() -> None:
     row = timed_row(stock=15.0)
     row.results["mixorder"] = Result("err", "Boom: no\nkernel")
-    assert bench.find_issues([row], {}) == ["rms bf16 4096x4096: mixorder err: Boom: no kernel"]
+    assert report.find_issues([row], {}) == ["rms bf16 4096x4096: mixorder err: Boom: no kernel"]
 
 
 def test_committed_targets_cover_the_default_shapes() -> None:
@@ -202,19 +204,19 @@ def test_eager_and_stock_on_the_cpu(tmp_path: Path) -> None:
 def test_failing_providers_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(case: Case) -> _timing.Forward:
+    def broken(case: Case) -> backward.Forward:
         raise RuntimeError("no kernel\nfor you")
 
-    def absent(case: Case) -> _timing.Forward:
-        raise _providers.Absent("not installed")
+    def absent(case: Case) -> backward.Forward:
+        raise providers.Absent("not installed")
 
-    def infinite(case: Case) -> _timing.Forward:
+    def infinite(case: Case) -> backward.Forward:
         return lambda x, w, b: x * w * torch.inf + (0 if b is None else b)
 
     monkeypatch.setattr(
         bench,
         "PROVIDERS",
-        {"broken": broken, "absent": absent, "infinite": infinite, "eager": _providers._norm},
+        {"broken": broken, "absent": absent, "infinite": infinite, "eager": providers._norm},
     )
     status, report = run_smoke(tmp_path, "broken,absent,infinite,eager")
     assert status == bench.EXIT_FAILED
@@ -225,7 +227,7 @@ def test_failing_providers_do_not_stop_the_others(
         assert "not finite: dx, dw" in row.results["infinite"].error
     text = capsys.readouterr().out
     assert "broken: RuntimeError: no kernel for you" in text
-    assert any(line.split()[1:3] == ["broken", "err"] for line in text.splitlines() if line)
+    assert any(line.split()[3:6:2] == ["broken", "err"] for line in text.splitlines() if line)
 
 
 def test_a_run_goes_on_where_the_last_process_ended(
@@ -234,7 +236,7 @@ def test_a_run_goes_on_where_the_last_process_ended(
     """Three workers: killed in `stock`, timed out in `liger`, then one that finishes."""
     path = tmp_path / "bench.json"
     report = Report({"started": 0.0}, [timed_row(eager=20.0)])
-    endings = iter([("stock", -11), ("liger", _timing.EXIT_TIMEOUT), ("quack", 0)])
+    endings = iter([("stock", -11), ("liger", EXIT_TIMEOUT), ("quack", 0)])
 
     def worker(command: list[str], env: dict[str, str]) -> int:
         assert (
@@ -284,15 +286,15 @@ def test_times_taken_in_turns_replace_those_taken_alone(monkeypatch: pytest.Monk
     row.limit_medians = [7.0, 7.5, 11.0]  # two of a process that ended, and the first of this one
     asked: dict[str, float] = {}
 
-    def turns(graphs: Any, stream: Any, flush: Any, reps: int) -> dict[str, _timing.Times]:
-        asked.update({name: us for name, (_, us) in graphs.items()})
-        return {name: _timing.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
+    def turns(graphs: dict[str, Any], stream: Any, flush: Any) -> dict[str, timing.Times]:
+        asked.update({name: row.results[name].us if name in row.results else 11.0 for name in graphs})
+        return {name: timing.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
 
-    monkeypatch.setattr(_timing, "time_in_turns", turns)
-    graph, limit = object(), argparse.Namespace(captured=object())
-    lab = _timing.Lab("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
-    bench.take_turns(row, limit, 11.0, {"stock": graph, "mixorder": graph}, lab)  # type: ignore[arg-type, dict-item]
-    assert asked == {"limit": 11.0, "stock": 20.0, "mixorder": 12.5}
+    monkeypatch.setattr(backward, "time_in_turns", turns)
+    setup = backward.Setup("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
+    graph: Any = object()
+    bench.take_turns(row, {"limit": graph, "stock": graph, "mixorder": graph}, setup)
+    assert list(asked) == ["limit", "stock", "mixorder"]
     assert row.limit_medians == [7.0, 7.5, 8.25, 16.5]
     ours, quack = row.results["mixorder"], row.results["quack"]
     assert (ours.us, ours.us_min, ours.us_max, ours.reps, ours.alone_us) == (12.5, 6.25, 25.0, 4, 12.5)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import family
 import pytest
-from cases import CASES, GROUPS
+from lab.cases import CASES, GROUPS
+from lab.tables import line
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -22,15 +23,9 @@ sys.path.insert(0, sys.argv[1])
 import torch, triton
 from torch import nn
 from torch._inductor.graph import GraphLowering
-from triton.backends.compiler import GPUTarget
 from family import ByteCount
+from passtime import StandIn
 from mixorder.report import collect
-
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_benchmarker(self):
-        return None
 
 class Stop(Exception):
     pass
@@ -57,7 +52,7 @@ def stop_in_backward(graph):
     graph.codegen()
     raise Stop
 
-triton.runtime.driver.set_active(Driver())
+triton.runtime.driver.set_active(StandIn())
 GraphLowering._compile_to_module = stop_in_backward
 models = {"sliced": Sliced, "product": Product, "plain": lambda: nn.LayerNorm(1000)}
 def counted(model, on):
@@ -127,12 +122,12 @@ OURS = family.Measured(2, 60.0, 3_200_000, 1.7e-3, [("16384x2048", 2, 2)], [])
 
 
 def test_row_of_the_table() -> None:
-    assert family.row("LayerNorm", STOCK, OURS) == (
+    assert line(family.cells("LayerNorm", STOCK, OURS)) == (
         "| LayerNorm | 16384x2048 | 7 -> 2 | 90.0 -> 60.0 | 1.50 | 5.0 -> 3.2 | 1.70e-03 / 1.70e-03 |"
     )
     left = dataclasses.replace(OURS, fused=[], declined=["layout"])
-    assert "| not: layout |" in family.row("LayerNorm", STOCK, left)
-    assert family.row("LayerNorm", STOCK, OURS).count("|") == family.HEADER.count("|")
+    assert family.cells("LayerNorm", STOCK, left)[1] == "not: layout"
+    assert len(family.cells("LayerNorm", STOCK, OURS)) == len(family.HEAD)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +156,7 @@ def test_small_shapes_are_not_judged_by_time_and_bytes() -> None:
 def test_a_small_region_is_expected_to_be_declined() -> None:
     case = CASES["GroupNorm"]
     assert case.expected(case.shapes.training, 65536) == ([], ["too-small"])
-    assert case.expected(case.shapes.small, 0) == ([("row 3 x kept 2 x column 3", 1, 2)], [])
+    assert case.expected(case.shapes.small, 0) == ([("row 3 x batch 2 x column 3", 1, 2)], [])
 
 
 def test_names_are_those_of_one_table() -> None:

@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _schedules
 import fit
 import graphs
 import pytest
 import torch
 import tune
-from _schedules import Data, Row, Target
+from lab import schedules
+from lab.by_hand import BY_HAND
+from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import Workload, choose
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -31,41 +33,46 @@ META = {
     "source": "0",
     "device_info": dataclasses.asdict(H200),
 }
-WORK = Workload(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+WORK = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
 
 
-def row(constants: Constants, us: float | None, work: Workload = WORK) -> Row:
-    return Row("held", choose(work, H200, constants=constants), 168, 0, 24720, us)
+def constants(**changes: Any) -> Constants:
+    return dataclasses.replace(BY_HAND, **changes)
+
+
+def row(constants: Constants, us: float | None, work: Facts = WORK) -> Row:
+    return Row("persistent", choose(work, H200, constants=constants), 168, 0, 24720, us)
 
 
 def made_up(**better: int) -> Data:
     """A target of which two schedules were measured; the faster one is chosen with other constants."""
-    rows = row(Constants(), 50.0), row(Constants(**better), 40.0), row(Constants(stages=4), None)
-    return Data(META, (Target("made up", "torch.bfloat16", 38.0, WORK, None, rows),))
+    rows = row(BY_HAND, 50.0), row(constants(**better), 40.0), row(constants(stages=4), None)
+    return Data(META, (Target("made up", "torch.bfloat16", 38.0, {"persistent": WORK}, rows),))
 
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
     target = tune.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
-    shared = tune.measured(target, 97.4, [row(Constants(), 50.0)])
-    assert shared.shared_work and shared.work.cols == shared.shared_work.cols == 16384
+    shared = tune.measured(target, 97.4, [row(BY_HAND, 50.0)])
+    assert [f.cols for f in shared.facts.values()] == 3 * [16384]
+    assert shared.facts["cooperative"].exchanges == 1 and shared.facts["reread"].rereads == 2
     data = Data(META, (*made_up(final_per_thread=32).targets, shared))
-    _schedules.write(tmp_path / "data.json", data)
-    assert _schedules.read(tmp_path / "data.json") == data
+    schedules.write(tmp_path / "data.json", data)
+    assert schedules.read(tmp_path / "data.json") == data
 
 
 def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
     plain, file = made_up(final_per_thread=32), tmp_path / "data.json"
-    _schedules.write(file, plain)
+    schedules.write(file, plain)
     assert "chunks" not in file.read_text()
     (target,) = plain.targets
-    rows = (*target.rows, row(Constants(chunk_saving=0.25, min_chunk=256), 30.0))
+    rows = (*target.rows, row(constants(chunk_saving=0.25, min_chunk=256), 30.0))
     assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
     data = Data(META, (dataclasses.replace(target, rows=rows),))
-    _schedules.write(file, data)
-    assert _schedules.read(file) == data
-    fitted = fit.fit(fit.Regrets(fit.cases([data])), Constants(min_chunk=256))
-    assert fitted == Constants(chunk_saving=0.25, min_chunk=256)
+    schedules.write(file, data)
+    assert schedules.read(file) == data
+    fitted = fit.fit(fit.Regrets(fit.cases([data])), constants(min_chunk=256))
+    assert fitted == constants(chunk_saving=0.25, min_chunk=256)
 
 
 def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
@@ -73,12 +80,12 @@ def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     found = {
         (c.schedule.r0_block, c.schedule.chunks)
         for c in tune.candidates(program, H200)
-        if c.strategy == "held"
+        if c.strategy.name == "persistent"
     }
     assert found == {(8192, 1), (6144, 3), (5120, 5)}
     wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
-    found = {(c.strategy, c.schedule.chunks) for c in tune.candidates(wide, H200)}
-    assert found == {("shared", 1), ("held", 3)}
+    found = {(c.strategy.name, c.schedule.chunks) for c in tune.candidates(wide, H200)}
+    assert found == {("cooperative", 1), ("persistent", 3)}
 
 
 def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
@@ -107,40 +114,40 @@ def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
 
 def test_the_committed_data_is_as_the_tool_writes_it(tmp_path: Path) -> None:
     file = TOOLS / "data" / "h200.json"
-    _schedules.write(tmp_path / file.name, _schedules.read(file))
+    schedules.write(tmp_path / file.name, schedules.read(file))
     assert (tmp_path / file.name).read_text() == file.read_text()
 
 
 def test_a_constant_is_changed_where_that_pays() -> None:
     regrets = fit.Regrets(fit.cases([made_up(final_per_thread=32)]))
-    assert regrets.of(Constants()) == (math.log(50 / 40),)
-    fitted = fit.fit(regrets, Constants())
+    assert regrets.of(BY_HAND) == (math.log(50 / 40),)
+    fitted = fit.fit(regrets, BY_HAND)
     assert regrets.of(fitted) == (0.0,)
-    assert fitted == Constants(final_per_thread=fitted.final_per_thread)
+    assert fitted == constants(final_per_thread=fitted.final_per_thread)
 
 
 def test_two_constants_are_changed_where_only_both_pay() -> None:
     regrets = fit.Regrets(fit.cases([made_up(programs_per_sm=2, min_warps_per_sm=16)]))
-    fitted = fit.fit(regrets, Constants())
-    changed = {k for k, v in vars(fitted).items() if v != getattr(Constants(), k)}
+    fitted = fit.fit(regrets, BY_HAND)
+    changed = {k for k, v in vars(fitted).items() if v != getattr(BY_HAND, k)}
     assert regrets.of(fitted) == (0.0,) and len(changed) == 2
 
 
 def test_what_was_not_measured_is_not_chosen_and_what_is_like_it_counts() -> None:
     (case,) = fit.cases([made_up(final_per_thread=32)])
-    assert fit.chosen(case, Constants(min_warps_per_sm=16)).us == math.inf
-    found = fit.chosen(case, Constants(final_per_thread=16))
+    assert fit.chosen(case, constants(min_warps_per_sm=16)).us == math.inf
+    found = fit.chosen(case, constants(final_per_thread=16))
     assert found.us in (50.0, 40.0) and not found.exact
 
 
 def test_unaligned_widths_are_left_out() -> None:
     (target,) = made_up(final_per_thread=32).targets
-    odd = dataclasses.replace(target, work=dataclasses.replace(WORK, cols=769))
+    odd = dataclasses.replace(target, facts={"persistent": dataclasses.replace(WORK, cols=769)})
     assert fit.cases([Data(META, (odd,))]) == []
 
 
 def test_the_grid_has_every_constant_and_its_default() -> None:
-    defaults = {name: value for name, value in vars(Constants()).items() if name != "bandwidth_per_sm"}
+    defaults = {name: value for name, value in vars(BY_HAND).items() if name != "bandwidth_per_sm"}
     assert fit.GRID.keys() == defaults.keys()
     assert all(defaults[name] in values for name, values in fit.GRID.items())
 
@@ -148,7 +155,7 @@ def test_the_grid_has_every_constant_and_its_default() -> None:
 def test_the_committed_constants_are_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit.main([str(TOOLS / "data" / "h200.json"), "--write", "--out", str(tmp_path / "fitted.json")])
     assert (tmp_path / "fitted.json").read_text() == FILE.read_text()
-    assert read() == FITTED != Constants()
+    assert read() == FITTED != BY_HAND
     table = (TOOLS.parent / "docs" / "tuning.md").read_text()
     assert capsys.readouterr().out.strip() in table
     regret = json.loads(FILE.read_text())["regret_percent"]

@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _differential
-import _effects as effects
 import fuzz
 import pytest
 import torch
 import torch._inductor.ir as ir
-from _comparison import Difference, compare
-from _differential import Outcome, function_of
-from _discrete import FP8, INTS
-from _inputs import Example, laid_out
-from _pool import Broken, Pool
-from _programs import LAYOUTS, OPS, Program, Seeded, Step, make
-from _smaller import smaller
+from lab import differential, effects
+from lab.comparison import Difference, compare
+from lab.differential import Outcome, function_of
+from lab.discrete import FP8, INTS
+from lab.inputs import Example, laid_out
+from lab.pool import Broken, Pool
+from lab.programs import LAYOUTS, OPS, Program, Seeded, Step, make
+from lab.smaller import smaller
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -314,13 +313,13 @@ def test_a_split_scan_is_not_held_against_mixorder(monkeypatch: pytest.MonkeyPat
             raise Difference("indeterminate", "a second run gives other bits in results [0]")
         if whole == "crash":
             raise TypeError("ours")
-        assert times == _differential.RUNS and ir.Scan.num_splits(scan_numel=8)[1] == 1
+        assert times == differential.RUNS and ir.Scan.num_splits(scan_numel=8)[1] == 1
         return []
 
-    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
-    trial = _differential._Trial(PLAIN, "cuda")
+    monkeypatch.setattr(differential._Trial, "compiled", compiled)
+    trial = differential._Trial(PLAIN, "cuda")
     error = Difference("indeterminate", "a second run gives other bits in results [0]")
-    outcome = _differential._crash(trial, error, {"fused": 1})
+    outcome = differential._crash(trial, error, {"fused": 1})
     assert (outcome.status, outcome.kind) == ("torch" if whole == "the same" else "failed", "indeterminate")
     assert ir.Scan.num_splits == split
 
@@ -328,7 +327,7 @@ def test_a_split_scan_is_not_held_against_mixorder(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("way", ["given back", "not said", "wrong", "crash"])
 def test_what_is_given_back_is_compiled_and_right(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Where stock compiles and strict mixorder does not, the default has to: with a warning, and rightly."""
-    trial = _differential._Trial(PLAIN, "cpu")
+    trial = differential._Trial(PLAIN, "cpu")
     right = [example.run(trial.function) for example in trial.examples()]
 
     def compiled(self: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
@@ -340,8 +339,8 @@ def test_what_is_given_back_is_compiled_and_right(monkeypatch: pytest.MonkeyPatc
             )
         return [[r + 1 for r in results] for results in right] if way == "wrong" else right
 
-    monkeypatch.setattr(_differential._Trial, "compiled", compiled)
-    outcome = _differential._crash(trial, TypeError("strict"), {"fused": 1})
+    monkeypatch.setattr(differential._Trial, "compiled", compiled)
+    outcome = differential._crash(trial, TypeError("strict"), {"fused": 1})
     expected = ("torch", "given-back") if way == "given back" else ("failed", "crash")
     assert (outcome.status, outcome.kind) == expected
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import models
 import pytest
-from _launches import Kind, in_classes, kinds_in, kinds_of_regions
-from _training import Run
+from lab.launches import Kind, in_classes, kinds_in, kinds_of_regions
+from lab.training import Run
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -89,8 +89,8 @@ def test_report_compares_medians_of_repeats() -> None:
     assert "gpt2: step ms 11.5, stock 10" in text
     assert "gpt2: peak bytes 1.07374e+09, stock 1.07374e+09" in text
     assert "compile s" not in text[text.index("issues") :]
-    (line,) = (line for line in text.splitlines() if line.startswith("mixorder 2"))
-    assert line.split()[-1] == "1.0e-02"
+    (line,) = (line for line in text.splitlines() if line.startswith("| mixorder 2"))
+    assert line.split()[-2] == "1.0e-02"
     assert "stock: norm backward 5.0% of the step, bias sums 0.0%" in text
     assert (
         stock.part() == (9, 9.5) and stock.part("norm") == (2, 0.5) and stock.part("", "forward") == (3, 1.0)

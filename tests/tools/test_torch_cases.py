@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import _torch_trial
 import pytest
 import torch
 import torch_cases
-from _pool import Broken
-from _torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
-from _torch_trial import Ended, Found, Trial
+from lab import torch_trial
+from lab.pool import Broken
+from lab.torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
+from lab.torch_trial import Ended, Found, Trial
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -116,7 +116,7 @@ def test_the_op_is_beside_and_behind_a_row_sum_and_a_column_sum() -> None:
 def wrong(mine: Any, eager: Any, exact: Any = None, stock: Any = None) -> str | None:
     others = [t for t in (stock, eager) if t is not None]
     exact = eager.double() if exact is None else exact
-    difference = _torch_trial._wrong([mine], [[t] for t in others], [exact])
+    difference = torch_trial._wrong([mine], [[t] for t in others], [exact])
     return difference.kind if difference else None
 
 
@@ -163,7 +163,7 @@ def test_whose_crash_it_is(
         return self.eager()
 
     monkeypatch.setattr(Trial, "compiled", compiled)
-    ended = _torch_trial.run_case(case_of("sum"), "interpreter", samples=1)
+    ended = torch_trial.run_case(case_of("sum"), "interpreter", samples=1)
     assert {(unit.status, unit.kind) for unit in ended.units} == {(status, "crash")}
 
 
@@ -179,7 +179,7 @@ def test_a_failure_is_told_of_the_sample_that_has_it(monkeypatch: pytest.MonkeyP
         return results
 
     monkeypatch.setattr(Trial, "compiled", compiled)
-    ended = _torch_trial.run_case(case, "interpreter", samples=1)
+    ended = torch_trial.run_case(case, "interpreter", samples=1)
     assert [unit.label for unit in ended.units if unit.status == "failed"] == [last]
 
 

@@ -10,7 +10,7 @@ import graphs
 import pytest
 import torch
 from expecttest import TestCase
-from graphs import bf16, f32, f64, merged, only, traced
+from graphs import bf16, f32, f64, merged, only, share, traced
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
@@ -26,8 +26,8 @@ from mixorder.ir.program import (
     Reduce,
     Value,
 )
-from mixorder.ir.verify import Stage, verify
-from mixorder.transform.cooperative import check_shareable, lanes_of, share
+from mixorder.ir.verify import Form, verify
+from mixorder.transform.cooperative import check_shareable, slots_of
 from mixorder.transform.interleave import in_order
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
@@ -60,7 +60,7 @@ def program_of(function: Any, *specs: Any) -> LoopProgram:
 
 def shared(program: LoopProgram, parts: int = 4, xblock: int = 2) -> LoopProgram:
     check_shareable(program)
-    return verify(share(program, parts, xblock), Stage.SHARED)
+    return verify(share(program, parts, xblock), Form.COOPERATIVE)
 
 
 PROGRAMS: dict[str, Callable[[], LoopProgram]] = {
@@ -77,7 +77,7 @@ class TestWhole(TestCase):
     def show(self, name: str) -> str:
         """What sharing changes: the words, and the main nest."""
         program = shared(PROGRAMS[name]())
-        return "\n".join(map(str, (*program.role(BufferRole.WORDS), program.nests[0])))
+        return "\n".join(map(str, (*program.role(BufferRole.MAILBOX), program.nests[0])))
 
     def test_layer_norm(self) -> None:
         self.assertExpectedInline(
@@ -210,8 +210,8 @@ def test_names_of_stages_are_not_those_of_what_an_op_is_made_of() -> None:
 @pytest.mark.parametrize(("parts", "lanes"), [(2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, 32), (32, 32)])
 @pytest.mark.parametrize("xblock", [1, 2])
 def test_each_row_of_each_tile_has_its_words(parts: int, lanes: int, xblock: int) -> None:
-    assert lanes_of(parts) == lanes
-    (words,) = shared(PROGRAMS["layer"](), parts, xblock).role(BufferRole.WORDS)
+    assert slots_of(parts) == lanes
+    (words,) = shared(PROGRAMS["layer"](), parts, xblock).role(BufferRole.MAILBOX)
     assert words.dtype == torch.int32
     assert words.numel == (64 + xblock) * 2 * lanes  # two sums per row; a tile also of no rows
 
@@ -221,7 +221,7 @@ def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
     program = program_of(outer_only, ((64, 257), bf16), ((64, 257), bf16))
     assert not any(isinstance(s, Reduce) for s in program.nests[0].body)
     again = shared(program)
-    assert again.role(BufferRole.WORDS) == ()
+    assert again.role(BufferRole.MAILBOX) == ()
     assert sorted(map(str, again.nests[0].body)) == sorted(map(str, program.nests[0].body))
 
 
@@ -238,7 +238,7 @@ def test_rows_may_be_symbolic() -> None:
 
     full = ((64, 256), f32)
     program = shared(merged(only(graphs.traced_rows(function, full, full))), parts=4, xblock=2)
-    ((rows,),) = (b.shape for b in program.role(BufferRole.WORDS))
+    ((rows,),) = (b.shape for b in program.role(BufferRole.MAILBOX))
     (symbol,) = program.sizes
     assert rows.free_symbols == {symbol} and program.hint(rows) == 66 * 4
 
@@ -268,7 +268,7 @@ def anywhere(x: Any, dy: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {
-    "a kept axis": (per_head, HEADS),
+    "a batch axis": (per_head, HEADS),
     "a gather": (rotated, WIDE),
     "a reduction that is not": (doubled, WIDE),
     "maximum or minimum in float32": (anywhere, WIDE),

@@ -11,10 +11,10 @@ from expecttest import TestCase
 from graphs import bf16, f16, f32, f64, only, traced
 
 from mixorder.ir.program import Compute, LoopProgram
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
-from mixorder.schedule.cost import held_words
-from mixorder.transform.fma import contract
+from mixorder.schedule.facts import facts_of
+from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -27,7 +27,7 @@ def merged(graph: torch.fx.Graph) -> LoopProgram:
 
 
 def contracted(graph: torch.fx.Graph) -> LoopProgram:
-    return verify(contract(merged(graph)), Stage.MERGED)
+    return verify(form_fma(merged(graph)), Form.MERGED)
 
 
 def sums(program: LoopProgram) -> list[str]:
@@ -113,7 +113,7 @@ def test_not_where_more_would_be_held_for_it() -> None:
 
     graph = traced(held_anyway, FULL, FULL)
     before, after = merged(graph), contracted(graph)
-    assert after != before and held_words(after) < held_words(before)
+    assert after != before and facts_of(after).held_words < facts_of(before).held_words
 
 
 def test_a_product_that_nothing_needs_any_more_is_gone() -> None:

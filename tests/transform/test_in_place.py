@@ -10,15 +10,16 @@ import graphs
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import Spec, bf16, f32, merged, only, traced
+from graphs import Spec, bf16, f32, generate, merged, only, traced
 
-from mixorder.codegen.kernel import generate
+from mixorder.ir.in_place import why_not
 from mixorder.ir.program import Buffer, BufferRole, LoopProgram
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import choose, workload
-from mixorder.transform.in_place import overwrite, why_not
-from mixorder.transform.reread import reload
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
+from mixorder.transform.in_place import reuse_in_place
+from mixorder.transform.reread import reread
 
 FULL, HALF, SHORT = ((512, 256), f32), ((512, 256), bf16), ((514, 256), f32)
 
@@ -46,19 +47,19 @@ def test_dx_is_written_over_the_first_that_dies() -> None:
         "in3: f32[512, 1]",
         "out0: bf16[512, 256]",
     ]
-    assert over(overwrite(program, ())) == {}
-    assert over(overwrite(program, ("in0", "in1"))) == {"out0": "in0"}
-    assert over(overwrite(program, ("in1", "in2", "in3"))) == {"out0": "in1"}
-    again = verify(overwrite(program, ("in0",)), Stage.MERGED)
+    assert over(reuse_in_place(program, ())) == {}
+    assert over(reuse_in_place(program, ("in0", "in1"))) == {"out0": "in0"}
+    assert over(reuse_in_place(program, ("in1", "in2", "in3"))) == {"out0": "in1"}
+    again = verify(reuse_in_place(program, ("in0",)), Form.MERGED)
     assert str(again.buffer("out0")) == "out0: bf16[512, 256] over in0"
     assert again.nests == program.nests
 
 
 def test_the_kernel_has_one_pointer_for_both() -> None:
     program = rms()
-    schedule = choose(workload(program), H200)
+    schedule = choose(facts_of(program), H200)
     apart, _ = generate(program, schedule, "test")
-    main, final = generate(overwrite(program, ("in0",)), schedule, "test")
+    main, final = generate(reuse_in_place(program, ("in0",)), schedule, "test")
     assert apart.buffers == ("in0", "in1", "in2", "in3", "out0", "ws0")
     assert (main.buffers, main.written) == (("in0", "in1", "in2", "in3", "ws0"), ("in0", "ws0"))
     (store,) = (line.strip() for line in main.text.splitlines() if "tl.store(in0_ptr" in line)
@@ -71,8 +72,8 @@ def test_the_kernel_has_one_pointer_for_both() -> None:
 
 
 def test_rows_that_are_read_twice_are_written_after_the_second_read() -> None:
-    program = reload(rms())
-    assert over(verify(overwrite(program, ("in0", "in1")), Stage.MERGED)) == {"out0": "in0"}
+    program = reread(rms())
+    assert over(verify(reuse_in_place(program, ("in0", "in1")), Form.MERGED)) == {"out0": "in0"}
 
 
 def test_two_outputs_do_not_share_an_input() -> None:
@@ -82,12 +83,12 @@ def test_two_outputs_do_not_share_an_input() -> None:
         return dy - x * row, dy + x * row, product.sum(0)
 
     program = merged(only(traced(function, FULL, FULL)))
-    both = verify(overwrite(program, ("in0", "in1")), Stage.MERGED)
+    both = verify(reuse_in_place(program, ("in0", "in1")), Form.MERGED)
     assert over(both) == {"out0": "in0", "out1": "in1"}
-    assert over(overwrite(program, ("in1",))) == {"out0": "in1"}
+    assert over(reuse_in_place(program, ("in1",))) == {"out0": "in1"}
     buffers = tuple(dataclasses.replace(b, over="in0") if b.name == "out1" else b for b in both.buffers)
     with pytest.raises(ValueError, match="two outputs are over one input"):
-        verify(dataclasses.replace(both, buffers=buffers), Stage.MERGED)
+        verify(dataclasses.replace(both, buffers=buffers), Form.MERGED)
 
 
 def gradient(x: Any, dy: Any) -> tuple[Any, Any]:
@@ -134,7 +135,7 @@ def test_an_input_that_cannot_take_dx(name: str) -> None:
     assert reason in {why_not(program, output, b) for b in buffers_named(program, "in")}
     names = [b.name for b in program.role(BufferRole.INPUT)]
     refused = {b for b in names if why_not(program, output, program.buffer(b))}
-    assert set(over(overwrite(program, names)).values()).isdisjoint(refused)
+    assert set(over(reuse_in_place(program, names)).values()).isdisjoint(refused)
 
 
 def test_other_strides() -> None:
@@ -149,7 +150,7 @@ def test_other_strides() -> None:
 
 
 def test_what_only_the_outer_reduction_reads_again() -> None:
-    program = reload(merged(only(traced(read_again, FULL, FULL))))
+    program = reread(merged(only(traced(read_again, FULL, FULL))))
     reasons = {why_not(program, program.buffer("out0"), b) for b in buffers_named(program, "in")}
     assert reasons == {None, "the input is read for something else"}
 
@@ -172,11 +173,11 @@ def test_the_verifier_refuses_what_cannot_be(broken: str) -> None:
     program = rms()
     buffers = tuple(dataclasses.replace(b, over=broken) if b.name == "out0" else b for b in program.buffers)
     with pytest.raises(ValueError, match=f"out0 is over {broken}"):
-        verify(dataclasses.replace(program, buffers=buffers), Stage.MERGED)
+        verify(dataclasses.replace(program, buffers=buffers), Form.MERGED)
 
 
 def test_the_verifier_refuses_it_before_the_merge() -> None:
-    program = overwrite(rms(), ("in0",))
-    for stage in (Stage.SPLIT, Stage.REORDERED):
+    program = reuse_in_place(rms(), ("in0",))
+    for stage in (Form.SPLIT, Form.REORDERED):
         with pytest.raises(ValueError, match="before the merge"):
             verify(program, stage)

@@ -3,18 +3,16 @@
 import graphs
 import pytest
 import sympy
-from graphs import bf16, f16, f32, f64
+from graphs import bf16, f16, f32, f64, share
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixorder.codegen.writer import TileDim, Writer
-from mixorder.ir.alignment_phase import Skew
-from mixorder.ir.program import BufferRole, Load, PartialAccumulate
+from mixorder.ir.program import AlignmentPhase, BufferRole, Load, PartialAccumulate
 from mixorder.lowering.lower import lower
-from mixorder.transform.cooperative import share
 from mixorder.transform.interleave import GROUP, STORED, InHalves, beside, column_at, spelled
 from mixorder.transform.reorder import merge, reorder
-from mixorder.transform.reread import reload
+from mixorder.transform.reread import reread
 from mixorder.transform.split import split_outer
 
 Y = sympy.Symbol("y", integer=True, nonnegative=True)
@@ -96,7 +94,7 @@ def test_mixed_inputs_go_by_the_narrowest():
 
 def test_rows_that_are_shared_or_read_twice_have_columns_in_their_order():
     program = merged(graphs.rms_norm_backward(4096, 16384))
-    for wide in (share(program, 8, 2), reload(program)):
+    for wide in (share(program, 8, 2), reread(program)):
         assert all(beside(s.index) is None for s in partials(wide))
         loads = [s for s in wide.nests[1].body if isinstance(s, Load)]
         assert loads and all(beside(s.index) is None for s in loads)
@@ -109,7 +107,7 @@ def test_rows_that_are_shifted_are_stored_as_they_lie():
     (_, schedule, sources) = graphs.kernels(graphs.only(graphs.rms_norm_backward(4096, 768)))
     assert "tl.split" in sources[0].text and "place" in sources[1].text and schedule.parts == 1
     writer = Writer(program, program.nests[0], (X, Y_DIM), 4)
-    writer.skew = Skew(768, 8)
+    writer.skew = AlignmentPhase(768, 8)
     (partial,) = partials(program)
     writer.store_tile(partial, "value")
     assert "tl.split" not in writer.code.getvalue() and "(y % 4)" in writer.code.getvalue()

@@ -21,7 +21,7 @@ from mixorder.ir.program import (
     Store,
     operands,
 )
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
@@ -95,7 +95,7 @@ for s in split(num_splits):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_reorder_only_permutes(name: str) -> None:
     program = split(GRAPHS[name]())
-    after = verify(reorder(program), Stage.REORDERED)
+    after = verify(reorder(program), Form.REORDERED)
     assert after.buffers == program.buffers
     for old, new in zip(program.nests, after.nests, strict=True):
         assert set(new.body) == set(old.body) and len(new.body) == len(old.body)
@@ -106,7 +106,7 @@ def test_reorder_only_permutes(name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_merge_keeps_every_statement_once(name: str) -> None:
     before = reorder(split(GRAPHS[name]()))
-    after = verify(merge(before), Stage.MERGED)
+    after = verify(merge(before), Form.MERGED)
     over_rows = [s for nest in before.nests[:2] for s in nest.body]
     assert len(after.nests) == 2
     assert sorted(map(str, set(over_rows))) == sorted(map(str, after.nests[0].statements))
@@ -173,4 +173,4 @@ def test_merge_puts_definitions_first_whatever_order_they_come_in() -> None:
     program = reorder(split(graphs.layer_norm_backward(512, 256)))
     first, second, *rest = program.nests
     swapped = dataclasses.replace(program, nests=(second, first, *rest))
-    assert str(verify(merge(swapped), Stage.MERGED).nests[1]) == str(merge(program).nests[1])
+    assert str(verify(merge(swapped), Form.MERGED).nests[1]) == str(merge(program).nests[1])

@@ -8,9 +8,9 @@ import graphs
 from graphs import bf16, f32, merged, only, traced
 
 from mixorder.ir.program import Compute, Load, LoopProgram, Reduce, operands
-from mixorder.ir.verify import Stage, verify
-from mixorder.schedule import cost
-from mixorder.transform.reread import reload
+from mixorder.ir.verify import Form, verify
+from mixorder.schedule.facts import facts_of
+from mixorder.transform.reread import reread
 
 
 def layer(cols: int = 512) -> LoopProgram:
@@ -35,14 +35,14 @@ def held_over_reductions(program: LoopProgram) -> set[str]:
 def test_no_tile_outlives_its_stage() -> None:
     program = layer()
     assert held_over_reductions(program)
-    again = reload(program)
-    verify(again, Stage.MERGED)
+    again = reread(program)
+    verify(again, Form.MERGED)
     assert held_over_reductions(again) == set()
-    assert cost.held_words(again) < cost.held_words(program)
+    assert facts_of(again).held_words < facts_of(program).held_words
 
 
 def test_each_full_tile_is_read_once_per_stage_and_the_later_read_says_so() -> None:
-    main = reload(layer()).nests[0]
+    main = reread(layer()).nests[0]
     loads = [
         s for s in main.body if isinstance(s, Load) and {"x", "y"} <= {str(n) for n in s.index.free_symbols}
     ]
@@ -53,7 +53,7 @@ def test_each_full_tile_is_read_once_per_stage_and_the_later_read_says_so() -> N
 
 
 def test_results_of_a_row_are_computed_once() -> None:
-    main = reload(layer()).nests[0]
+    main = reread(layer()).nests[0]
     names = [s.name for s in main.statements if isinstance(s, Load | Compute | Reduce)]
     assert len(names) == len(set(names))
     deps = main.dependence()
@@ -63,7 +63,7 @@ def test_results_of_a_row_are_computed_once() -> None:
 
 def test_column_vectors_stay_before_the_loop() -> None:
     program = layer()
-    assert reload(program).nests[0].preamble == program.nests[0].preamble != ()
+    assert reread(program).nests[0].preamble == program.nests[0].preamble != ()
 
 
 def test_a_program_without_stages_stays_as_it_is() -> None:
@@ -72,8 +72,8 @@ def test_a_program_without_stages_stays_as_it_is() -> None:
         return product, product.sum(0)
 
     program = merged(only(traced(function, ((4096, 512), bf16), ((4096, 512), bf16))))
-    assert [s for s in reload(program).nests[0].body if isinstance(s, Load) and s.again] == []
-    assert len(reload(program).nests[0].body) == len(program.nests[0].body)
+    assert [s for s in reread(program).nests[0].body if isinstance(s, Load) and s.again] == []
+    assert len(reread(program).nests[0].body) == len(program.nests[0].body)
 
 
 def test_three_stages() -> None:
@@ -82,7 +82,7 @@ def test_three_stages() -> None:
         hat = centred / centred.amax(1, keepdim=True)
         return hat * dy, (hat * dy).sum(0)
 
-    program = reload(merged(only(traced(function, ((512, 256), f32), ((512, 256), f32)))))
-    verify(program, Stage.MERGED)
+    program = reread(merged(only(traced(function, ((512, 256), f32), ((512, 256), f32)))))
+    verify(program, Form.MERGED)
     reads = [s.name for s in program.nests[0].body if isinstance(s, Load) and s.buffer == "in0"]
     assert len(reads) == 3 and held_over_reductions(program) == set()

@@ -21,7 +21,7 @@ from mixorder.ir.program import (
     Reduce,
     Store,
 )
-from mixorder.ir.verify import Stage, verify
+from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.transform.split import split_outer
 
@@ -29,7 +29,7 @@ FULL = ((512, 256), f32)
 
 
 def split(function: Any, *specs: Any) -> LoopProgram:
-    return verify(split_outer(lower(only(traced(function, *specs)))), Stage.SPLIT)
+    return verify(split_outer(lower(only(traced(function, *specs)))), Form.SPLIT)
 
 
 class TestPrinted(TestCase):

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import Workload, choose
-from mixorder.schedule.persistent_space import Space
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent import choose
+from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.tune.search import DUELS, FINAL_REPS, MARGIN, SHORT_US, Candidate, Tuning, search
 
-WORK = Workload(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
-SPACE = Space(WORK, H200, choose(WORK, H200))
+WORK = Facts(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
+SPACE = PersistentSpace(WORK, H200, choose(WORK, H200))
 FIRST = Candidate("held", SPACE.start)
 
 

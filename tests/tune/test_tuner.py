@@ -17,13 +17,13 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch.fx import Graph
 
-from mixorder import pipeline
-from mixorder.errors import MixorderError
+from mixorder import pipeline, runner
+from mixorder.errors import Decline, MixorderError
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.persistent import workload
+from mixorder.strategies import STRATEGIES
 from mixorder.tune import cache, tuner
 from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
 from mixorder.tune.search import Candidate
@@ -54,7 +54,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     counters["mixorder"].clear()
     cache._unwritten.clear()
     tuner._say_once.cache_clear()
-    pipeline._warn_once.cache_clear()
+    runner.warn_once.cache_clear()
     FakeBench.built.clear()
     monkeypatch.setattr(FakeBench, "us", staticmethod(few_programs))
     monkeypatch.setattr(tuner, "Bench", FakeBench)
@@ -102,7 +102,7 @@ def test_the_heuristics_schedule_is_timed_first() -> None:
     plain = run(UNTUNED).schedule
     run()
     (bench,) = FakeBench.built
-    assert bench.timed[0] == Candidate(tuner.HELD, plain)
+    assert bench.timed[0] == Candidate("persistent", plain)
 
 
 def test_the_log_says_what_was_gained(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,13 +163,15 @@ def test_another_region_is_tuned_by_itself(other: Any, tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 2
 
 
-def test_another_version_or_device_is_tuned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_or_device_is_tuned_by_itself(
+    monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
+) -> None:
     run()
     monkeypatch.setattr(tuner, "source_hash", lambda: "changed")
     run()
-    monkeypatch.setattr(tuner._compat, "versions", lambda: ["other"])
+    monkeypatch.setattr(tuner.versions, "versions", lambda: ["other"])
     run()
-    monkeypatch.setattr(pipeline, "device_info", lambda _: dataclasses.replace(H200, name="other"))
+    plan_with(device=dataclasses.replace(H200, name="other"))
     run()
     assert len(FakeBench.built) == 4
     run()
@@ -245,40 +247,41 @@ def test_a_region_that_is_declined_is_not_timed() -> None:
 
 
 def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
-    region = graphs.only(make(8192, cols))
-    program, schedule, _ = graphs.kernels(region)
-    return tuner.Problem(
-        "region0", "rms", graphs.merged(region), program, schedule, torch.device("cpu"), H200
-    )
+    merged = graphs.merged(graphs.only(make(8192, cols)))
+    for strategy in STRATEGIES:
+        with contextlib.suppress(Decline):
+            loops, schedule = graphs.run_by(strategy, merged)
+            start = tuner.Start(strategy, loops, strategy.facts(loops), schedule)
+            return tuner.Problem("region0", "rms", merged, start, STRATEGIES, torch.device("cpu"), H200)
+    raise AssertionError(cols)
 
 
-def test_narrow_rows_are_held_and_nothing_else() -> None:
-    programs, spaces = tuner.variants(problem(4096))
-    assert list(programs) == list(spaces) == [tuner.HELD]
+def test_of_narrow_rows_only_what_was_chosen_is_timed() -> None:
+    assert list(tuner.variants(problem(4096))) == ["persistent"]
 
 
 @pytest.mark.parametrize("cols", [8192, 12288, 65536])
 def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
     found = problem(cols)
-    programs, spaces = tuner.variants(found)
-    singles = {8192: [tuner.HELD, tuner.READ_TWICE], 12288: [tuner.READ_TWICE, tuner.HELD], 65536: []}[cols]
-    assert {n for n in programs if "share" not in n} == set(singles)
-    assert sum("share" in n for n in programs) >= 2 and list(programs) == list(spaces)
-    first = next(iter(programs))
-    assert spaces[first].start == found.schedule and programs[first] == found.chosen
-    for name, program in programs.items():
-        schedule = spaces[name].start
-        assert (schedule.parts > 1) == ("share" in name) == bool(program.role(BufferRole.WORDS))
-        assert name != tuner.READ_TWICE or workload(program).rereads
-        assert spaces[name].legal(schedule)
-        for near in spaces[name].near(schedule):
-            assert near != schedule and spaces[name].legal(near)
+    starts = tuner.variants(found)
+    singles = {"persistent", "reread"} if cols < 65536 else set()
+    assert {name for name in starts if "programs" not in name} == singles
+    assert sum("programs" in name for name in starts) >= 2
+    assert next(iter(starts.values())) == found.chosen
+    for name, start in starts.items():
+        schedule, space = start.schedule, tuner._space(found, start)
+        assert name == start.strategy.title(schedule)
+        assert (schedule.parts > 1) == ("programs" in name) == bool(start.loops.role(BufferRole.MAILBOX))
+        assert name != "reread" or start.facts.rereads
+        assert space.legal(schedule)
+        for near in space.near(schedule):
+            assert near != schedule and space.legal(near)
             assert (near.parts, near.tile.xblock) == (schedule.parts, schedule.tile.xblock) or near.parts == 1
 
 
 def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def us(candidate: Candidate) -> float:
-        return 20.0 if candidate.variant == tuner.READ_TWICE else 30.0
+        return 20.0 if candidate.variant == "reread" else 30.0
 
     monkeypatch.setattr(FakeBench, "us", staticmethod(us))
     plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
@@ -318,13 +321,13 @@ def test_the_thread_that_times_has_no_modes_but_the_same_config() -> None:
 
 
 def test_buffers_have_the_strides_of_the_region_and_no_zeros() -> None:
-    bench = Bench({"held": problem(768).chosen}, "rms", torch.device("cpu"))
-    program = bench.programs["held"]
+    chosen = problem(768).chosen
+    bench, program = Bench({"": chosen}, "rms", torch.device("cpu")), chosen.loops
     before = torch.random.get_rng_state()
     for buffer in program.buffers:
         tensor = bench._tensor(program, buffer.name, 132)
         assert tensor.dtype == buffer.dtype and tensor.dim() == len(buffer.shape)
         assert tensor.stride() == tuple(int(e.subs("num_splits", 132)) for e in buffer.stride)
-        if buffer.name.startswith("in"):
+        if buffer.role is BufferRole.INPUT:
             assert float(tensor.float().std()) > 0.3
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,0 +1,80 @@
+"""Write the main kernel of a region whose rows each have one program.
+
+A program holds a row tile at a time, in one or several chunks of columns, or reads it again after each
+reduction: which of the two, the program's loads say.
+"""
+
+from __future__ import annotations
+
+from ..inductor.printing import texpr
+from ..ir.program import SPLIT_SYMBOL, Axis, LoopProgram, PartialAccumulate
+from ..schedule.schedule import Schedule
+from .prefetch import Prefetch
+from .programmatic_launch import released
+from .source import KernelSource, LaunchConfig
+from .writer import TileDim, Writer
+
+
+def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of the first nest of a merged program."""
+    nest, (row, last) = program.nests[0], program.tile_axes
+    tile = schedule.tile
+    phase = program.phase if schedule.period > 1 else None
+    ragged = row.size % (tile.xblock * schedule.period) != 0
+    x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
+    columns = _columns(last, schedule, phase is not None)
+    writer = Writer(program, nest, (x, *columns), schedule.num_splits)
+    writer.begin(("XBLOCK", "NUM_STAGES"))
+    code = writer.code
+    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.chunk}")
+    if not row.size.is_number:
+        code.writeline(f"rows = {texpr(row.size)}")
+    writer.programs(str(SPLIT_SYMBOL))
+    first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
+    if phase is None:
+        for y in columns:
+            start = f"{y.start} + " * (y.start > 0)
+            writer.index(y, f"{start}tl.arange(0, R0_BLOCK)[None, :]")
+    else:
+        writer.shift(phase)
+        writer.shifted_columns("0", columns[0].extent)
+        first, tiles = f"{SPLIT_SYMBOL} // {phase.period}", f"tl.cdiv({x.extent}, {phase.period})"
+        step //= phase.period
+    for stmt in nest.preamble:
+        writer.statement(stmt)
+    accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
+    for acc in accumulators:
+        writer.empty(acc)
+    ahead = Prefetch(writer, x)
+    ahead.fetch(first)
+    code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
+    with code.indent():
+        if phase is None:
+            writer.index(x, writer.tile_rows("tile"))
+        else:
+            writer.shifted_rows("tile")
+            if x.masked:
+                code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
+        ahead.take()
+        ahead.fetch(f"(tile + {step})")
+        for stmt in nest.body:
+            if stmt not in ahead.loads:
+                writer.statement(stmt)
+    if schedule.overlap:
+        code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
+    for acc in accumulators:
+        writer.store_partial(acc)
+    constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
+    config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
+    return writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
+
+
+def _columns(last: Axis, schedule: Schedule, shifted: bool) -> tuple[TileDim, ...]:
+    """The chunks that hold a row; the last of them may have lanes beyond its end."""
+    extent, chunk = str(last.size), schedule.chunk
+    if schedule.chunks == 1:
+        return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or shifted),)
+    return tuple(
+        TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, start)
+        for i, start in enumerate(range(0, schedule.r0_block, chunk))
+    )

@@ -1,0 +1,54 @@
+"""Inductor's settings and caches, as questions and as patches for one compile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+from .versions import is_deterministic
+
+__all__ = ["cache_dir", "inductor_config", "triton_cache_dir"]
+
+TUNING_OFF = {"max_autotune": False, "max_autotune_pointwise": False, "coordinate_descent_tuning": False}
+
+
+def emulates_precision_casts() -> bool:
+    """Whether Inductor rounds every result as eager does."""
+    return bool(inductor_config.emulate_precision_casts)
+
+
+def tunes() -> bool:
+    """Whether Inductor times kernels in this compile."""
+    return any(getattr(inductor_config, name) for name in TUNING_OFF)
+
+
+def wants_deterministic_results() -> bool:
+    """Whether torch or Inductor was asked for results that are the same on every run and machine."""
+    return torch.are_deterministic_algorithms_enabled() or is_deterministic(inductor_config)
+
+
+def winners_folder() -> Path | None:
+    """Where winners of tuning are kept; None where Inductor's caches are switched off."""
+    return None if inductor_config.force_disable_caches else Path(cache_dir()) / "mixorder"
+
+
+def is_option(name: str) -> bool:
+    """Whether `torch.compile` takes an option of this name."""
+    return name in inductor_config._config
+
+
+def patched(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Inductor's settings with these values, on this thread."""
+    return inductor_config.patch(dict(settings))
+
+
+def without_autograd_cache() -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd's cache off: with a hit there is no compile, and no pass runs."""
+    return functorch_config.patch(enable_autograd_cache=False)

@@ -1,0 +1,43 @@
+"""Inductor's front end by itself: a graph up to the post-grad passes, and then run node by node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule
+
+from .tensors import detect_fake_mode
+
+__all__ = ["post_grad_passes"]
+
+InnerCompile = Callable[..., Callable[..., Any]]
+
+
+def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[Any]) -> Any:
+    """Dynamo's graph through AOTAutograd and decompositions; `inner_compile` gets the forward, and later the
+    backward."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, inputs, inner_compile=inner_compile)
+
+
+def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """The fake mode of a graph's inputs, which passes look for."""
+    return V.set_fake_mode(detect_fake_mode(inputs))
+
+
+def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:
+    """What AOTAutograd takes for a compiled graph: it runs the graph as it stands, freeing its arguments, and
+    calls `called` first."""
+
+    def call(args: list[Any]) -> Any:
+        called()
+        return torch.fx.Interpreter(gm).boxed_run(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

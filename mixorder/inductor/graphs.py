@@ -1,0 +1,60 @@
+"""What torch knows of a post-grad graph's nodes: kinds of operators, memory, and launches of kernels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._higher_order_ops import triton_kernel_wrap
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from torch._inductor.fx_utils import get_node_storage
+from torch._inductor.inductor_prims import prepare_softmax_online
+from torch._ops import HigherOrderOperator, OpOverload
+
+from . import mutation_cache
+
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "get_node_storage",
+    "prepare_softmax_online",
+    "triton_kernel_wrapper_functional",
+]
+
+
+@functools.cache
+def is_lowered_pointwise(target: object) -> bool:
+    """Whether Inductor turns an operator into a loop over the elements of its result."""
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    if target is torch.ops.prims.convert_element_type.default:
+        return True
+    return (
+        isinstance(target, OpOverload)
+        and torch.Tag.pointwise in target.tags
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and target in lowerings
+        and target not in fallbacks
+        and not target._schema.is_mutable
+    )
+
+
+def launch_arguments(
+    kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], written: list[str]
+) -> dict[str, Any]:
+    """Keyword arguments of a `triton_kernel_wrapper_functional` node that launches a kernel on nodes by
+    parameter name, and writes some of them."""
+    return {
+        "kernel_idx": kernel_side_table.add_kernel(kernel),
+        "constant_args_idx": kernel_side_table.add_constant_args({}),
+        "grid": [grid],
+        "tma_descriptor_metadata": {},
+        "kwargs": arguments,
+        "tensors_to_clone": written,
+    }
+
+
+def check_kernel(kernel: Any, arguments: dict[str, Any]) -> None:
+    """Raise what Triton raises of a kernel with such arguments: see `mutation_cache.check`."""
+    mutation_cache.check(triton_kernel_wrap, kernel, arguments)

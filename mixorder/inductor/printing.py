@@ -1,0 +1,124 @@
+"""Inductor's printer of scalar ops as Triton text, and the text tools around it."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.codegen.common import CSEVariable
+from torch._inductor.codegen.triton import TritonOverrides, texpr, triton_compute_type
+from torch._inductor.utils import IndentedBuffer
+from torch._inductor.virtualized import V
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from .ops import DefaultHandler, handling, result_dtype, unwrapped
+from .symbols import bounds
+
+__all__ = ["CSEVariable", "IndentedBuffer", "texpr", "triton_compute_type"]
+
+_INT32_LIMIT = 2**31
+# What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.
+_LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
+
+
+@contextlib.contextmanager
+def printing_triton() -> Iterator[None]:
+    """The little of a graph that Inductor's printers look at while they print."""
+    device = torch.device("cuda", 0)
+    graph = types.SimpleNamespace(current_device=device, get_current_device_or_throw=lambda: device)
+    with V.set_graph_handler(graph):
+        yield
+
+
+class ScalarPrinter(DefaultHandler):
+    """Prints ops on variables as lines `tmpN = ...` of `code`, which may be another buffer from line to line.
+
+    `loops`: the sizes of loop symbols. `names`: what these are called in the text, if not by their own names.
+    """
+
+    def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
+        self.code = code
+        self.loops = loops
+        self.names: Mapping[sympy.Symbol, sympy.Symbol] = {}
+        self._printer = TritonOverrides()
+        self._count = 0
+        # What some of Inductor's printers ask of the kernel: names for values on the way.
+        cse = types.SimpleNamespace(varname_map={}, generate=self._generate)
+        self._kernel = types.SimpleNamespace(min_elem_per_thread=0, compute=code, cse=cse)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this the handler of `ops`: some of Inductor's printers call others through it."""
+        with handling(self), V.set_kernel_handler(self._kernel):
+            yield
+
+    def _generate(self, code: IndentedBuffer, text: str, *, dtype: torch.dtype, **_: Any) -> CSEVariable:
+        return self.line(text, dtype)
+
+    def line(self, text: str, dtype: torch.dtype) -> CSEVariable:
+        """Write `tmpN = text` and return the variable."""
+        variable = CSEVariable(f"tmp{self._count}", ValueRanges.unknown(), dtype)
+        self._count += 1
+        self.code.writeline(f"{variable} = {text}")
+        return variable
+
+    def combine(self, op: str, left: str, right: str, dtype: torch.dtype) -> str:
+        """The text of a binary op on two expressions of one dtype."""
+        operands = (CSEVariable(text, ValueRanges.unknown(), dtype) for text in (left, right))
+        return str(getattr(self._printer, op)(*operands))
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple(map(unwrapped, args))
+        dtype = result_dtype(name, args, kwargs)
+        return self.print(name, args, kwargs, dtype)
+
+    def print(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> CSEVariable:
+        """Write an op on variables, and return the variable of its result, which has this dtype."""
+        if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
+            return self.line(self._index(args[0], triton_compute_type(dtype)), dtype)
+        if op == "to_dtype" and args[0].dtype == torch.float64 and _is_float8(dtype):
+            # By float32, as eager does: Triton has no way from float64 to fp8.
+            args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
+        if op == "fma":  # which Inductor's printer has in some versions only
+            return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
+        if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:
+            return self.line(f"libdevice.{op}({args[0]})", dtype)
+        text = unwrapped(getattr(self._printer, op)(*args, **kwargs))
+        if dtype in _INTEGERS and op not in _TYPED:
+            # Triton makes `byte // 2` a 32-bit number, which would not overflow as a byte does.
+            text = f"({text}).to({triton_compute_type(dtype)})"
+        return text if isinstance(text, CSEVariable) else self.line(text, dtype)
+
+    def offset(self, index: sympy.Expr) -> str:
+        """The text of an index expression."""
+        return texpr(index.xreplace(self.names))
+
+    def _index(self, expr: sympy.Expr, dtype: str) -> str:
+        """An index or a size as a value; in 64 bits where some part of it may need them."""
+        if not expr.free_symbols & self.loops.keys():
+            return f"tl.full([], {texpr(expr)}, {dtype})"
+        if self._may_need_64_bits(expr):
+            names = {s: f"{self.names.get(s, s)}.to(tl.int64)" for s in self.loops}
+            wide = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
+            expr = expr.xreplace(wide)
+        return f"({self.offset(expr)}).to({dtype})"
+
+    def _may_need_64_bits(self, expr: sympy.Expr) -> bool:
+        sizes = {symbol: n for symbol, n in self.loops.items() if n.is_number}
+        if not expr.free_symbols <= sizes.keys():
+            return True
+        parts = [e for e in sympy.preorder_traversal(expr) if isinstance(e, sympy.Expr)]
+        limits = [bounds(part, sizes) for part in parts]
+        return any(low < -_INT32_LIMIT or high >= _INT32_LIMIT for low, high in limits)
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize == 1

@@ -1,0 +1,35 @@
+"""Torch's integer expressions: functions that indices are made of, bounds, and what is known of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+__all__ = ["FloorDiv", "ModularIndexing"]
+
+
+def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:
+    """The least and the largest value, both included, where each symbol is from 0 to its size - 1."""
+    found = bound_sympy(expr, {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()})
+    return found.lower, found.upper
+
+
+def depends_on_data(symbol: sympy.Symbol) -> bool:
+    """Whether a size is only known once the graph runs, such as that of `nonzero`."""
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
+
+
+def hint_of(symbol: sympy.Symbol) -> int:
+    """The value that a symbolic size had when the graph was traced. Needs a `lowerings.context`."""
+    return int(V.fake_mode.shape_env.backed_var_to_val[symbol])
+
+
+def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """The expression, simpler where each symbol is less than its size. Needs a `lowerings.context`."""
+    return V.graph.sizevars.simplify_with_ranges(expr, sizes)

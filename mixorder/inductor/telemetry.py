@@ -1,0 +1,28 @@
+"""Where torch gathers what is said of a compile: its counters, and the artifacts that tlparse shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch._dynamo.utils import counters
+from torch._logging import trace_structured
+
+
+def count(name: str, by: int = 1) -> None:
+    """Add to mixorder's counter of this name."""
+    counters["mixorder"][name] += by
+
+
+def graph_breaks() -> int:
+    """How many graph breaks dynamo has counted."""
+    return sum(counters["graph_break"].values())
+
+
+def trace_json(text: Callable[[], str]) -> None:
+    """An artifact `mixorder` of the compile at hand; the text is only made where somebody traces."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "mixorder", "encoding": "json"},
+        payload_fn=text,
+        expect_trace_id=False,  # a tool may run the pass outside of a compile
+    )

@@ -1,0 +1,162 @@
+"""Which part of a region is fused, and by which strategy; one answer for all regions with the same key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+
+from .codegen.source import KernelSource
+from .errors import Decline, MixorderError, TooWide
+from .ir.program import BufferRole, LoopProgram
+from .record import RegionRecord, describe
+from .region import legality
+from .region.key import structure
+from .region.nodes import leaves_the_graph
+from .region.partition import parts, without_culprit, without_gathers
+from .region.region import Region
+from .runner import Runner
+from .schedule import cost
+from .schedule.device import DeviceInfo
+from .schedule.facts import Facts
+from .schedule.predicted import expected
+from .schedule.schedule import Schedule
+from .strategies import Strategy
+from .tune import tuner
+from .tune.search import Tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a region is run, and what that takes. All but the region is the same for all with its key.
+
+    `copied`: the buffers of the region's relaid nodes. `lowered`: its loops before any rewrite; `merged`:
+    after the rewrites that every strategy starts from; `loops`: as the strategy runs them.
+    """
+
+    key: Hashable | None
+    region: Region
+    copied: tuple[str, ...]
+    lowered: LoopProgram
+    merged: LoopProgram
+    strategy: Strategy
+    loops: LoopProgram
+    facts: Facts
+    schedule: Schedule
+    traffic: cost.Traffic
+    device: DeviceInfo
+    tuning: Tuning | None = None
+
+    def of(self, region: Region) -> Plan:
+        """The plan for another region with the same key."""
+        if self.copied:
+            relaid = frozenset(region.buffers[name] for name in self.copied)
+            region = dataclasses.replace(region, relaid=relaid)
+        return dataclasses.replace(self, region=region)
+
+    def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
+        """What there is to say of the region, with the loops and kernels that are launched."""
+        accumulators = len(loops.role(BufferRole.WORKSPACE))
+        copies = sum(node in self.region.relaid for node in self.region.inputs)
+        stretch = self.strategy.stretch(accumulators)
+        takes = expected(
+            self.lowered, loops, self.schedule, self.facts, self.traffic, self.device, stretch, copies
+        )
+        title = self.strategy.title(self.schedule)
+        return describe(
+            self.region,
+            title,
+            (self.lowered, loops),
+            self.schedule,
+            kernels,
+            self.traffic,
+            takes,
+            self.tuning,
+        )
+
+
+Build = Callable[[Hashable | None, Region], Plan | TooWide]
+"""Makes the plan of a region; gives the refusal where it holds too much, raises every other `Decline`."""
+
+
+def plan(region: Region, build: Build, runner: Runner) -> Plan:
+    """The plan of a region, or of what is left of it without what stands in the way: operators that cannot
+    be lowered, results that are used too early, then gathers."""
+    try:
+        return _best_part(region, build, runner)
+    except Decline as decline:
+        if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
+            return plan(smaller, build, runner)
+        if (plain := runner.step("partition", without_gathers, region)) is None:
+            raise
+    return _best_part(plain, build, runner)
+
+
+def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
+    """The plan of a region or, where it holds too much, of the part of it that saves the most bytes."""
+    tried = [region]
+    while True:
+        answers = [(part, _remembered(part, build, runner)) for part in tried]
+        plans = [answer for _, answer in answers if isinstance(answer, Plan)]
+        if plans:
+            # What a partition makes a part write, somebody reads: bytes that the whole region would not move.
+            return max(plans, key=lambda plan: plan.traffic.saved - 2 * _written_between(plan, region))
+        refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
+        _, narrowest = min(refusals, key=lambda one: one[0].words)
+        tried = runner.step("partition", parts, narrowest)
+        if not tried:
+            raise refusals[-1][0]
+
+
+def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
+    """The plan of this very region; one with the same key may have been planned already."""
+    runner.step("legality", legality.check, region)
+    key = runner.step("key", structure, region)
+    answer = runner.once(key, lambda: build(key, region))
+    return answer.of(region) if isinstance(answer, Plan) else answer
+
+
+def _written_between(plan: Plan, whole: Region) -> int:
+    """Bytes of what a part of a region writes and the whole region does not."""
+    outputs = zip(plan.loops.role(BufferRole.OUTPUT), plan.region.outputs, strict=True)
+    return cost.size(plan.loops, [buffer.name for buffer, node in outputs if node not in whole.outputs])
+
+
+def check_layout(
+    region: Region, merged: LoopProgram, across: Sequence[str]
+) -> tuple[Region, tuple[str, ...]]:
+    """The region with the buffers that are read or written `across` memory as contiguous copies, and which of
+    them have to be copied for that. Raises `Decline` where these are most of the bytes."""
+    nodes = {name: region.buffers[name] for name in across}
+    copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
+    cost.check_layout(merged, copied)
+    return dataclasses.replace(region, relaid=frozenset(nodes.values())), copied
+
+
+def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner) -> Plan:
+    """The plan with what timing finds fastest; as it is where tuning is off or fails."""
+    options = runner.options
+    try:
+        if not runner.step("tune", tuner.wanted, options):
+            return plan
+        device = legality.device_of(plan.region)
+        start = tuner.Start(plan.strategy, plan.loops, plan.facts, plan.schedule)
+        problem = tuner.Problem(
+            plan.region.name, label, plan.merged, start, strategies, device, plan.device, options.split_size
+        )
+        found = runner.step("tune", tuner.tune, problem)
+        if found is None:
+            return plan
+        workspace = runner.step("cost", cost.workspace_bytes, found.loops, found.schedule.num_splits)
+    except MixorderError as error:
+        runner.warn(error)
+        return plan
+    runner.show("tuned.txt", f"{found.tuning}\n{found.schedule}")
+    return dataclasses.replace(
+        plan,
+        strategy=found.strategy,
+        loops=found.loops,
+        facts=found.facts,
+        schedule=found.schedule,
+        traffic=dataclasses.replace(plan.traffic, workspace=workspace),
+        tuning=found.tuning,
+    )

@@ -1,0 +1,109 @@
+"""What torch calls: the options registered with it, and the pass and what goes with it behind its hooks.
+
+Everything here is called while torch or Inductor is loading, or by a compile; imports wait until then.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .options import Options, misspelt, register, source_hash
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+    from .inductor.hooks import MixOrderPass, Plugin
+    from .record import RegionRecord
+
+
+def register_options(module: ModuleType) -> None:
+    """Add the options to `torch._inductor.config`, and a line on misspelt ones to torch's own error."""
+    from .inductor.spelling import wrap_apply_options
+
+    register(module)
+    wrap_apply_options(sys.modules["torch"], misspelt)
+
+
+def wrap_compile_fx(module: ModuleType) -> None:
+    """Put the pass into `torch._inductor.compile_fx`, for compiles that ask for it. Idempotent."""
+    from .inductor import hooks
+
+    hooks.wrap_compile_fx(module, plugin())
+
+
+def fit_launches(module: ModuleType) -> None:
+    """Let `torch._inductor.runtime.triton_heuristics` load kernels that ask for too much shared memory."""
+    from .inductor.launch_options import fit
+
+    fit(module)
+
+
+@functools.cache
+def plugin() -> Plugin:
+    """What the hooks call."""
+    from .inductor.hooks import Plugin
+
+    return Plugin(Options.current, _identity, _run, _given_back, _interpreted_assembly)
+
+
+def graph_pass() -> MixOrderPass:
+    """The post-grad pass by itself; its options are those in force when it is called."""
+    from .inductor.hooks import MixOrderPass
+
+    return MixOrderPass(plugin())
+
+
+def compile_for_interpreter(options: Options) -> Callable[..., Any]:
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with ours
+    where Inductor runs it), then node by node on CPU tensors, kernels interpreted.
+
+    Raises RuntimeError if `TRITON_INTERPRET` is not set.
+    """
+    from .inductor import interpreter
+
+    ours = functools.partial(_run, settings=options) if options.enabled else None
+    return interpreter.backend(ours, _interpreted_assembly)
+
+
+def prepare_interpreter() -> None:
+    """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
+    from .inductor import interpreter
+
+    interpreter.prepare(_interpreted_assembly)
+
+
+def _identity() -> tuple[str, tuple[Any, ...]]:
+    return source_hash(), Options.current().as_tuple()
+
+
+def _run(graph: Graph, settings: Options) -> tuple[list[RegionRecord], bool]:
+    import mixorder.pipeline as pipeline
+
+    from .region.effects import may_be_reordered
+
+    fused = pipeline.run(graph, settings)
+    return fused, bool(fused) and may_be_reordered(graph)
+
+
+def _given_back(regions: list[RegionRecord], error: Exception) -> None:
+    from .report import given_back
+
+    given_back(regions)
+    fused = "a region" if len(regions) == 1 else f"{len(regions)} regions"
+    told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    warnings.warn(
+        f"mixorder fused {fused} of a graph that Inductor could then not compile; it is compiled without. "
+        f"{told}\nMIXORDER_STRICT=1 raises the error instead.",
+        stacklevel=2,
+    )
+
+
+def _interpreted_assembly(text: str, args: list[Any]) -> list[Any] | None:
+    from .codegen.exchange import interpreted
+
+    return interpreted(text, args)

@@ -1,0 +1,218 @@
+"""The facts of a program that a schedule is chosen by: plain numbers, read off its main nest once.
+
+Registers are what a program runs short of. It keeps, per element of its tile, every value that outlives a
+reduction over the row, the accumulators, and the column vectors hoisted out of the loop. What is loaded,
+computed and used between two reductions passes through a few registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import sympy
+
+from ..ir.program import (
+    AxisClass,
+    Buffer,
+    Carry,
+    Compute,
+    Exchange,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    operands,
+)
+
+REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
+ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as can be. Others are not fitted
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Extents, and what one element of the space takes; words are 32-bit registers.
+
+    `rows` (of symbolic ones, the hint) x `cols` at each of `batch` places; a program has one place.
+    `load_bytes` stream in from full-size tensors; `staged_bytes` are those of all tile loads, also of what a
+    gather reads again or many rows share. `item_bytes`: of an element of the narrowest full tensor.
+    `held_words` stay in registers from one reduction to the next, accumulators and column vectors included;
+    `column_words` are those of the last two, per column. `instructions` of the machine that compute with it;
+    `divergent`: threads of a warp take different branches. `levels`: reductions that follow from one another.
+    `rereads`: tile loads of what an earlier phase has read. `period`: so many rows on, a row lies as one does
+    relative to a boundary of wide accesses, 1 if all lie alike; `slack`: lanes beyond its columns that a
+    program then needs. `numbered`: every address of the finalisation follows from its program's number.
+
+    Of programs that share a row: `exchanges` that a row takes, reductions `exchanged` by the one that has
+    most, and `carried_bytes`, times the phases that they are carried for.
+    """
+
+    rows: int
+    cols: int
+    load_bytes: int = 0
+    held_words: int = 0
+    staged_bytes: int = 0
+    instructions: int = 0
+    rereads: int = 0
+    batch: int = 1
+    period: int = 1
+    slack: int = 0
+    item_bytes: int = 2
+    divergent: bool = False
+    levels: int = 1
+    column_words: int = 0
+    numbered: bool = True
+    carried_bytes: int = 0
+    exchanged: int = 0
+    exchanges: int = 0
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.cols * self.batch
+
+
+def facts_of(program: LoopProgram) -> Facts:
+    """Of a merged program, or of what a strategy has made of one."""
+    return _Reader(program).facts()
+
+
+class _Reader:
+    """Scans of one program that several facts need."""
+
+    def __init__(self, program: LoopProgram) -> None:
+        self.program = program
+        self.main: Nest = program.nests[0]
+        self.deps = self.main.dependence()
+        self.row, self.col = program.tile_axes
+        batch = program.axis(AxisClass.BATCH)
+        self.batch = 1 if batch is None else int(batch.size)
+        # A graph may have been traced with no rows.
+        self.rows = max(1, program.hint(self.row.size))
+        self.tiles = [
+            s for s in self.main.body if isinstance(s, Load) and self.col.symbol in s.index.free_symbols
+        ]
+
+    def facts(self) -> Facts:
+        phase = self.program.phase
+        load_bytes, item_bytes = self.streamed()
+        exchanges = [s for s in self.main.body if isinstance(s, Exchange)]
+        return Facts(
+            self.rows,
+            int(self.col.size),
+            load_bytes=load_bytes,
+            held_words=self.across_reductions + self.column_words,
+            staged_bytes=sum(map(self.item, self.tiles)),
+            instructions=instructions(self.program),
+            rereads=sum(s.again for s in self.tiles),
+            batch=self.batch,
+            period=1 if phase is None else phase.period,
+            slack=0 if phase is None else phase.elements - 1,
+            item_bytes=item_bytes,
+            divergent=any(op in _DIVERGENT for op in _per_element(self.program)),
+            levels=self.levels(),
+            column_words=self.column_words,
+            numbered=self.numbered(),
+            carried_bytes=self.carried_bytes(),
+            exchanged=max((len(s.values) for s in exchanges), default=0),
+            exchanges=len(exchanges),
+        )
+
+    def item(self, load: Load) -> int:
+        return self.program.buffer(load.buffer).dtype.itemsize
+
+    def size(self, buffer: str) -> int:
+        return self.program.hint(self.program.buffer(buffer).numel)
+
+    def streamed(self) -> tuple[int, int]:
+        """Bytes per element that stream in, and of an element of the narrowest tensor that does."""
+        size = self.rows * int(self.col.size) * self.batch
+        itemsize = {s.buffer: self.item(s) for s in self.tiles}
+        full = {b for b in itemsize if self.size(b) >= size}
+        # What a tensor is put together from; a table that many rows share has no predicate.
+        pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full
+        in_pieces = sum(self.size(b) * itemsize[b] for b in pieces)
+        narrowest = min((itemsize[b] for b in full | pieces), default=4)
+        return sum(itemsize[b] for b in full) + math.ceil(in_pieces / size), narrowest
+
+    @functools.cached_property
+    def last_use(self) -> dict[str, int]:
+        return {name: i for i, stmt in enumerate(self.main.body) for name in operands(stmt)}
+
+    @property
+    def across_reductions(self) -> int:
+        """Words of a tile that live from before a reduction to after it, where they are most."""
+        tile = {self.row.symbol, self.col.symbol}
+        lives = [
+            (made, self.last_use[s.name], words_of(s))
+            for made, s in enumerate(self.main.body)
+            if isinstance(s, Load | Compute) and tile <= self.deps[s.name] and s.name in self.last_use
+        ]
+        reductions = [i for i, s in enumerate(self.main.body) if isinstance(s, Reduce)]
+        return max((sum(w for made, last, w in lives if made < at < last) for at in reductions), default=0)
+
+    @functools.cached_property
+    def column_words(self) -> int:
+        hoisted = [s for s in self.main.preamble if isinstance(s, Load | Compute)]
+        vectors = [s for s in hoisted if self.deps[s.name] and s.name in self.last_use]
+        partials = [s for s in self.main.body if isinstance(s, PartialAccumulate)]
+        return sum(map(words_of, vectors)) + sum(
+            (1 + s.compensated) * words_of(self.program.buffer(s.buffer)) for s in partials
+        )
+
+    def levels(self) -> int:
+        level: dict[str, int] = {}
+        for stmt in self.main.body:
+            if isinstance(stmt, Load | Compute | Reduce):
+                above = max((level.get(name, 0) for name in operands(stmt)), default=0)
+                level[stmt.name] = above + isinstance(stmt, Reduce)
+        return max(level.values(), default=0)
+
+    def carried_bytes(self) -> int:
+        tile = {self.row.symbol, self.col.symbol}
+        loads = {s.name: self.item(s) for s in self.main.statements if isinstance(s, Load)}
+        carries = [s for s in self.main.body if isinstance(s, Carry)]
+        longest = {s.value.name: s.phases for s in carries if tile <= self.deps[s.value.name]}
+        return sum(loads[name] * phases for name, phases in longest.items())
+
+    def numbered(self) -> bool:
+        axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.BATCH))
+        numbers: set[sympy.Symbol] = {axis.symbol for axis in axes if axis is not None}
+        loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
+        return all(numbers & s.index.free_symbols for s in loads)
+
+
+def words_of(value: Load | Compute | Buffer) -> int:
+    """32-bit registers for one element."""
+    return max(1, value.dtype.itemsize // 4)
+
+
+# Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
+# lowerings, in fp32 (triton 3.7.1). The slow path for large arguments makes sine and cosine long.
+_INSTRUCTIONS = {
+    **dict.fromkeys(("sin", "cos", "tan", "atan2", "pow"), 80),
+    **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
+    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
+    "lgamma": 200,
+}
+
+
+# Ops of which each element takes one branch or the other, as usual values do: no element's instructions are
+# mixed with another's then, and only other warps hide their latencies.
+_DIVERGENT = ("tanh",)
+
+
+def instructions(program: LoopProgram) -> int:
+    """Machine instructions that the main loop computes per element of a tile, loads and stores aside."""
+    return sum(_INSTRUCTIONS.get(op, 1) for op in _per_element(program))
+
+
+def _per_element(program: LoopProgram) -> Iterator[str]:
+    main = program.nests[0]
+    deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
+    for stmt in main.body:
+        if isinstance(stmt, Compute) and tile <= deps[stmt.name]:
+            yield stmt.op.removeprefix("libdevice_")

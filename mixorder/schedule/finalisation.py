@@ -1,0 +1,38 @@
+"""The finalisation, which reduces the partials of all programs: its block and warps, and those near them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from .constants import Constants
+from .device import DeviceInfo
+from .schedule import Schedule, next_power_of_2, shifted
+
+FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
+FINAL_WARPS = (4, 8)
+
+
+def most_partials(device: DeviceInfo) -> int:
+    """The most programs whose partials one program of the finalisation can hold in registers."""
+    return device.registers // FINAL_BLOCKS[-1]
+
+
+def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:
+    """Block and warps of the finalisation: the least of both that hold the partials."""
+    partials = next_power_of_2(num_splits)
+    for block in FINAL_BLOCKS:
+        for warps in FINAL_WARPS:
+            if partials * block <= constants.final_per_thread * warps * device.warp_size:
+                return min(block, r0_block), warps
+    return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
+
+
+def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
+    """Half and twice the block or the warps of the finalisation."""
+    for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
+        yield dataclasses.replace(
+            schedule,
+            final_block=shifted(schedule.final_block, block),
+            final_warps=shifted(schedule.final_warps, warps),
+        )

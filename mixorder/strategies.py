@@ -1,0 +1,149 @@
+"""The ways of running a merged program, one entry each. Nothing else in the package names one.
+
+A strategy turns a merged program into the loops that its kernel runs, reads the facts of these loops, chooses
+a schedule by them, and writes the main kernel. The pipeline takes the first of `STRATEGIES` that does not
+decline; the tuner tries all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from .codegen.cooperative import cooperative_kernel
+from .codegen.kernel import MainKernel, generate
+from .codegen.persistent import persistent_kernel
+from .codegen.source import KernelSource
+from .errors import Decline, DeclineReason
+from .ir.program import LoopProgram
+from .ir.verify import Form
+from .schedule import cooperative, persistent
+from .schedule.constants import FITTED, Constants
+from .schedule.cooperative_space import CooperativeSpace
+from .schedule.device import DeviceInfo
+from .schedule.facts import Facts, facts_of
+from .schedule.persistent_space import PersistentSpace
+from .schedule.schedule import Schedule
+from .schedule.space import Space
+from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
+from .transform.reread import reread
+
+TUNED_SPILL_FACTOR = 1.5  # how far beyond the registers a row is still timed: docs/tuning.md, section 11
+
+Choose = Callable[[Facts, DeviceInfo, int, Constants], Schedule]
+"""From facts, a device, rows per program (0: as many as is best) and constants; raises `Decline`."""
+
+
+def _applies(program: LoopProgram) -> None:
+    """To every merged program."""
+
+
+def _unchanged(program: LoopProgram) -> LoopProgram:
+    return program
+
+
+def _with_nothing_more(program: LoopProgram, schedule: Schedule) -> LoopProgram:
+    return program
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """One way of running a merged program.
+
+    `applies` raises `Decline` for a merged program that cannot be run so. `transform` gives the loops, which
+    are then of `form`. `place` adds the buffers whose size a schedule decides. `starts` are schedules that a
+    search begins from, beside the one chosen; `space` has those near one. `emit` writes the main kernel.
+    `stretch`: how many times longer than its bytes take the kernels take, for a number of accumulators.
+    `in_place`: a result may be written over an input that is read before.
+    """
+
+    name: str
+    choose: Choose
+    starts: Callable[[Facts, DeviceInfo, int], Iterator[Schedule]]
+    space: Callable[[Facts, DeviceInfo, Schedule, bool], Space]
+    emit: MainKernel
+    applies: Callable[[LoopProgram], None] = _applies
+    transform: Callable[[LoopProgram], LoopProgram] = _unchanged
+    form: Form = Form.MERGED
+    facts: Callable[[LoopProgram], Facts] = facts_of
+    place: Callable[[LoopProgram, Schedule], LoopProgram] = _with_nothing_more
+    stretch: Callable[[int], float] = lambda accumulators: 1.0
+    describe: Callable[[Schedule], str] = lambda schedule: ""
+    in_place: bool = True
+
+    def generate(self, loops: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
+        """The kernels of placed loops, in the order of their launches."""
+        return generate(self.emit, loops, schedule, label)
+
+    def title(self, schedule: Schedule) -> str:
+        """The strategy with what a schedule settles of it, such as `cooperative, 8 programs to a row`."""
+        return ", ".join(filter(None, (self.name, self.describe(schedule))))
+
+
+def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+    """The schedule chosen where more may be spilled than is chosen without timing."""
+    yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
+
+
+PERSISTENT = Strategy(
+    "persistent",
+    choose=persistent.choose,
+    starts=_more_spills,
+    space=PersistentSpace,
+    emit=persistent_kernel,
+)
+"""A program holds a row from its first reduction to its last."""
+
+
+COOPERATIVE = Strategy(
+    "cooperative",
+    choose=cooperative.choose,
+    starts=cooperative.starts,
+    space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
+    emit=cooperative_kernel,
+    applies=check_shareable,
+    transform=cut_into_phases,
+    form=Form.COOPERATIVE,
+    place=lambda loops, s: with_mailbox(loops, s.parts, s.tile.xblock * s.period),
+    describe=lambda schedule: f"{schedule.parts} programs to {_rows(schedule)}",
+    in_place=False,  # a later turn of a program would read what the first has written
+)
+"""Several programs share a row and exchange their parts of its reductions."""
+
+
+def _rows(schedule: Schedule) -> str:
+    return "a row" if schedule.tile.xblock == 1 else f"{schedule.tile.xblock} rows"
+
+
+def _rereads(facts: Facts) -> None:
+    if not facts.rereads:
+        raise Decline(DeclineReason.ROW_TOO_WIDE, "there is nothing to read again between reductions")
+
+
+def _choose_rereading(
+    facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
+) -> Schedule:
+    _rereads(facts)
+    # LayerNorm in bf16 at 16384 columns spills 72 bytes, and is faster than any other way of one program.
+    return persistent.choose(facts, device, split_size, constants, spill_factor=1.25)
+
+
+def _start_rereading(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+    _rereads(facts)
+    yield from _more_spills(facts, device, split_size)
+
+
+REREAD = Strategy(
+    "reread",
+    choose=_choose_rereading,
+    starts=_start_rereading,
+    space=PersistentSpace,
+    emit=persistent_kernel,
+    transform=reread,
+    # docs/tuning.md, section 11, at 16384 columns.
+    stretch=lambda accumulators: 1.04 if accumulators == 1 else 1.42,
+)
+"""A program reads a row again after each of its reductions; the second read comes from L2."""
+
+STRATEGIES = (PERSISTENT, COOPERATIVE, REREAD)
+"""In the order to try them."""

@@ -1,0 +1,41 @@
+"""How the rows of a program lie relative to the boundaries of wide memory accesses.
+
+A GPU reads 16 bytes at once where they start at a multiple of 16 bytes. Rows of an odd number of elements do
+not all start there, but rows that are `period` apart lie alike; so a program that deals with such rows alone
+can shift its columns by a constant, and every access is wide again.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram, Store
+
+ACCESS_BYTES = 16
+
+
+def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
+    """Of a merged program's rows; None where they lie alike, or not all tiles lie in the same way."""
+    row, last = program.tile_axes
+    if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
+        return None
+    tile = {row.symbol, last.symbol}
+    full = [s for s in program.nests[0].body if isinstance(s, Load | Store) and tile <= s.index.free_symbols]
+    strides = {sympy.expand(s.index - last.symbol).coeff(row.symbol) for s in full}
+    if len(strides) != 1 or any(isinstance(s, Load) and s.predicate is not None for s in full):
+        return None
+    (stride,) = strides
+    if not stride.is_Integer or any(
+        sympy.expand(s.index - last.symbol - stride * row.symbol) != 0 for s in full
+    ):
+        return None
+    buffers = [program.buffer(s.buffer) for s in full]
+    # Whole accesses would reach beyond the end of a tensor that starts or ends off a boundary.
+    read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
+    edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
+    sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]
+    if any((edge * size) % ACCESS_BYTES != 0 for edge, size in zip(edges, sizes, strict=True)):
+        return None
+    smallest = min(b.dtype.itemsize for b in buffers)
+    phase = AlignmentPhase(int(stride), ACCESS_BYTES // smallest)
+    return phase if phase.period > 1 else None

@@ -1,0 +1,109 @@
+"""How rows lie relative to the boundaries of wide accesses, and kernels for rows that lie in several ways."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import graphs
+import pytest
+import sympy
+import torch
+from graphs import bf16, f16, f32, only
+
+from mixorder.ir.program import AlignmentPhase
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
+from mixorder.transform.alignment import alignment_phase
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "period"),
+    [
+        (4096, bf16, None),
+        (4097, bf16, 8),
+        (4098, bf16, 4),
+        (4100, f16, 2),
+        (4104, bf16, None),
+        (4097, f32, 4),
+        (4098, f32, 2),
+        (4100, f32, None),
+    ],
+)
+def test_after_how_many_rows_one_lies_as_the_first(cols: int, dtype: torch.dtype, period: int | None) -> None:
+    found = alignment_phase(graphs.merged(only(graphs.layer_norm_backward(512, cols, dtype))))
+    assert (found and found.period) == period
+    if found is not None:
+        size = dtype.itemsize
+        starts = {row * found.stride * size % 16 for row in range(0, 100 * found.period, found.period)}
+        assert starts == {0} and found.stride * size % 16 != 0
+
+
+def test_the_smallest_elements_decide() -> None:
+    """Of bf16 and fp32 tiles, an access of 16 bytes has eight of the former."""
+    program = graphs.merged(only(graphs.layer_norm_backward(512, 1002, bf16, f32)))
+    assert alignment_phase(program) == AlignmentPhase(1002, 8)
+
+
+def test_a_tensor_that_starts_off_a_boundary_is_read_by_elements() -> None:
+    program = graphs.merged(only(graphs.rms_norm_backward(512, 1001)))
+    assert alignment_phase(program) is not None
+    for offset, shifted in ((1, False), (7, False), (8, True)):
+        first, *others = program.buffers
+        moved = (dataclasses.replace(first, offset=sympy.Integer(offset)), *others)
+        assert (alignment_phase(dataclasses.replace(program, buffers=moved)) is not None) == shifted
+
+
+def test_a_view_in_the_graph_has_its_offset_in_the_index() -> None:
+    def function(base: Any, dy: Any, w: Any) -> Any:
+        return graphs.pair(base[1:], dy * w)
+
+    graph = graphs.traced(function, ((513, 1001), bf16), ((512, 1001), bf16), ((1001,), bf16))
+    assert alignment_phase(graphs.merged(only(graph))) is None
+
+
+def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
+    graph = graphs.rms_norm_backward(512, 1001)
+    dy = next(iter(graph.nodes))
+    with dy.meta["val"].fake_mode:
+        dy.meta["val"] = torch.empty(513 * 1001, dtype=bf16)[1001:].view(512, 1001)
+    program = graphs.merged(only(graph))
+    assert sorted(int(b.offset) for b in program.buffers)[-2:] == [0, 1001]
+    assert alignment_phase(program) is None
+
+
+def test_rows_of_a_batch_axis_are_left_as_they_are() -> None:
+    assert alignment_phase(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
+
+
+@pytest.mark.parametrize("cols", [33, 1001, 4097, 4098])
+def test_each_kind_of_rows_has_as_many_programs(cols: int) -> None:
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(1000, cols))))
+    for rows in (1, 7, 100, 5000, 32768):
+        schedule = choose(dataclasses.replace(work, rows=rows), H200)
+        assert schedule.num_splits % schedule.period == 0
+        assert schedule.r0_block >= cols + (work.slack if schedule.period > 1 else 0)
+
+
+def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
+    assert work.period == 8 and choose(work, H200).period == 1
+
+
+def test_the_users_split_is_rounded_to_whole_kinds() -> None:
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 1001))))
+    schedule = choose(work, H200, split_size=100)
+    assert schedule.num_splits == 48 and schedule.period == 8  # 41 programs, and seven more
+
+
+@pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])
+def test_a_tensor_that_ends_off_a_boundary_is_read_by_elements(rows: int, cols: int, shifted: bool) -> None:
+    program = graphs.merged(only(graphs.rms_norm_backward(rows, cols)))
+    assert (alignment_phase(program) is not None) == shifted
+
+
+def test_nobody_knows_where_a_tensor_of_symbolic_rows_ends() -> None:
+    full = ((512, 1001), f32)
+    assert alignment_phase(graphs.merged(only(graphs.traced_rows(graphs.pair, full, full)))) is None
+    assert alignment_phase(graphs.merged(only(graphs.traced(graphs.pair, full, full)))) is not None

@@ -1,0 +1,65 @@
+"""How tools compile: by Inductor on a GPU, in Triton's interpreter without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+Look = Callable[[GraphModule, Sequence[Any]], None]
+
+
+def how(
+    device: str, mixorder: bool, min_numel: int = 0, split_size: int = 0, **options: Any
+) -> dict[str, Any]:
+    """Arguments of `torch.compile`: stock, or mixorder, strict and of any size. `device` is "cuda", or
+    anything else for the interpreter, where stock is the same graph without mixorder, node by node.
+
+    `options` are further ones of Inductor's, which the interpreter has no use for.
+    """
+    if device == "cuda":
+        importlib.import_module("mixorder")  # registers its options
+        ours = {"strict": True, "min_numel": min_numel, "split_size": split_size} if mixorder else {}
+        named = {"mixorder": mixorder, **{f"mixorder_{name}": value for name, value in ours.items()}}
+        return {"options": {**named, "fx_graph_cache": False, **options}}  # a hit would run no pass
+    from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
+
+    chosen = Options(mixorder, strict=True, interpret=True, min_numel=min_numel, split_size=split_size)
+    return {"backend": compile_for_interpreter(chosen)}
+
+
+@contextmanager
+def multiprocessors(count: int) -> Iterator[None]:
+    """Have mixorder plan for a GPU of so few, that small tensors are worked on as large ones are."""
+    from mixorder.pipeline import planning_with
+    from mixorder.schedule.device import H200
+
+    with planning_with(device=dataclasses.replace(H200, num_sm=count)):
+        yield
+
+
+def looking(look: Look) -> Callable[..., Any]:
+    """A backend that has `look` called with each graph and its inputs before Inductor's post-grad passes, and
+    then runs the graph node by node."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.virtualized import V
+
+    def inner_compile(gm: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            look(gm, inputs)
+        gm.recompile()
+
+        def call(args: list[Any]) -> Any:
+            return torch.fx.Interpreter(gm).boxed_run(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner_compile)

@@ -1,0 +1,267 @@
+"""One program by mixorder, by stock Inductor, and in eager float64: what differs, and how large errors are.
+
+In: a `Program` and where to run it, "cuda" or "interpreter" (CPU tensors, Triton's interpreter; stock is then
+the same graph without mixorder, node by node). Out: an `Outcome`. Memory that outputs may get is full of NaN
+before each run; so is what lies between the rows of a padded input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.ir as inductor_ir
+import torch.nn.functional as F
+from torch._inductor import config
+from torch._inductor.runtime.hints import ReductionHint
+from torch.fx.experimental import _config as symbolic
+
+from mixorder.errors import Decline
+from mixorder.pipeline import planning_with
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.strategies import STRATEGIES
+
+from . import effects
+from .comparison import Difference, Results, compare, errors_of, same_bits
+from .compilers import how
+from .inputs import Example, poisoned
+from .programs import Program
+from .sources import function_from, lost, told
+
+LEAST_TO_SHARE = 32
+RUNS = 24  # to see whether a region's surroundings are indeterminate
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of a program. `status`: "ok", "failed", "torch" (Inductor fails without mixorder) or
+    "invalid" (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
+    `fused`: regions; `strategies`: theirs; `declined`: reasons of those left. `stock`: what is wrong with
+    stock's results, empty for nothing. `lost`: the device is of no more use to this process.
+    """
+
+    status: str
+    kind: str = ""
+    message: str = ""
+    fused: int = 0
+    declined: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
+    errors: tuple[tuple[float, float], ...] = ()
+    stock: str = ""
+    seconds: float = 0.0
+    lost: bool = False
+
+
+def check(program: Program, device: str, stock: bool = True) -> None:
+    """Run the program everywhere. Raises AssertionError if it cannot be run or results differ."""
+    outcome = run(program, device, stock)
+    assert outcome.status == "ok", f"{outcome.kind}: {outcome.message}\n{program.source()}"
+
+
+def run(program: Program, device: str, stock: bool = True) -> Outcome:
+    """Compare; whatever goes wrong is part of the outcome. Without `stock` it is asked only where results are
+    not as exact as eager's."""
+    started = time.perf_counter()
+    try:
+        outcome = _run(program, device, stock)
+    except Exception as error:  # the fuzzer goes on with the next program
+        outcome = Outcome("invalid", "eager", told(error), lost=lost(told(error)))
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _run(program: Program, device: str, ask_stock: bool) -> Outcome:
+    with effects.group("all_reduce" in program.source()):
+        return _compared(_Trial(program, device), ask_stock)
+
+
+def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
+    program, device = trial.program, trial.device
+    exact, eager = trial.eager(wide=True), trial.eager()
+    noted = trial.calls
+    crash: Exception | None = None
+    with collect() as records:
+        try:
+            ours = trial.compiled({"mixorder": True}, times=2)
+        except Exception as error:
+            crash = error
+    found: dict[str, Any] = {
+        "fused": sum(isinstance(r, RegionRecord) for r in records),
+        "strategies": tuple(r.strategy for r in records if isinstance(r, RegionRecord)),
+        "declined": tuple(r.reason.value for r in records if isinstance(r, Decline)),
+    }
+    if crash:
+        return _crash(trial, crash, found)
+    called = trial.calls
+    if (ours_noted := _notes(called)) != _notes(noted):
+        return Outcome("failed", "effects", f"{ours_noted} for {_notes(noted)}", **found)
+    # Nobody promises a gradient's strides; an output's are restored by what is not interpreted.
+    strides = device == "cuda" and not program.backward
+    if not ask_stock and not _wrong(trial, ours, [eager], exact, strides):
+        return Outcome("ok", **found)
+    try:
+        stock = trial.compiled({"mixorder": False})
+        difference = _wrong(trial, stock, [eager], exact)
+        found["stock"] = difference.kind if difference else ""
+    except Exception as error:
+        if lost(text := told(error)):  # ours have ended: every run waits for the device
+            return Outcome("torch", "device", text, lost=True, **found)
+        stock, found["stock"] = eager, "crash"
+    if stock is not eager and called != trial.calls:
+        return Outcome("failed", "effects", f"{called} for {trial.calls}", **found)
+    if difference := _wrong(trial, ours, [stock, eager], exact, strides):
+        return Outcome("failed", difference.kind, str(difference), **found)
+    errors = () if stock is eager else errors_of(program, ours[0], stock[0], exact[0])
+    return Outcome("ok", errors=errors, **found)
+
+
+def _notes(calls: list[list[int]]) -> list[list[int]]:
+    """The calls that are in order whatever they are given, for each size."""
+    return [[tag for tag in tags if tag < effects.BUMPED] for tags in calls]
+
+
+def _wrong(
+    trial: _Trial,
+    found: list[Results],
+    others: list[list[Results]],
+    exact: list[Results],
+    strides: bool = False,
+) -> Difference | None:
+    """The first difference of results, for any size of the symbolic axis; None if they are right."""
+    try:
+        for letters, results, truth, *theirs in zip(trial.classes, found, exact, *others, strict=True):
+            compare(trial.program, results, theirs, truth, strides, letters)
+    except Difference as difference:
+        return difference
+    return None
+
+
+def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
+    """What an exception of a compile with mixorder means: Inductor may raise one without as well."""
+    kind, text = error.kind if isinstance(error, Difference) else "crash", told(error)
+    if lost(text):
+        return Outcome("failed", "device", text, lost=True, **found)
+    if kind == "indeterminate" and (not found["fused"] or _scans_differ(trial)):
+        return Outcome("torch", kind, text, **found)
+    try:
+        trial.compiled({"mixorder": False, "triton.mix_order_reduction": False}, RUNS)
+    except Exception as other:
+        if kind == getattr(other, "kind", "crash"):
+            return Outcome("torch", kind, text, lost=lost(told(other)), **found)
+    if kind == "crash" and _given_back(trial):
+        return Outcome("torch", "given-back", text, **found)
+    return Outcome("failed", kind, text, **found)
+
+
+def _given_back(trial: _Trial) -> bool:
+    """Whether it compiles all the same where mixorder is not strict: without the regions that Inductor could
+    not compile, and with a warning that says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            results = trial.compiled({"mixorder": True, "mixorder_strict": False}, times=2)
+        except Exception:
+            return False
+    exact, eager = trial.eager(wide=True), trial.eager()
+    told = any("mixorder" in str(w.message) and "compiled without" in str(w.message) for w in caught)
+    return told and not _wrong(trial, results, [eager], exact)
+
+
+def _scans_differ(trial: _Trial) -> bool:
+    """Whether results are the same in every run once Inductor splits no scan. Where it splits a scan, a block
+    adds up what it finds of those before it, which is another sum in every run (H200, torch 2.11: a cumsum of
+    rows of 65536 by itself, 40 of 40 runs). mixorder's kernels are as before."""
+    try:
+        with mock.patch.object(inductor_ir.Scan, "num_splits", lambda **_: (ReductionHint.DEFAULT, 1)):
+            trial.compiled({"mixorder": True}, RUNS)
+    except Exception:
+        return False
+    return True
+
+
+def function_of(program: Program) -> Callable[..., Results]:
+    """The program's source as a function."""
+    return function_from(program.source(), {"torch": torch, "F": F, "effects": effects})
+
+
+class _Trial:
+    """A program on a device: its function, inputs for each size of the symbolic axis, and compiled runs."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.program, self.device = program, device
+        self.function = function_of(program)
+        self.sizes = (None, *(program.sizes if program.dynamic_dim is not None else ()))
+        self.classes: list[list[str]] = []  # of results, for each size
+        self.calls: list[list[int]] = []  # what the last run has noted, for each size
+
+    def examples(self, wide: bool = False) -> Iterator[Example]:
+        for size in self.sizes:
+            yield Example(self.program, self.device, size, wide)
+
+    def eager(self, wide: bool = False) -> list[Results]:
+        found, self.classes, self.calls = [], [], []
+        for example in self.examples(wide):
+            found.append(example.run(self.function))
+            self.classes.append(example.classes)
+            self.calls.append([*effects.LOG])
+        return found
+
+    def compiled(self, options: dict[str, Any], times: int = 1) -> list[Results]:
+        """Results for each size. If they are made several `times`, they must agree in every bit."""
+        torch._dynamo.reset()
+        program = self.program
+        dynamic = None if program.dynamic else False
+        given = {name: value for name, value in options.items() if name != "mixorder"}
+        asked = how(self.device, options["mixorder"], split_size=program.split_size, **given)
+        function = torch.compile(self.function, dynamic=dynamic, **asked)
+        moved: list[str] = []
+        self.calls = []
+        with (
+            _made_to(program, self.device),
+            effects.watched(moved),
+            config.patch(fallback_random=program.has_effects),
+            symbolic.patch(backed_size_oblivious=program.oblivious),
+        ):
+            # Of several sizes some may be compiled anew, and then be summed in another order: once before.
+            warm = int(times > 1 and len(self.sizes) > 1)
+            runs = [[self._poisoned_run(function, e) for e in self.examples()] for _ in range(times + warm)]
+            runs = runs[warm:]
+        self.calls = self.calls[: len(self.sizes)]
+        if moved:
+            raise Difference("effects", moved[0])
+        for again in runs[1:]:
+            for first, second in zip(runs[0], again, strict=True):
+                if other := [
+                    i for i, pair in enumerate(zip(first, second, strict=True)) if not same_bits(*pair)
+                ]:
+                    raise Difference("indeterminate", f"a second run gives other bits in results {other}")
+        return runs[0]
+
+    def _poisoned_run(self, function: Callable[..., Any], example: Example) -> Results:
+        with poisoned(self.device):
+            results = example.run(function, mark=True)
+        self.calls.append([*effects.LOG])
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return results
+
+
+@contextlib.contextmanager
+def _made_to(program: Program, device: str) -> Iterator[None]:
+    """Have the pipeline try the program's strategy first and, without a GPU, believe in one of few
+    multiprocessors: with many, a small tensor gets tiles of one row, none of them partial."""
+    first = program.strategy
+    if first == "cooperative" and math.prod(program.shape[d] for d in program.inner) <= LEAST_TO_SHARE:
+        first = ""
+    order = tuple(sorted(STRATEGIES, key=lambda s: s.name != first))
+    few = None if device == "cuda" else dataclasses.replace(H200, num_sm=1 + 2 * (program.seed % 2))
+    with planning_with(device=few, strategies=order):
+        yield

@@ -1,0 +1,261 @@
+"""Norms as people write them in plain PyTorch. One table of cases; `tools/lab/cases.py` has them all."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mixorder.region.axes import Reduced, columns_alone
+
+from .case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
+
+
+class CohereNorm(nn.Module):
+    """Mean and variance in fp32, no bias; a weight of one head or of several (QK-norm)."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype, x = x.dtype, wide(x)
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        x = (x - mean) * torch.rsqrt(variance + 1e-5)
+        return (wide(self.weight) * x).to(dtype)
+
+
+class LlamaNorm(nn.Module):
+    """Hugging Face's: fp32 inside, cast, then the weight."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = wide(x)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * y.to(x.dtype)
+
+
+class T5Norm(nn.Module):
+    """The variance in fp32, of the input as it is; cast to the weight's dtype."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = wide(x).pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + 1e-6)
+        return self.weight * x.to(self.weight.dtype)
+
+
+class GemmaNorm(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = wide(x)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (y * (1.0 + wide(self.weight))).type_as(x)
+
+
+class Fp32LayerNorm(nn.LayerNorm):
+    """Upcast to fp32 with fp32 copies of the parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.layer_norm(wide(x), self.normalized_shape, wide(self.weight), wide(self.bias), self.eps)
+        return y.type_as(x)
+
+
+class Qwen3Query(nn.Module):
+    """Queries (batch, tokens, heads, head_dim) on their way to attention: norm, transpose, RoPE."""
+
+    def __init__(self, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.norm = LlamaNorm(dim)
+        frequencies = 1e4 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        angles = torch.arange(tokens)[:, None] * torch.cat((frequencies, frequencies))
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cos", angles.cos().to(dtype))
+        self.register_buffer("sin", angles.sin().to(dtype))
+
+    def forward(self, q: Tensor) -> Tensor:
+        q = self.norm(q).transpose(1, 2)
+        first, second = q[..., : q.shape[-1] // 2], q[..., q.shape[-1] // 2 :]
+        return q * self.cos + torch.cat((-second, first), -1) * self.sin
+
+
+class AdaLayerNorm(nn.Module):
+    """Scale and shift per sample and channel, from the first token."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(dim, 2 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift, scale = self.modulation(x[:, 0]).chunk(2, -1)
+        return F.layer_norm(x, (x.shape[-1],)) * (1 + scale[:, None]) + shift[:, None]
+
+
+class DiTBlock(nn.Module):
+    """Half a DiT block: modulated norm, Linear, gate, residual; the condition is a second input."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.modulation, self.mix = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale, gate = self.modulation(F.silu(condition[:, 0])).chunk(3, -1)
+        y = F.layer_norm(x, (x.shape[-1],), eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+        return x + gate[:, None] * self.mix(y)
+
+
+class ScaleShiftTable(nn.Module):
+    """PixArt: learnable scale and shift, two rows of one parameter."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],)) * (1 + self.table[1]) + self.table[0]
+
+
+class GatedByLinear(nn.Module):
+    """A norm without parameters, times a gate; the pair is the norm and the gate's bias gradient."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],)) * F.silu(self.gate(x))
+
+
+class NormOfGatedProduct(nn.Module):
+    """Norm of silu(gate) * value, halves of one Linear."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight, self.linear = nn.Parameter(torch.randn(dim)), nn.Linear(dim, 2 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.linear(x).chunk(2, -1)
+        return F.rms_norm(F.silu(gate) * value, (x.shape[-1],), self.weight)
+
+
+class BitLinear(nn.Module):
+    """Norm, 8-bit activations, ternary weights, straight-through gradients."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.RMSNorm(dim), nn.Parameter(torch.randn(dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        scale = 127.0 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+        x = x + ((x * scale).round().clamp(-128, 127) / scale - x).detach()
+        scale = 1.0 / self.weight.abs().mean().clamp(min=1e-5)
+        weight = self.weight + ((self.weight * scale).round().clamp(-1, 1) / scale - self.weight).detach()
+        return F.linear(x, weight)
+
+
+class BitLinearResidual(BitLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class BitLinearPrenorm(BitLinear):
+    """The sum before the norm goes on beside the result."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        residual = x + residual
+        return super().forward(residual), residual
+
+
+class Checkpointed(nn.Module):
+    """The backward recomputes the statistics: inner reductions above the outer ones."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *x: Tensor) -> Tensor:
+        return checkpoint(self.module, *x, use_reentrant=False)
+
+
+TWO_DIMS = Shapes((8, 2048, 16, 64), (3, 1371, 15, 40), (3, 5, 4, 15))
+QWEN3 = Shapes((8, 4096, 32, 128), (3, 457, 5, 128), (3, 5, 4, 12))
+QUERIES = Shapes((4, 4096, 32, 128), (3, 457, 5, 128), (3, 5, 4, 12))
+IMAGES = Shapes((32, 1024, 1152), (5, 517, 760), (3, 5, 60))
+
+
+def per_head(b: int, s: int, h: int, d: int) -> list[Fused]:
+    return [(f"row {b * s} x batch {h} x column {d}", 3, 1)]
+
+
+def bias_of_chunks(rows: int, cols: int) -> Fused:
+    """A Linear's bias gradient, where those of its chunks are put together; long rows are cut into blocks."""
+    return str(columns_alone(Reduced((rows, cols), (0,)))), 0, 1
+
+
+def per_sample(b: int, s: int, d: int) -> list[Fused]:
+    return [(f"batch {b} x row {s} x column {d}", 2, 2)]
+
+
+def modulated(b: int, s: int, d: int) -> list[Fused]:
+    return [*per_sample(b, s, d), bias_of_chunks(b, 2 * d)]
+
+
+def with_bias(b: int, s: int, d: int) -> list[Fused]:
+    """The Linear's bias gradient rides along where the gradient is gated."""
+    return [*per_sample(b, s, d), (f"{b * s}x{d}", 0, 1), bias_of_chunks(b, 3 * d)]
+
+
+def of_chunks(b: int, s: int, d: int) -> list[Fused]:
+    return [(f"{b * s}x{d}", 1, 1), bias_of_chunks(b * s, 2 * d)]
+
+
+NORMS = {
+    "LayerNorm": Case(lambda *s: nn.LayerNorm(s[-1]), TOKENS, pairs((2, 2))),
+    "LayerNorm, no bias": Case(lambda *s: nn.LayerNorm(s[-1], bias=False), TOKENS, pairs((2, 1))),
+    "LayerNorm over two dims": Case(lambda *s: nn.LayerNorm(s[-2:]), TWO_DIMS, pairs((2, 2), cols=2)),
+    "LayerNorm in fp32": Case(lambda *s: Fp32LayerNorm(s[-1]), TOKENS, pairs((2, 2))),
+    "RMSNorm": Case(lambda *s: nn.RMSNorm(s[-1]), TOKENS, pairs((1, 1))),
+    "RMSNorm over two dims": Case(lambda *s: nn.RMSNorm(s[-2:]), TWO_DIMS, pairs((1, 1), cols=2)),
+    "Hugging Face Llama": Case(lambda *s: LlamaNorm(s[-1]), TOKENS, pairs((1, 1))),
+    "T5": Case(lambda *s: T5Norm(s[-1]), TOKENS, pairs((1, 1))),
+    "Gemma (1 + weight)": Case(lambda *s: GemmaNorm(s[-1]), TOKENS, pairs((1, 1))),
+    "Cohere": Case(lambda *s: CohereNorm(s[-1]), TOKENS, pairs((3, 1))),
+    "Cohere QK-norm": Case(lambda *s: CohereNorm(*s[-2:]), HEADS, per_head),
+    "Qwen3 QK-norm": Case(lambda *s: LlamaNorm(s[-1]), QWEN3, pairs((1, 1))),
+    "Qwen3 QK-norm, transpose, RoPE": Case(lambda b, s, h, d: Qwen3Query(s, d), QUERIES, pairs((1, 1))),
+    "adaLN": Case(lambda *s: AdaLayerNorm(s[-1]), IMAGES, modulated),
+    "DiT block": Case(lambda *s: DiTBlock(s[-1]), IMAGES, with_bias, inputs=(None, None)),
+    "scale-shift table": Case(lambda *s: ScaleShiftTable(s[-1]), TOKENS, pairs((2, 2))),
+    "no parameters, Linear as gate": Case(lambda *s: GatedByLinear(s[-1]), TOKENS, pairs((1, 1))),
+    "norm of a gated product": Case(lambda *s: NormOfGatedProduct(s[-1]), TOKENS, of_chunks),
+}
+
+BIT_LINEAR = {
+    "BitLinear": Case(lambda *s: BitLinear(s[-1]), TOKENS, pairs((1, 1))),
+    "BitLinear, residual": Case(lambda *s: BitLinearResidual(s[-1]), TOKENS, pairs((1, 1))),
+    "BitLinear, prenorm": Case(
+        lambda *s: BitLinearPrenorm(s[-1]), TOKENS, pairs((1, 1)), inputs=(None, None)
+    ),
+}
+
+CHECKPOINTED = {
+    "checkpointed LayerNorm": Case(lambda *s: Checkpointed(nn.LayerNorm(s[-1])), TOKENS, pairs((4, 2))),
+    "checkpointed RMSNorm": Case(lambda *s: Checkpointed(nn.RMSNorm(s[-1])), TOKENS, pairs((2, 1))),
+    "checkpointed Cohere": Case(lambda *s: Checkpointed(CohereNorm(s[-1])), TOKENS, pairs((5, 1))),
+    "checkpointed BitLinear": Case(lambda *s: Checkpointed(BitLinear(s[-1])), TOKENS, pairs((3, 1))),
+    "checkpointed BitLinear, prenorm": Case(
+        lambda *s: Checkpointed(BitLinearPrenorm(s[-1])), TOKENS, pairs((3, 1)), inputs=(None, None)
+    ),
+}

@@ -1,0 +1,128 @@
+"""What the benchmark of norms says: tables of its records, what speaks against mixorder, and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .providers import OURS, PROVIDERS
+from .results import Report, Row
+from .tables import table
+
+
+def _cell(row: Row, provider: str) -> str:
+    """Percent of the limit; the time where there is no limit; `err`, or `-` for no result."""
+    result, share = row.results.get(provider), row.share(provider)
+    if share is not None:
+        return f"{share:.1f}"
+    if result is None or result.status == "absent":
+        return "-"
+    if result.status != "ok":
+        return "err"
+    return f"{result.us:.1f} us" if result.us else "ok"
+
+
+def share_table(rows: Sequence[Row], providers: Sequence[str]) -> str:
+    """One line per shape: the limit and its spread between timings, then percent of the limit."""
+    lines = []
+    for row in rows:
+        limit = f"{row.limit_us:.1f}" if row.limit_us else "-"
+        spread = f"{row.spread:.1f}%" if row.limit_us else "-"
+        lines.append([row.case.shape, limit, spread, *(_cell(row, name) for name in providers)])
+    return table(["M x N", "limit us", "spread", *providers], lines)
+
+
+def detail_table(rows: Sequence[Row]) -> str:
+    """One line per shape and provider: time, launches of one backward, errors against float64."""
+    lines = []
+    for row in rows:
+        for name, r in row.results.items():
+            if r.status == "absent":
+                continue
+            us = f"{r.us:.1f}" if r.us else "err" if r.status == "err" else "-"
+            launches = [str(r.launches.get(key, "-")) for key in ("kernels", "memsets", "memcpys")]
+            errors = [f"{r.errors[g]:.2e}" if g in r.errors else "-" for g in ("dx", "dw", "db")]
+            same = {None: "-", True: "yes", False: "NO"}[r.repeatable]
+            lines.append([row.case.shape, name, us, *launches, *errors, same])
+    counted, compared = ["kernels", "memsets", "copies"], ["dx err", "dw err", "db err"]
+    header = ["M x N", "provider", "us", *counted, *compared, "same bits"]
+    return table(header, lines)
+
+
+def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> list[str]:
+    """A line per timed row where mixorder has no time, is not the fastest, or is below its target.
+
+    `targets` maps norm and shape to percent of the limit, for every dtype.
+    """
+    issues = []
+    for row in rows:
+        result = row.results.get("mixorder")
+        if result is None:
+            continue
+        found = []
+        if result.status != "ok":
+            found.append(f"mixorder {result.status}: {result.reason}")
+        times = {n: r.us for n, r in row.results.items() if r.us and r.status == "ok"}
+        rivals = {name: us for name, us in times.items() if name not in OURS}
+        ours = times.get("mixorder")
+        if ours and rivals and min(rivals.values()) < ours:
+            best = min(rivals, key=rivals.__getitem__)
+            found.append(f"{best} is faster: {rivals[best]:.1f} us, mixorder {ours:.1f} us")
+        share, target = row.share("mixorder"), targets.get(row.case.norm, {}).get(row.case.shape)
+        if share is not None and target is not None and share < target:
+            found.append(f"mixorder at {share:.1f}% of the limit, target {target:g}%")
+        case = row.case
+        issues += [f"{case.norm} {case.dtype} {case.shape}: {text}" for text in found]
+    return issues
+
+
+def report_text(report: Report, args: Any) -> str:
+    """The whole report; what matters most comes last, where a cut-off output still shows it."""
+    head = {key: value for key, value in report.meta.items() if key not in ("started", "complete")}
+    head["measured"] = f"{report.finished()} of {args.total} results"
+    parts = ["\n".join(f"{key}: {value}" for key, value in head.items())]
+    tables = report.tables()
+    parts += [f"{title}: launches and errors\n{detail_table(tables[title])}" for title in tables]
+    for title, rows in tables.items() if args.timed else ():
+        names = [name for name in args.providers if name != "limit"]
+        parts.append(f"{title}: % of the limit\n{share_table(rows, names)}")
+    results = [item for row in report.rows for item in row.results.items()]
+    alone = sum(bool(result.us) and not result.alone_us for _, result in results)
+    parts += [f"timed alone, not in turns with the others: {alone} of {len(results)}"] if alone else []
+    errors = {f"{name}: {result.reason}" for name, result in results if result.error}
+    parts += ["errors\n" + "\n".join(sorted(errors))] if errors else []
+    if args.timed:
+        issues = find_issues(report.rows, args.targets) or ["none"]
+        parts.append("issues\n" + "\n".join(issues))
+    return "\n\n".join(parts)
+
+
+def draw_charts(report: Report, out: Path) -> None:
+    """One PNG per norm and dtype with times; none without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return
+    for rows in report.tables().values():
+        names = [n for n in PROVIDERS if any(row.share(n) is not None for row in rows)]
+        if not names:
+            continue
+        figure, axes = pyplot.subplots(figsize=(2 + 1.5 * len(rows), 5))
+        width = 0.8 / len(names)
+        for i, name in enumerate(names):
+            at = [j + (i - (len(names) - 1) / 2) * width for j in range(len(rows))]
+            axes.bar(at, [row.share(name) or 0 for row in rows], width, label=name)
+        axes.axhline(100, color="black", linewidth=0.8)
+        axes.set_xticks(range(len(rows)), [row.case.shape for row in rows], rotation=20)
+        axes.set_ylabel("% of torch.add(x, dy, out=dx)")
+        case = rows[0].case
+        form = "_residual" if case.residual else ""
+        axes.set_title(f"{case.norm} norm backward, {case.dtype}, {report.meta['device']}")
+        axes.legend(ncols=len(names), fontsize="small", loc="lower center")
+        figure.tight_layout()
+        figure.savefig(out / f"bench_{case.norm}{form}_{case.dtype}_w{case.weight_dtype}.png", dpi=120)
+        pyplot.close(figure)

@@ -1,0 +1,115 @@
+"""What `tune.py` tunes: the regions of a norm's backward, of GELU's behind a bias, and of the cases.
+
+Graphs are traced with fake tensors, as Inductor has them after its post-grad passes; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mixorder.errors import Decline
+from mixorder.ir.program import LoopProgram
+from mixorder.lowering.lower import lower
+from mixorder.region.find import find_regions
+from mixorder.schedule import cost
+from mixorder.transform.fma import form_fma
+from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.split import split_outer
+
+from .cases import CASES, Example
+from .compilers import looking
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A region to tune. `limit_numel`: elements of the `dtype` tensors whose sum is its limit."""
+
+    name: str
+    program: LoopProgram
+    limit_numel: int
+    dtype: torch.dtype
+
+
+def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram, int]]:
+    """The merged programs of all regions that `run` meets, given what compiles; and the bytes they move."""
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+
+    found: list[tuple[LoopProgram, int]] = []
+
+    def look(gm: torch.fx.GraphModule, inputs: Any) -> None:
+        post_grad_passes(gm, is_inference=False)
+        for region in find_regions(gm.graph):
+            if isinstance(region, Decline):
+                continue
+            lowered = lower(region)
+            program = form_fma(merge(reorder(split_outer(lowered))))
+            moved = cost.traffic(lowered, program, 0)
+            found.append((program, moved.read + moved.written))
+
+    torch._dynamo.reset()
+    run(functools.partial(torch.compile, backend=looking(look), dynamic=False))
+    return found
+
+
+class BiasGELU(torch.nn.Module):
+    """What follows a Linear's product."""
+
+    def __init__(self, cols: int, approximate: str = "none", **kwargs: Any) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.bias = torch.nn.Parameter(torch.zeros(cols, **kwargs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x + self.bias, approximate=self.approximate)
+
+
+KINDS: dict[str, Callable[..., torch.nn.Module]] = {
+    "layer": torch.nn.LayerNorm,
+    "rms": torch.nn.RMSNorm,
+    "gelu": BiasGELU,
+    "gelu-tanh": functools.partial(BiasGELU, approximate="tanh"),
+}
+
+
+def traced_on() -> str:
+    """Where graphs are traced. A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded
+    decides the time: Triton fetches no scalar of two bytes ahead."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
+    """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
+    kind, _, residual = norm.partition("+")
+    make = KINDS[kind]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make(cols, dtype=dtype, device=traced_on())
+        x = torch.randn(rows, cols, dtype=dtype, device=traced_on(), requires_grad=True)
+
+        def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (module(x), x.clone()) if residual else (module(x),)
+
+        def step(compile: Callable[..., Any]) -> None:
+            outputs = compile(forward)(x)
+            torch.autograd.backward(outputs, [torch.ones_like(x) for _ in outputs])
+
+        ((program, _),) = capture(step)
+    tensors = 4 if residual else 3  # that are read and written; the limit's sum has three
+    return Target(f"{norm} {rows}x{cols}", program, rows * cols * tensors // 3, dtype)
+
+
+def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
+    """All regions of a case at its training size."""
+    case = CASES[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        example = Example(case, case.shapes.training, dtype, traced_on())
+        found = capture(lambda compile: example.step(compile)())
+    return [
+        Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
+        for i, (program, moved) in enumerate(found)
+    ]
