@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import Block, HFRMSNorm, bf16, f32, randomised
+from grids import crossed
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -91,8 +92,10 @@ def fused(regions: int) -> bool:
     return counters["mixorder"]["fused_regions"] == regions
 
 
-@pytest.mark.parametrize("kind", [nn.LayerNorm, WideLayerNorm, nn.RMSNorm, HFRMSNorm])
-@pytest.mark.parametrize("where", ["inside", "outside"])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    crossed(["inside", "outside"], [nn.LayerNorm, nn.RMSNorm, HFRMSNorm, WideLayerNorm]),
+)
 def test_autocast(where: str, kind: Callable[[int], nn.Module]) -> None:
     """Float32 weights, matrix products in bfloat16; the casts between them and the norms join the regions."""
     module, (x, dy) = block(kind), inputs()
@@ -242,8 +245,10 @@ def softmax_and_its_sums(x: torch.Tensor) -> Any:
     return y, y.sum(0)
 
 
-@pytest.mark.parametrize("function", [extremes, softmax_and_its_sums])
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("context", "function"),
+    [(torch.no_grad, extremes), (torch.inference_mode, softmax_and_its_sums)],
+)
 def test_inference(context: Callable[[], Any], function: Callable[..., Any]) -> None:
     x = torch.randn(SHAPE, device=target.device)
     with context():
@@ -333,7 +338,7 @@ def test_a_subclass_of_two_tensors() -> None:
     close([dx.b, dw.b, db.b], exact(module, b, dy * 2))
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Ranks that exist in name only: collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -346,7 +351,7 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(("name", "mesh"), crossed(NORMS, [1, 2]), indirect=["mesh"])
 def test_shards_of_a_dtensor(name: str, mesh: Any) -> None:
     """Sharded over the sequence, weights replicated: the pair is found among the local tensors, and the
     weights' gradients are this rank's share of a sum."""

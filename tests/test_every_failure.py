@@ -145,7 +145,7 @@ def test_a_failure_in_any_call_of_any_stage(
     for at in calls(stages[: stages.index("rewrite") + 1]):
         with pytest.raises(MixorderError, match="injected") as caught:
             failing.run(graph, options, at)
-        assert caught.value.stage == stages[at]
+        assert caught.value.stage == stages[at] and isinstance(caught.value.__cause__, RuntimeError)
         assert graphs.snapshot(graph) == before, (at, stages[at])
     graph.lint()
     assert failing.run(graph, options, at=None) == stages, "and nothing is remembered of the failures"
@@ -210,7 +210,7 @@ def test_a_failure_after_any_node_of_the_rewrite(name: str, monkeypatch: pytest.
     graph.lint()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_second_pass_changes_nothing(seed: int) -> None:
     options = dataclasses.replace(STRICT, min_numel=0)
     specs = [((8, 16), f32)] * 2 + [((16, 16), f32)]

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -90,28 +91,27 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
         torch.compile(lambda x: x, options={"mixorder_foo": 1})
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("mixorder_splt_size", "mixorder_split_size"),
-        ("mixorder-stict", "mixorder_strict"),
-        ("mixorder_q", ""),
-    ],
-)
-def test_a_misspelt_option_is_told_before_torchs_list(name: str, meant: str) -> None:
+def test_a_misspelt_option_is_told_before_torchs_list() -> None:
     """In a new process: it may be the first thing that torch is asked for."""
     code = (
         "import torch, sys\n"
-        "try:\n"
-        "    torch.compile(torch.sin, options={sys.argv[1]: 4})\n"
-        "except RuntimeError as error:\n"
-        "    print(error)"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        torch.compile(torch.sin, options={name: 4})\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=120)
-    first, second = done.stdout.splitlines()
-    assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
-    assert (f"Did you mean {meant!r}?" in first) == bool(meant) and "mixorder_min_numel" in first
-    assert second.startswith(f"Unexpected optimization option {name}, known options are")
+    meant = {
+        "mixorder_splt_size": "mixorder_split_size",
+        "mixorder-stict": "mixorder_strict",
+        "mixorder_q": "",
+    }
+    done = subprocess.run([sys.executable, "-c", code, *meant], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    for (name, other), first, second in zip(meant.items(), lines[::2], lines[1::2], strict=True):
+        assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
+        assert (f"Did you mean {other!r}?" in first) == bool(other) and "mixorder_min_numel" in first
+        assert second.startswith(f"Unexpected optimization option {name}, known options are")
 
 
 def test_an_option_of_torchs_is_left_to_torch() -> None:
@@ -206,6 +206,26 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 
 
+@pytest.fixture
+def enabled_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], Options]]:
+    """The options that a process would have that was started in some environment."""
+    entries = {key: config._config[key] for key in (*KEYS, SOURCE_HASH_KEY)}
+
+    def options(env: dict[str, str]) -> Options:
+        options_module._warn_once.cache_clear()
+        for name in (SHARED, "MIXORDER", "MIXORDER_STRICT", "MIXORDER_DUMP"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        for key in entries:
+            del config._config[key]
+        register(config)
+        return Options.current()
+
+    yield options
+    config._config.update(entries)
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -221,15 +241,12 @@ SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
         ({SHARED: "1", "MIXORDER": ""}, True),
     ],
 )
-def test_environment_switch(env: dict[str, str], expected: bool) -> None:
-    code = (
-        "import torch, torch._inductor.config as c\n"
-        "from mixorder.options import Options\n"
-        "env = Options.current().enabled\n"
-        "with c.patch('mixorder', not env): assert Options.current().enabled is not env\n"
-        "print(env)"
-    )
-    assert python(code, **env) == str(expected)
+def test_environment_switch(
+    env: dict[str, str], expected: bool, enabled_by: Callable[[dict[str, str]], Options]
+) -> None:
+    assert enabled_by(env).enabled is expected
+    with config.patch("mixorder", not expected):
+        assert Options.current().enabled is not expected
 
 
 @pytest.mark.parametrize(
@@ -240,27 +257,24 @@ def test_environment_switch(env: dict[str, str], expected: bool) -> None:
         ({"MIXORDER_STRICT": "sure"}, "MIXORDER_STRICT", False),
     ],
 )
-def test_a_value_that_means_nothing_is_told(env: dict[str, str], name: str, expected: bool) -> None:
-    code = (
-        "import torch, warnings\n"
-        "with warnings.catch_warnings(record=True) as said:\n"
-        "    warnings.simplefilter('always')\n"
-        "    from mixorder.options import Options\n"
-        "    enabled = [Options.current().enabled for _ in range(3)][0]\n"
-        "(one,) = [str(w.message) for w in said if 'does not understand' in str(w.message)]\n"
-        "print(enabled, one)"
-    )
-    expected_text = f"{expected} mixorder does not understand {name}={env[name]!r}: it is one of 1, true, "
-    assert python(code, **env).startswith(expected_text)
+def test_a_value_that_means_nothing_is_told_once(
+    env: dict[str, str], name: str, expected: bool, enabled_by: Callable[[dict[str, str]], Options]
+) -> None:
+    with pytest.warns(UserWarning) as said:
+        assert enabled_by(env).enabled is expected
+        assert Options.current().enabled is expected
+    (text,) = [str(w.message) for w in said if "does not understand" in str(w.message)]
+    assert text.startswith(f"mixorder does not understand {name}={env[name]!r}: it is one of 1, true, ")
 
 
-def test_environment_of_strict_and_dump() -> None:
+def test_environment_of_a_process() -> None:
     code = (
         "import torch\n"
         "from mixorder.options import Options\n"
-        "o = Options.current(); print(o.strict, repr(o.dump_dir))"
+        "o = Options.current(); print(o.enabled, o.strict, repr(o.dump_dir))"
     )
-    assert python(code, MIXORDER_STRICT="1", MIXORDER_DUMP="1") == "True '1'"
+    env = {SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}
+    assert python(code, **env) == "True True '1'"
 
 
 def test_decline_reasons_are_explained() -> None:

@@ -200,12 +200,6 @@ def test_a_wide_row_that_can_be_shared_is_not_declined() -> None:
     assert isinstance(record, RegionRecord) and record.schedule.parts > 1
 
 
-@pytest.mark.parametrize(("cols", "chunks"), [(5120, 5), (6144, 3), (4096, 1), (768, 1)])
-def test_rows_that_fill_their_lanes_badly_are_held_in_chunks(cols: int, chunks: int) -> None:
-    (record,) = run(graphs.layer_norm_backward(32768, cols))
-    assert isinstance(record, RegionRecord) and record.schedule.chunks == chunks
-
-
 def test_a_decline_names_its_node() -> None:
     (decline,) = run(mutated())
     assert isinstance(decline, Decline)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lint, format check, types, the archives of a release, and tests, as CI runs them. Arguments go to pytest, and then only what they name is
 # run; without any, all tests are, on all CPUs, those of tests/interpreter in a second run: whether Triton
-# interprets kernels is decided when it is imported.
+# interprets kernels is decided when it is imported. Left out are tests of tools that a branch has not changed
+# (tests/tools/unchanged.py); MIXORDER_ALL_TESTS=1 runs them too.
 set -euo pipefail
 NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy"
 . "$(dirname "$0")/setup.sh"
@@ -16,8 +17,12 @@ PY=$PY bash tools/packages.sh
 # Each worker has a CPU, a thread, and compiles by itself.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
 workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
-many=(-n "$((workers < 40 ? workers : 40))" --dist worksteal)
+many=(-n "$((workers < 40 ? workers : 40))" --dist worksteal --durations=25)
+left_out=()
+if [ "${MIXORDER_ALL_TESTS:-}" != 1 ]; then
+  mapfile -t left_out < <("$PY" tests/tools/unchanged.py)
+fi
 status=0
-"$PY" -m pytest "${many[@]}" || status=$?
+"$PY" -m pytest "${many[@]}" "${left_out[@]/#/--ignore=}" || status=$?
 TRITON_INTERPRET=1 "$PY" -m pytest "${many[@]}" tests/interpreter || status=$?
 exit "$status"

@@ -57,13 +57,6 @@ def test_rms_norm_in_fp32_shows_its_kernels() -> None:
         assert line.split()[-1] in names
 
 
-def test_hugging_face_rms_norm_in_fp16() -> None:
-    done = demo("--norm", "hf", "--dtype", "fp16", *TINY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(regions(done.stdout)) == 5
-    check_errors(done.stdout, bound=4e-3)
-
-
 def test_a_decline_is_shown_and_nothing_fused_fails() -> None:
     code = (
         "import sys, mixorder.cli.demo as demo, mixorder.region.legality as legality\n"
@@ -73,7 +66,7 @@ def test_a_decline_is_shown_and_nothing_fused_fails() -> None:
         "sys.exit(demo.main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *TINY],
+        [sys.executable, "-c", code, "--norm", "hf", "--dtype", "fp16", *TINY],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -121,9 +114,3 @@ def test_help_teaches() -> None:
         "1024 on a GPU",
     ):
         assert text in done.stdout
-
-
-def test_importing_the_demo_imports_nothing_heavy() -> None:
-    code = "import sys, mixorder.__main__, mixorder.cli.demo; print({'torch', 'triton'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "set()", done.stderr

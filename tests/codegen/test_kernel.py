@@ -1,4 +1,4 @@
-"""The text of kernels: three whole, and the constructs that must be there in the others."""
+"""The text of kernels: one whole, and the constructs that must be there in the others."""
 
 from __future__ import annotations
 
@@ -114,75 +114,15 @@ def triton_mixorder_test_final_cb7a6576(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
 """,  # noqa: E501
         )
 
-    def test_first_region_of_a_block(self) -> None:
-        block = graphs.Block(256, torch.nn.RMSNorm)
-        graph = graphs.backward_graph(block, (4, 128, 256))
-        self.assertExpectedInline(
-            self.show(graph),
-            """\
-@triton.jit
-def triton_mixorder_test_ce021a32(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
-    R0_BLOCK: tl.constexpr = 256
-    s = tl.program_id(0)
-    y = tl.arange(0, R0_BLOCK)[None, :]
-    tmp0 = tl.full([], -0.5, tl.float32)
-    tmp1 = tl.full([], 0.00390625, tl.float32)
-    tmp2 = tl.full([], 2.0, tl.float32)
-    tmp3 = tl.load(tl.broadcast_to(in3_ptr + (y), [XBLOCK, R0_BLOCK]))
-    ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    ws0_error = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    ws1_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    ws1_error = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(512, XBLOCK), 128, num_stages=NUM_STAGES):
-        x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-        tmp4 = tl.load(in1_ptr + (x))
-        tmp5 = tmp4 * tmp4
-        tmp6 = tmp5 * tmp4
-        tmp7 = tl.load(in2_ptr + (y + 256*x), eviction_policy='evict_first')
-        tmp8 = tl.load(in0_ptr + (y + 256*x), eviction_policy='evict_first')
-        tmp9 = tmp7 * tmp3
-        tmp10 = tmp9 * tmp4
-        tmp11 = tmp9 * tmp8
-        tmp12 = tmp8 * tmp2
-        tmp13 = tmp8 * tmp4
-        tmp14 = tmp7 * tmp13
-        tmp15 = tmp14 - ws0_error
-        tmp16 = ws0_acc + tmp15
-        ws0_error = tl.where(tl.abs(tmp16) < float('inf'), (tmp16 - ws0_acc) - tmp15, 0.0)
-        ws0_acc = tmp16
-        tmp17 = tl.sum(tmp11, 1)[:, None]
-        tmp18 = tmp17 * tmp0
-        tmp19 = tmp18 * tmp6
-        tmp20 = tmp19 * tmp1
-        tmp21 = tmp20 * tmp12
-        tmp22 = tmp10 + tmp21
-        tl.store(out1_ptr + (y + 256*x), tmp22)
-        tmp23 = tmp22 - ws1_error
-        tmp24 = ws1_acc + tmp23
-        ws1_error = tl.where(tl.abs(tmp24) < float('inf'), (tmp24 - ws1_acc) - tmp23, 0.0)
-        ws1_acc = tmp24
-    s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
-    tl.store(ws0_ptr + (y + 256*s), tl.sum(ws0_acc - ws0_error, 0)[None, :])
-    tl.store(ws1_ptr + (y + 256*s), tl.sum(ws1_acc - ws1_error, 0)[None, :])
 
-
-@triton.jit
-def triton_mixorder_test_final_191ebb47(out0_ptr, out2_ptr, ws0_ptr, ws1_ptr):
-    SBLOCK: tl.constexpr = 128
-    YBLOCK: tl.constexpr = 16
-    block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
-    s = tl.arange(0, SBLOCK)[:, None]
-    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 256*s), eviction_policy='evict_first').to(tl.float64)
-    tmp1 = tl.load(ws1_ptr + (y + 256*s), eviction_policy='evict_first').to(tl.float64)
-    tmp2 = tl.sum(tmp0, 0)[None, :]
-    tmp3 = tl.sum(tmp1, 0)[None, :]
-    tmp4 = tmp2.to(tl.float32)
-    tmp5 = tmp3.to(tl.float32)
-    tl.store(out0_ptr + (y), tmp4)
-    tl.store(out2_ptr + (y), tmp5)
-""",  # noqa: E501
-        )
+def test_partials_in_fp32_are_compensated_and_added_up_in_fp64() -> None:
+    main, final = pair_of(pair, FULL, FULL)
+    assert "ws0_error = tl.where(" in main.text and ", 0.0)" in main.text
+    (load,) = (line for line in final.text.splitlines() if "tl.load(ws0_ptr" in line)
+    assert load.endswith(".to(tl.float64)") and ".to(tl.float32)" in final.text
+    half = ((4096, 768), bf16)
+    main, final = pair_of(pair, half, half)
+    assert "error" not in main.text and "float64" not in final.text
 
 
 def test_same_inputs_same_text_and_names() -> None:
@@ -340,17 +280,22 @@ UNARY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("name", UNARY)
-def test_pointwise_ops_are_printed(name: str, dtype: torch.dtype) -> None:
-    op = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+def loads_with(ops: Any, dtype: torch.dtype) -> None:
+    """One region computes all of the functions of two tensors."""
 
     def function(x: Any, dy: Any) -> Any:
-        value = op(x) * dy
+        value = sum(op(x, dy) * dy for op in ops)
         return dy * value.sum(1, keepdim=True), value.sum(0)
 
     for source in pair_of(function, ((4096, 100), dtype), ((4096, 100), dtype)):
         ast.parse(source.text)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("part", range(3))
+def test_pointwise_ops_are_printed(part: int, dtype: torch.dtype) -> None:
+    ops = [getattr(torch, name, None) or getattr(torch.nn.functional, name) for name in UNARY[part::3]]
+    loads_with([lambda x, _, op=op: op(x) for op in ops], dtype)
 
 
 BINARY = {
@@ -373,11 +318,6 @@ BINARY = {
 }
 
 
-@pytest.mark.parametrize("name", BINARY)
-def test_other_pointwise_ops_are_printed(name: str) -> None:
-    def function(x: Any, dy: Any) -> Any:
-        value = BINARY[name](x, dy)
-        return dy * value.sum(1, keepdim=True), value.sum(0)
-
-    for source in pair_of(function, ((4096, 100), f32), ((4096, 100), f32)):
-        ast.parse(source.text)
+@pytest.mark.parametrize("part", range(2))
+def test_other_pointwise_ops_are_printed(part: int) -> None:
+    loads_with([*BINARY.values()][part::2], f32)

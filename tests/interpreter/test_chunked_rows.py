@@ -10,7 +10,7 @@ import pytest
 import torch
 from checked import check_case
 from graphs import bf16, f32
-from running import OFF, ON, check, exact_gradients, gradients, run_fused
+from running import OFF, ON, check_gradients, compiled, exact_gradients, gradients, run_fused
 from torch import nn
 
 from mixorder.plugin import compile_for_interpreter
@@ -62,7 +62,7 @@ def test_norms(norm: str, cols: int, dtype: torch.dtype) -> None:
     schedule = only(records).schedule
     assert schedule.chunks == CHUNKS[cols] and schedule.r0_block >= cols
     assert schedule.tile.xblock > 1 and 37 % schedule.tile.xblock
-    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
+    check_gradients(ours, module, x, dy, cols)
 
 
 @pytest.mark.parametrize("inner", ["sum", "amax", "amin", "prod", "any"])
@@ -97,13 +97,6 @@ FAMILY = {
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_family(name: str) -> None:
-    def compiled(options: Any) -> Callable[..., Any]:
-        def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-            torch._dynamo.reset()
-            return torch.compile(function, backend=compile_for_interpreter(options), dynamic=False)
-
-        return compile
-
     with collect() as records:
         check_case(CASES[name], FAMILY[name], f32, "cpu", compiled(ON), compiled(OFF))
     assert any(r.schedule.chunks > 1 for r in records if isinstance(r, RegionRecord))

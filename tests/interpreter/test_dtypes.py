@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from grids import crossed
 from reduced_dtypes import CASES, Reduction, case_name, f32, program
-from running import ON, crossed
+from running import ON
 
 from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect

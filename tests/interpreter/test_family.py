@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -12,27 +13,19 @@ import pytest
 import torch
 from checked import check_case
 from graphs import Block, bf16, f32
-from running import OFF, ON, exact_gradients, gradients
+from running import OFF, ON, compiled, exact_gradients, gradients
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.options import Options
-from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 import family  # isort: skip
-from lab.cases import CASES, Checkpointed, Compile, Example, found_in  # isort: skip
+from lab.cases import CASES, Checkpointed, Example, found_in  # isort: skip
 from lab.tables import line  # isort: skip
 
 
-def interpreted(options: Options) -> Compile:
-    def compile(function: Callable[..., object]) -> Callable[..., object]:
-        torch._dynamo.reset()
-        return torch.compile(
-            function, backend=compile_for_interpreter(options), dynamic=False, fullgraph=True
-        )
-
-    return compile
+interpreted = functools.partial(compiled, fullgraph=True)
 
 
 # In one dtype or the other: the interpreter takes its time. On a GPU each is run in bf16.
@@ -53,7 +46,7 @@ def test_regions_at_training_size(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["LayerNorm", "Cohere QK-norm", "adaLN", "conv bias and gate", "checkpointed Cohere", "dropout before"],
+    ["LayerNorm", "Qwen3 QK-norm, transpose, RoPE", "conv bias and gate", "dropout before"],
 )
 def test_results_are_bitwise_reproducible(name: str) -> None:
     case = CASES[name]

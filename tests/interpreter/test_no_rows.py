@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, pair, traced, traced_rows
+from graphs import f32, pair, traced_rows
 from running import ON
 from torch import nn
 from torch.fx import GraphModule, Interpreter
@@ -85,15 +85,6 @@ def test_a_kernel_for_some_rows_runs_with_none(
             assert (mine.shape, mine.dtype) == (truth.shape, truth.dtype)
             torch.testing.assert_close(mine, truth, rtol=1e-5, atol=1e-4, equal_nan=True)
     assert all(words_are_inside) and bool(words_are_inside) == fused[0].strategy.startswith("cooperative")
-
-
-@pytest.mark.parametrize("shape", [(0, COLS), (40, 0), (0, 0)])
-def test_static_sizes_of_zero_are_left_to_inductor(shape: tuple[int, int]) -> None:
-    graph = traced(counted, (shape, f32), (shape, f32))
-    before = str(graph)
-    with collect() as records:
-        pipeline.run(graph, ON)
-    assert not records and str(graph) == before
 
 
 @pytest.mark.parametrize("first", [0, 1, 6])

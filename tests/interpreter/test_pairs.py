@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import f32, snapshot, traced
+from grids import crossed
 from reduced_dtypes import xor
 from running import ON, Tensors, run_fused
 from torch._dynamo.utils import counters
@@ -65,13 +66,14 @@ def values(*shape: int) -> Tensors:
     return torch.randn(shape) / 8 - 1, torch.rand(shape[-1]) / 2 + 0.25
 
 
-# Each pair with every prologue, in one order or the other.
+# Each pair with half of the prologues, in one order or the other.
 @pytest.mark.parametrize(
     ("row", "column", "prologue", "columns_first"),
     [
-        (*kinds, prologue, (i + j) % 2 == 1)
+        (*kinds, prologue, (i + j // 2) % 2 == 1)
         for i, kinds in enumerate(itertools.product(KINDS, KINDS))
         for j, prologue in enumerate(PROLOGUES)
+        if (i + i // len(KINDS) + j) % 2 == 0
     ],
 )
 def test_kinds(row: str, column: str, prologue: str, columns_first: bool) -> None:
@@ -83,8 +85,7 @@ def test_kinds(row: str, column: str, prologue: str, columns_first: bool) -> Non
     check(function, values(5, 11), "5x11", 4)
 
 
-@pytest.mark.parametrize("correction", [0, 1, 11])
-@pytest.mark.parametrize("prologue", PROLOGUES)
+@pytest.mark.parametrize(("prologue", "correction"), crossed(PROLOGUES, [0, 1, 11]))
 def test_moments_of_rows(prologue: str, correction: int) -> None:
     """Two stages of one node: the mean of a row, then the squares about it."""
 
@@ -114,8 +115,7 @@ def test_values_of_two_prologues(kind: str) -> None:
     check(function, values(5, 11), "5x11", 4)
 
 
-@pytest.mark.parametrize("prologue", PROLOGUES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "prologue"), crossed(KINDS, PROLOGUES))
 def test_batch_axis_inside_the_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
@@ -124,8 +124,7 @@ def test_batch_axis_inside_the_rows(kind: str, prologue: str) -> None:
     check(function, values(5, 3, 11), "row 5 x batch 3 x column 11", 4)
 
 
-@pytest.mark.parametrize("prologue", PROLOGUES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "prologue"), crossed(KINDS, PROLOGUES))
 def test_batch_axis_outside_the_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
@@ -134,8 +133,7 @@ def test_batch_axis_outside_the_rows(kind: str, prologue: str) -> None:
     check(function, values(3, 5, 11), "batch 3 x row 5 x column 11", 4)
 
 
-@pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin", "any"])
-@pytest.mark.parametrize("prologue", PROLOGUES)
+@pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
 def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
@@ -145,8 +143,7 @@ def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
     check(function, values(5, 2, 3, 11), "row 5 x batch 2 x row 3 x column 11", 8)
 
 
-@pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin", "any"])
-@pytest.mark.parametrize("prologue", PROLOGUES)
+@pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
 def test_common_axis(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)

@@ -63,7 +63,7 @@ def reasons(records: list[Any]) -> set[str]:
 def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
     """Run programs on one rank, each in a process group of its own, and save what they gave."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    pipeline._in_force[0] = pipeline.Setting(dataclasses.replace(H200, num_sm=16))  # as conftest.py does here
+    pipeline._in_force[0] = pipeline.Setting(dataclasses.replace(H200, num_sm=5))  # as conftest.py does here
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # memory that nothing has written is NaN
     timeout = datetime.timedelta(seconds=STUCK)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from checked import check_case
 from graphs import HFRMSNorm, bf16, f16, f32, pair, random_function, traced, traced_rows
-from running import OFF, ON, check, crossed, exact_gradients, gradients
+from running import OFF, ON, check_gradients, compiled, gradients
 from torch import nn
 from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
 from mixorder.errors import TooWide
-from mixorder.plugin import compile_for_interpreter, prepare_interpreter
+from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
@@ -216,7 +216,7 @@ PAIRS += [(f, FORCED[-1]) for f in FUNCTIONS]
 
 @pytest.mark.parametrize(
     ("function", "forced", "shape"),
-    [(*pair, shape) for pair, shape in crossed(PAIRS, [(9, 24), (2, 23)])],
+    [(*pair, ((9, 24), (2, 23))[i % 2]) for i, pair in enumerate(PAIRS)],
     indirect=["forced"],
 )
 def test_functions(function: Callable[..., Any], shape: tuple[int, int], forced: Forced) -> None:
@@ -358,15 +358,7 @@ def test_modules(name: str, dtype: torch.dtype, forced: Forced) -> None:
     with collect() as records:
         ours = gradients(module, x, dy, ON)
     assert len(shared(records)) == len(records) == 1
-    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), 40)
-
-
-def compiled(options: Any) -> Callable[..., Any]:
-    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch._dynamo.reset()
-        return torch.compile(function, backend=compile_for_interpreter(options), dynamic=False)
-
-    return compile
+    check_gradients(ours, module, x, dy, 40)
 
 
 # With a batch or a common axis, or a reduction of bools; of a DiT block some norms have one.
@@ -389,7 +381,7 @@ def test_what_cannot_be_shared_is_left_alone(name: str, force: Callable[[Forced]
     assert any(isinstance(r, TooWide) for r in records)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_programs(seed: int, force: Callable[[Forced], None]) -> None:
     force(FORCED[seed % len(FORCED)])
     function = random_function(seed, 10, 12)
@@ -414,4 +406,4 @@ def test_wide_rows(name: str, rows: int, cols: int, dtype: torch.dtype) -> None:
     with collect() as records:
         ours = gradients(module, x, dy, ON)
     assert len(shared(records)) == len(records) == 1
-    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), cols)
+    check_gradients(ours, module, x, dy, cols)

@@ -105,18 +105,6 @@ def test_mark_dynamic() -> None:
     assert backend.compiles == 1
 
 
-def test_one_row_and_no_rows_after_many() -> None:
-    """Dynamo compiles sizes 0 and 1 on their own; all of them are right."""
-    module = nn.LayerNorm(16)
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=True)
-    for rows in (5, 0, 1, 6):
-        x, dy = torch.randn(rows, 16), torch.randn(rows, 16)
-        ours, theirs = gradients(compiled, module, (x,), dy), gradients(module, module, (x,), dy)
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
-
-
 # Functions, on graphs with symbolic leading dims.
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -146,12 +134,6 @@ def test_functions(name: str) -> None:
         args = torch.randn(rows, 20), torch.randn(rows, 20)
         for mine, theirs in zip(Interpreter(module).run(*args), FUNCTIONS[name](*args), strict=True):
             torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4)
-
-
-def test_no_rows_give_the_identity() -> None:
-    """A graph made for many rows, run with none: the loop is not entered."""
-    dx, dw = Interpreter(fused(pair, (37, 20))).run(torch.empty(0, 20), torch.empty(0, 20))
-    assert dx.shape == (0, 20) and torch.equal(dw, torch.zeros(20))
 
 
 @pytest.mark.parametrize(

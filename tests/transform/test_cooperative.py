@@ -124,40 +124,6 @@ for s in split(num_splits):
       store out0[256*x + y] = %mul_5""",
         )
 
-    def test_rms_norm(self) -> None:
-        self.assertExpectedInline(
-            self.show("rms"),
-            """\
-mailbox: i32[264]
-once: %div: f32 = constant(0.00390625, f32)
-once: %w_1: f32 = load in2[y]
-for s in split(num_splits):
-  for x in row(64):
-    for y in column(256):
-      %x_1: f32 = load in1[256*x + y]
-      %rstd_1: f32 = load in3[x]
-      %mul_1: f32 = mul(%x_1, %rstd_1)
-      %dy_1: f32 = load in0[256*x + y]
-      %mul: f32 = mul(%dy_1, %w_1)
-      %mul_2: f32 = mul(%mul_1, %mul)
-    %sum_1: f32 = sum[y](%mul_2)
-    exchange %sum_1 through mailbox
-    for y in column(256):
-      %dy_1.in1: f32 = carry[1] %dy_1
-      %x_1.in1: f32 = carry[1] %x_1
-    %rstd_1.in1: f32 = carry[1] %rstd_1
-    for y in column(256):
-      %mul_1.in1: f32 = mul(%x_1.in1, %rstd_1.in1)
-      %mul_5: f32 = mul(%dy_1.in1, %mul_1.in1)
-      partial_accumulate ws0[256*s + y] add= %mul_5
-      %mul.in1: f32 = mul(%dy_1.in1, %w_1)
-      %div.1: f32 = mul(%mul_1.in1, %div)
-      %mul_3: f32 = mul(%div.1, %sum_1)
-      %sub: f32 = sub(%mul.in1, %mul_3)
-      %mul_4: f32 = mul(%sub, %rstd_1.in1)
-      store out0[256*x + y] = %mul_4""",
-        )
-
     def test_two_stages(self) -> None:
         self.assertExpectedInline(
             self.show("two_stages"),
@@ -196,31 +162,6 @@ for s in split(num_splits):
       %mul_5: f32 = mul(%mul_1.in2, %sum_1)
       %sub: f32 = sub(%mul_2, %mul_5)
       store out0[256*x + y] = %sub""",
-        )
-
-    def test_residual(self) -> None:
-        self.assertExpectedInline(
-            self.show("residual"),
-            """\
-mailbox: i32[264]
-for s in split(num_splits):
-  for x in row(64):
-    for y in column(256):
-      %x_1: f32 = load in0[256*x + y]
-      %dy_1: f32 = load in1[256*x + y]
-      %mul: f32 = mul(%x_1, %dy_1)
-    %sum_1: f32 = sum[y](%mul)
-    exchange %sum_1 through mailbox
-    for y in column(256):
-      %x_1.in1: f32 = carry[1] %x_1
-      %dy_1.in1: f32 = carry[1] %dy_1
-      %mul.in1: f32 = mul(%x_1.in1, %dy_1.in1)
-      partial_accumulate compensated ws0[256*s + y] add= %mul.in1
-      %mul_1: f32 = mul(%x_1.in1, %sum_1)
-      %sub: f32 = sub(%dy_1.in1, %mul_1)
-      %around_1: f32 = load in2[256*x + y]
-      %add: f32 = add(%sub, %around_1)
-      store out1[256*x + y] = %add""",
         )
 
 
