@@ -13,8 +13,7 @@ import fit
 import graphs
 import pytest
 import torch
-import tune
-from lab import schedules
+from lab import candidates, schedules, sweep, targets
 from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
@@ -46,8 +45,8 @@ def made_up(**better: int) -> Data:
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
-    target = tune.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
-    shared = tune.measured(target, 97.4, [row(Constants(), 50.0)])
+    target = targets.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
+    shared = sweep.measured(target, 97.4, [row(Constants(), 50.0)])
     assert shared.shared_work and shared.work.cols == shared.shared_work.cols == 16384
     data = Data(META, (*made_up(final_per_thread=32).targets, shared))
     schedules.write(tmp_path / "data.json", data)
@@ -72,12 +71,12 @@ def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
     found = {
         (c.schedule.r0_block, c.schedule.chunks)
-        for c in tune.candidates(program, H200)
+        for c in candidates.candidates(program, H200)
         if c.strategy == "held"
     }
     assert found == {(8192, 1), (6144, 3), (5120, 5)}
     wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
-    found = {(c.strategy, c.schedule.chunks) for c in tune.candidates(wide, H200)}
+    found = {(c.strategy, c.schedule.chunks) for c in candidates.candidates(wide, H200)}
     assert found == {("shared", 1), ("held", 3)}
 
 
@@ -89,9 +88,9 @@ def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
             begun.append(i)
             yield i
 
-    for i in tune.ahead(2, items()):
+    for i in sweep.ahead(2, items()):
         assert begun == list(range(min(6, i + 3)))
-    assert i == 5 and list(tune.ahead(2, iter(()))) == []
+    assert i == 5 and list(sweep.ahead(2, iter(()))) == []
 
 
 def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
