@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
-from mixorder.schedule.persistent import MAX_COLS, MAX_REGISTERS, NOT_SPILLED, choose, even, layouts, registers_of
+from mixorder.schedule.persistent import (
+    MAX_COLS,
+    MAX_REGISTERS,
+    NOT_SPILLED,
+    choose,
+    even,
+    layouts,
+    registers_of,
+)
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.transform.reread import reread
 
