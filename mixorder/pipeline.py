@@ -31,12 +31,12 @@ from .options import Options
 from .record import RegionRecord, describe
 from .region import legality
 from .region.effects import may_be_reordered
-from .region.find import Found, find_regions
-from .region.key import structure
-from .region.liveness import dying
+from .region.find import RegionSearch, find_regions
+from .region.key import structural_key
+from .region.liveness import dead_after
 from .region.nodes import leaves_the_graph
-from .region.partition import parts, without_culprit, without_gathers
-from .region.provenance import origin_of
+from .region.partition import partition, without_culprit, without_gathers
+from .region.provenance import provenance_of
 from .region.region import Region
 from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
@@ -86,7 +86,7 @@ def run(graph: Graph, options: Options) -> list[RegionRecord]:
                 ends.append(record)
             except Decline as decline:
                 if isinstance(found, Region):
-                    decline.origin = origin_of((*found.inner, *found.outer))
+                    decline.provenance = provenance_of((*found.inner, *found.outer))
                 declined(decline)
                 ends.append(decline)
                 runner.dump("declined.txt", decline)
@@ -122,7 +122,7 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tup
     plan = runner.once(key and ("tuned", key), lambda: tuned(plan, named, options, runner)).of(region)
     loops, schedule = plan.loops, plan.schedule
     if schedule.parts == 1:  # or another turn would read what the first has written
-        over = step("overwrite", overwrite, loops, step("dying", dying, region))
+        over = step("overwrite", overwrite, loops, step("dying", dead_after, region))
         loops = loops if over == loops else show("overwriting.txt", over, Stage.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", generate, loops, schedule, named))
@@ -135,7 +135,7 @@ def fuse(graph: Graph, region: Region, options: Options, runner: _Runner) -> tup
 
 def record_of(plan: Plan, loops: LoopProgram, kernels: tuple[KernelSource, ...]) -> RegionRecord:
     """What there is to say of a region that is about to be rewritten; `loops` are the plan's, overwriting."""
-    region, copies = plan.region, sum(node in plan.region.relaid for node in plan.region.inputs)
+    region, copies = plan.region, sum(node in plan.region.made_contiguous for node in plan.region.inputs)
     takes = expected(plan.lowered, loops, plan.schedule, plan.traffic, plan.device, copies)
     return describe(region, (plan.lowered, loops), plan.schedule, kernels, plan.traffic, takes, plan.tuning)
 
@@ -164,7 +164,7 @@ class Plan:
         """The plan for another region of the same structure."""
         if self.relaid:
             relaid = frozenset(region.buffers[name] for name in self.relaid)
-            region = dataclasses.replace(region, relaid=relaid)
+            region = dataclasses.replace(region, made_contiguous=relaid)
         return dataclasses.replace(self, region=region)
 
 
@@ -185,7 +185,7 @@ def fit(region: Region, options: Options, runner: _Runner) -> Plan:
             # What a cut makes a part write, somebody reads: bytes that the whole region would not move.
             return max(plans, key=lambda plan: plan.traffic.saved - 2 * written_for_a_cut(plan, region))
         _, narrowest = min(held, key=lambda words_and_part: words_and_part[0])
-        tried = runner.step("cut", parts, narrowest)
+        tried = runner.step("cut", partition, narrowest)
         if not tried:
             raise refusal
 
@@ -212,7 +212,7 @@ def written_for_a_cut(plan: Plan, whole: Region) -> int:
 def plan_of(region: Region, options: Options, runner: _Runner) -> Plan | TooWide:
     """The plan of this very region; a region of the same structure may have been planned already."""
     runner.step("legality", legality.check, region)
-    key = runner.step("structure", structure, region)
+    key = runner.step("structure", structural_key, region)
     plan = runner.once(key, lambda: new_plan(key, region, options, runner))
     if isinstance(plan, TooWide):
         return plan
@@ -229,7 +229,7 @@ def new_plan(key: Hashable | None, region: Region, options: Options, runner: _Ru
         nodes = {name: region.buffers[name] for name in across}
         copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
         step("layout", cost.check_layout, loops, copied)
-        region = dataclasses.replace(region, relaid=frozenset(nodes.values()))
+        region = dataclasses.replace(region, made_contiguous=frozenset(nodes.values()))
         lowered, loops = loops_of(region, runner)
     device = step("device", device_info, legality.device_of(region))
     work = step("workload", workload, loops)
@@ -357,7 +357,7 @@ class _Runner:
         return value
 
 
-def _send(regions: Found, taken: Region | None) -> Region | Decline | None:
+def _send(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
     """What the search finds next, told what became of the last region; None at its end."""
     try:
         return regions.send(taken)

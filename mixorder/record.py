@@ -15,7 +15,7 @@ from .errors import Decline
 from .ir.dtypes import short_dtype
 from .ir.program import LoopProgram
 from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
-from .region.provenance import Origin, origin_of
+from .region.provenance import Provenance, provenance_of
 from .region.region import Region
 from .schedule.cost import Traffic
 from .schedule.predicted import Expected, strategy_of
@@ -58,7 +58,7 @@ class RegionRecord:
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
     expected: Expected
-    origin: Origin
+    provenance: Provenance
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     inner_ops: tuple[str, ...]
@@ -104,7 +104,7 @@ def describe(
         kernels,
         traffic,
         expected,
-        origin_of((*region.inner, *region.outer)),
+        provenance_of((*region.inner, *region.outer)),
         tuple(map(_tensor, region.inputs)),
         tuple(map(_tensor, region.outputs)),
         tuple(map(_op, region.inner)),
@@ -123,7 +123,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "node": record.node_name,
             "explanation": record.reason.explanation,
             "remedy": record.reason.remedy,
-            "origin": dataclasses.asdict(record.origin) if record.origin else None,
+            "provenance": dataclasses.asdict(record.provenance) if record.provenance else None,
         }
     plain = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     plain.update(
@@ -132,7 +132,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "kernels": [dataclasses.asdict(kernel) for kernel in record.kernels],
             "traffic": dataclasses.asdict(record.traffic) | {"total": record.traffic.total},
             "expected": dataclasses.asdict(record.expected) | {"share": record.expected.share},
-            "origin": dataclasses.asdict(record.origin),
+            "provenance": dataclasses.asdict(record.provenance),
             "inputs": [dataclasses.asdict(tensor) for tensor in record.inputs],
             "outputs": [dataclasses.asdict(tensor) for tensor in record.outputs],
             "apart": str(record.apart),

@@ -17,7 +17,7 @@ from mixorder import pipeline
 from mixorder.errors import MixorderError
 from mixorder.options import Options
 from mixorder.region import legality
-from mixorder.rewrite import rewrite
+from mixorder.rewrite import graph_writer
 from mixorder.schedule import cost
 
 FULL = ((512, 256), f32)
@@ -170,7 +170,7 @@ STAGES = {
     "rewrite": (pipeline, "replace"),
     "report": (pipeline, "describe"),
     "label": (pipeline, "label"),
-    "load": (rewrite, "load_kernel"),
+    "load": (graph_writer, "load_kernel"),
 }
 
 

@@ -31,7 +31,7 @@ from .backward import gradients, parameters_behind, roots_of
 from .breaks import Breaks
 from .calls import Calls
 from .explanation import Report
-from .found import GraphRecord
+from .findings import GraphRecord
 from .meta import faked, has_no_data, without_values
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .found import Found
+from .findings import Findings
 from .page import page
 from .table import text
 
 
-class Report(Found):
-    """What mixorder does to a model. Print it for the table; `Found` says what it holds."""
+class Report(Findings):
+    """What mixorder does to a model. Print it for the table; `Findings` says what it holds."""
 
     def html(self, path: str | Path) -> Path:
         """Write a page that needs no other file: tables, and a picture of each kind of region, before and

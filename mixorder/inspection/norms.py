@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import Decline
 from .calls import Called, Calls, modules_of
-from .found import GraphRecord, Norm
+from .findings import GraphRecord, Norm
 
 
 def norms_of(
@@ -20,7 +20,7 @@ def norms_of(
     fused: set[str] = set()
     declined: dict[str, str] = {}
     for record in records:
-        paths = [path for path, _ in record.origin.modules] if record.origin else []
+        paths = [path for path, _ in record.provenance.modules] if record.provenance else []
         if isinstance(record, Decline):
             declined.update(dict.fromkeys(paths, f"{record.reason.value}: {record.detail}"))
         else:

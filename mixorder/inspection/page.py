@@ -13,7 +13,7 @@ import sympy
 
 from ..ir.program import NUM_SPLITS, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord
-from .found import Found
+from .findings import Findings
 from .table import grouped, schedule_of, source, text
 
 _STYLE = """
@@ -36,7 +36,7 @@ class Kernel:
     writes: tuple[str, ...]
 
 
-def page(report: Found) -> str:
+def page(report: Findings) -> str:
     """The whole page."""
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>mixorder</title>",
@@ -48,14 +48,14 @@ def page(report: Found) -> str:
     return "\n".join([*parts, "</body></html>"])
 
 
-def _section(report: Found, kind: list[int]) -> str:
+def _section(report: Findings, kind: list[int]) -> str:
     record = report.regions[kind[0]]
     where = html.escape(source([report.regions[i] for i in kind]))
     takes, moved = record.expected, record.traffic
     before = f"Before: at least {takes.launches_apart} launches, {moved.apart / 1e6:.1f} MB"
     after = f"After: {takes.launches} launches, {moved.total / 1e6:.1f} MB, {takes.share:.0%} of the limit"
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")
-    lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.origin.lines[:4])
+    lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.provenance.lines[:4])
     return "\n".join(
         [
             f"<h2>{where}: {html.escape(record.space)} ({numbers})</h2><ul>{lines}</ul>",

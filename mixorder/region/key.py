@@ -27,7 +27,7 @@ class _Unknown(Exception):
     """An argument or a value that no key can be made of."""
 
 
-def structure(region: Region) -> Hashable | None:
+def structural_key(region: Region) -> Hashable | None:
     """A key: regions of one graph that have the same lower to the same loops, names aside. None where there
     is something in the region that is not known to compare by value."""
     inputs = region.inputs
@@ -47,7 +47,7 @@ def structure(region: Region) -> Hashable | None:
             tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),
-            tuple(sorted(number[n] for n in region.relaid)),
+            tuple(sorted(number[n] for n in region.made_contiguous)),
             tuple(sorted(number[n] for n in region.widened)),
         )
     except _Unknown:

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
-def dying(region: Region) -> tuple[str, ...]:
+def dead_after(region: Region) -> tuple[str, ...]:
     """The names, in the region's loops, of inputs whose memory is free once the region has read them."""
     reader = _Reader(region)
     return tuple(name for name, n in region.buffers.items() if name[:2] == "in" and reader.why_not(n) is None)
@@ -36,7 +36,7 @@ class _Reader:
 
     def why_not(self, node: Node) -> str | None:
         """What keeps an input's memory in use; None if the region is the last to read it."""
-        if node in self.region.relaid:
+        if node in self.region.made_contiguous:
             return "a copy of it is read"
         base = node
         while (source := _viewed(base)) is not None:

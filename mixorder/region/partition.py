@@ -22,7 +22,7 @@ from .placement import conflict
 from .region import Region, Seed
 
 
-def parts(region: Region) -> list[Region]:
+def partition(region: Region) -> list[Region]:
     """Regions that do without some nodes of `region` and still hold an outer reduction, and an inner one if
     `region` does."""
     found = []
@@ -70,12 +70,12 @@ def without_culprit(region: Region, decline: Decline) -> Region | None:
 
 def _behind_inner(region: Region) -> Iterator[Node]:
     """The full-size members that depend on an inner reduction, other than what further reductions need."""
-    needed = set().union(*(region.seed.scope.above(n) for n in (*region.inner, *region.outer)))
+    needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
     below = set(region.inner)
     for node in region.nodes:
         if any(a in below for a in operands(node)):
             below.add(node)
-            if region.seed.scope.is_full(node) and node not in needed:
+            if region.seed.analysis.is_full(node) and node not in needed:
                 yield node
 
 

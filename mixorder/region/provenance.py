@@ -20,7 +20,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class Provenance:
     """`modules`: path below the compiled module (empty for itself) and class of each innermost module, in the
     nodes' order; `lines`: `file:line in function: code` of the user's frame that called each."""
 
@@ -33,7 +33,7 @@ class Origin:
         return ", ".join(names) or next(iter(self.lines), "unknown")
 
 
-def origin_of(nodes: Iterable[Node]) -> Origin:
+def provenance_of(nodes: Iterable[Node]) -> Provenance:
     """Of nodes that torch has not marked, nothing is said."""
     modules: dict[tuple[str, str], None] = {}
     lines: dict[str, None] = {}
@@ -44,7 +44,7 @@ def origin_of(nodes: Iterable[Node]) -> Origin:
             modules[_plain(path), kind if isinstance(kind, str) else kind.__name__] = None
         if line := _users_frame(node.meta.get("stack_trace") or ""):
             lines[line] = None
-    return Origin(tuple(modules), tuple(lines))
+    return Provenance(tuple(modules), tuple(lines))
 
 
 def _plain(path: str) -> str:

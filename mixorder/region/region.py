@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from .axes import Space
 from .nodes import float_bytes, operands
-from .space_analysis import Scope
+from .space_analysis import SpaceAnalysis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Seed:
     The inner reductions that `inner` depends on are its own as well, if they are of this space.
     """
 
-    scope: Scope
+    analysis: SpaceAnalysis
     space: Space
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
@@ -44,7 +44,7 @@ class Region:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     seed: Seed = dataclasses.field(repr=False, compare=False)
-    relaid: frozenset[Node] = frozenset()
+    made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
 
     @functools.cached_property
@@ -94,7 +94,7 @@ class Region:
             f"  inner:   {names(self.inner)}",
             f"  outer:   {names(self.outer)}",
             f"  inputs:  {names(self.inputs)}",
-            *([f"  relaid:  {names(tuple(self.relaid))}"] if self.relaid else []),
+            *([f"  relaid:  {names(tuple(self.made_contiguous))}"] if self.made_contiguous else []),
             f"  outputs: {names(self.outputs)}",
             *(f"    {n.format_node()}" for n in self.nodes),
         ]

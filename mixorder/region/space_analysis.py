@@ -69,7 +69,7 @@ def _bytes(node: Node) -> Size:
     return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
-class Scope:
+class SpaceAnalysis:
     """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
 
     def __init__(self, numel: Size) -> None:

@@ -39,7 +39,7 @@ def both(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensors, T
         ours = gradients(module, x, dy, ON)
     count = overwritten(records)
     check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), 111)
-    monkeypatch.setattr(pipeline, "dying", lambda region: ())
+    monkeypatch.setattr(pipeline, "dead_after", lambda region: ())
     with collect() as records:
         apart = gradients(module, x, dy, ON)
     assert overwritten(records) == 0

@@ -11,7 +11,7 @@ import torch
 from graphs import bf16, f32, find, in_turn, only, pair, traced
 from torch.fx import Node
 
-from mixorder.region.liveness import _Reader, dying
+from mixorder.region.liveness import _Reader, dead_after
 from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), f32), ((256, 256), f32)
@@ -80,7 +80,7 @@ def test_a_product_dies_with_its_last_reader(name: str) -> None:
     assert found.pop("mm", found.pop("reshape", "absent")) == reason
     assert set(found.values()) <= {"its memory may be somebody else's"}
     products = [b for b, n in region.buffers.items() if b[:2] == "in" and n.op != "placeholder"]
-    assert dying(region) == (() if reason else tuple(products))
+    assert dead_after(region) == (() if reason else tuple(products))
 
 
 def test_what_others_made_is_left_alone() -> None:
@@ -94,15 +94,15 @@ def test_a_result_of_an_earlier_region_dies() -> None:
         return dw, *pair(torch.cumsum(z, 1), dx.view(1024, 128))
 
     regions = in_turn(traced(function, FULL, FULL, ((1024, 128), f32)))
-    found = [(dying(region), reasons(region)) for region in regions]
+    found = [(dead_after(region), reasons(region)) for region in regions]
     assert [len(names) for names, _ in found] == [0, 1]
     assert found[1][1] == {"cumsum": "its memory may be somebody else's", "call_function": None}
 
 
 def test_a_copy_is_read_instead() -> None:
     region = only(traced(last_use, FULL, FULL, SQUARE))
-    relaid = dataclasses.replace(region, relaid=frozenset(region.inputs))
-    assert {_Reader(relaid).why_not(n) for n in relaid.inputs} == {"a copy of it is read"}
+    copied = dataclasses.replace(region, made_contiguous=frozenset(region.inputs))
+    assert {_Reader(copied).why_not(n) for n in copied.inputs} == {"a copy of it is read"}
 
 
 def test_two_names_for_one_tensor_and_a_part_of_one() -> None:

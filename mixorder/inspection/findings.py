@@ -45,7 +45,7 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Findings:
     """What mixorder does to a model; regions are numbered over all graphs.
 
     `device`: what schedules were chosen for; without a GPU the H200. `versions`: of the packages, by name.
