@@ -37,13 +37,13 @@ class TensorRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
-    """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the schedule, the kernels' text, the bytes they move, and what tuning gained.
+    """One fused region, as plain data.
 
-    `inner_ops`, `outer_ops`: what each reduction computes, such as `sum`. `apart` and `loops`: the loop nests
-    that the region was lowered to, and those that its kernels run. `stage_ms`: milliseconds that the pass
-    spent on the region, by stage. They differ from run to run, and do not count when records are compared,
-    nor do loops.
+    `rows`, `cols`: extents in elements. `dtype`: of the first outer reduction's operand. `inner`, `outer`:
+    names of the reductions' nodes; `inner_ops`, `outer_ops`: what each computes, such as `sum`. `num_nodes`:
+    how many nodes the kernels compute. `traffic`: in bytes. `apart` and `loops`: the loop nests as lowered,
+    and those that the kernels run. `tuning`: what timing gained, if it was done. `stage_ms`: milliseconds
+    that the pass spent on the region, by stage. Loops and times are not compared when records are.
     """
 
     name: str
@@ -70,7 +70,7 @@ class RegionRecord:
 
     @property
     def pass_ms(self) -> float:
-        """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
+        """Milliseconds that the pass spent on the region, from the search to the rewrite."""
         return sum(ms for _, ms in self.stage_ms)
 
     @property
@@ -147,7 +147,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
 
 def _tensor(node: Node) -> TensorRecord:
     val = fake(node)
-    if val is None:  # pieces of a split, which are looked at one by one
+    if val is None:  # a split, which gives several tensors
         return TensorRecord(node.name, "several", ())
     shape = tuple(n if isinstance(n, int) else str(n) for n in map(size_of, val.shape))
     return TensorRecord(node.name, short_dtype(val.dtype), shape)

@@ -1,4 +1,4 @@
-"""What mixorder says about a compile: counters, log lines, a trace artifact, dump files, and records."""
+"""Reports of a compile: counters, log lines, a trace artifact, dump files, and records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fused(record: RegionRecord) -> None:
 
 
 def given_back(regions: Sequence[RegionRecord]) -> None:
-    """The graph with these regions is compiled without them after all."""
+    """Report that a graph is compiled without its regions after all, and take back their records."""
     counters["mixorder"]["fused_regions"] -= len(regions)
     counters["mixorder"]["given_back_regions"] += len(regions)
     log.info("given back: %s", ", ".join(region.name for region in regions))
@@ -69,10 +69,8 @@ def declined(decline: Decline) -> None:
 
 
 def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
-    """Say what became of a graph and how long the pass took; nothing where there was nothing to fuse.
-
-    For tlparse, an artifact `mixorder` has all records of the graph.
-    """
+    """Log how many regions of a graph were fused, and the seconds of the pass; nothing for a graph without
+    any pair. The artifact `mixorder` has all records of the graph, for tlparse."""
     if not records:
         return
     num_fused = sum(isinstance(record, RegionRecord) for record in records)
@@ -87,7 +85,7 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
 
 
 class Dump:
-    """Writes one numbered text file per stage under `directory`; writes nothing if that is empty."""
+    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty."""
 
     def __init__(self, directory: str) -> None:
         self.root = None

@@ -1,10 +1,10 @@
-"""Further inner reductions of a region: those that need nothing from memory that it does not read anyway.
+"""Chained reductions: inner reductions of the results of others, which read nothing more from memory.
 
 A norm's backward may reduce a row, compute with the result, and reduce again (the gradient of a subtracted
-mean). Such a reduction is one more stage of the same loop body. The first reduction of the next norm in a
-chain can look alike; it is told apart by its siblings, which read that norm's own input.
+mean). The first reduction of the next norm looks alike where norms follow one another. The other users of its
+operands tell the two apart: in the next norm, some of them read that norm's own input.
 
-Takes a pair's core, gives a larger one. Reads the graph, never writes it.
+Takes the reductions of a pair, gives those of a larger region. Reads the graph, never writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .space_analysis import SpaceAnalysis
 def with_chained_reductions(
     analysis: SpaceAnalysis, space: Space, inner: list[Node], outer: list[Node]
 ) -> list[Node]:
-    """`inner`, and the stages that follow from it one after the other, in a region with `outer`."""
+    """`inner`, and the inner reductions that are computed from it, in a region with `outer`."""
     inner = list(inner)
     while found := _next_reductions(analysis, space, inner, outer):
         inner.extend(found)
@@ -34,7 +34,7 @@ def _next_reductions(
     for node in candidates:
         above = analysis.above(node)
         if above.isdisjoint(inner):
-            continue  # not a stage that follows: another norm's statistics of the same activations
+            continue  # not computed from `inner`: another norm's statistics of the same activations
         siblings = (e for e in exits if any(a in above and a in derived for a in operands(e)))
         if fits(space, reduced(node), reduced(outer[0])) and not any(
             analysis.feeds_inner(e, {*derived, *candidates}) for e in siblings
@@ -46,8 +46,8 @@ def _next_reductions(
 def _derive(
     analysis: SpaceAnalysis, inner: list[Node], outer: list[Node]
 ) -> tuple[set[Node], list[Node], list[Node]]:
-    """What can be computed from the pair's reads and inner results; then users of it that need other
-    full-size reads, and inner reductions of it."""
+    """Three sets: what can be computed from the pair's reads and inner results; its users that need other
+    full-size reads; its users that are inner reductions."""
     core = {*inner}.union(*(analysis.above(n) for n in (*inner, *outer)))
     known = core | {a for n in (*core, *outer) for a in operands(n) if analysis.is_full(a)}
     column = set(outer)

@@ -1,8 +1,8 @@
-"""Find pairs of inner and outer reductions, and have a region grown around each.
+"""Find pairs of inner and outer reductions, and grow a region around each.
 
-Takes the FX graph; gives `Region`s one after the other, or a `Decline` for a pair that cannot be taken. The
-caller may rewrite the graph between two regions: each is grown on the graph as it then is. Nothing here
-changes the graph, reads device properties, or weighs cost.
+Takes the FX graph; yields a `Region`, or a `Decline` for a pair that cannot be fused, one after the other.
+The caller may rewrite the graph between two regions: the next one is grown on the graph as it then is.
+Nothing here changes the graph, reads device properties, or estimates cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ RegionSearch = Generator[Region | Decline, Region | None, None]
 def find_regions(graph: Graph) -> RegionSearch:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
 
-    Whoever takes a smaller region instead sends that back: what it left out may be part of another one.
+    A caller that fuses a smaller region instead sends that one back. The nodes that it leaves out may join
+    another region.
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
@@ -36,7 +37,7 @@ def find_regions(graph: Graph) -> RegionSearch:
             continue
         if is_inner_like(what):
             analyses.setdefault(numel, SpaceAnalysis(numel)).inner.add(node)
-        elif is_outer_like(what) and not is_variance(node):  # of rows, it takes two passes
+        elif is_outer_like(what) and not is_variance(node):  # a variance over rows would take two passes
             analysis = analyses.setdefault(numel, SpaceAnalysis(numel))
             analysis.outer.add(node)
             outers.append((node, analysis))
@@ -44,7 +45,7 @@ def find_regions(graph: Graph) -> RegionSearch:
 
 
 class _Numbered:
-    """Grows and numbers regions, pairs first, then outer reductions whose source must be written anyway."""
+    """Grows and numbers regions: of pairs first, then of outer reductions whose operand is written anyway."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
         self.analyses = analyses
@@ -68,9 +69,10 @@ class _Numbered:
     def attempt_in_turn(
         self, analysis: SpaceAnalysis, inner: list[Node], choices: tuple[list[Node], ...], first: Node
     ) -> RegionSearch:
-        """Try a choice of outer reductions after the other, while there is a cycle.
+        """Try one choice of outer reductions after the other, until one gives no cycle.
 
-        What shares no more than an activation may come before a matrix product that the others come after.
+        An outer reduction that shares only an activation with the others may come before a matrix product
+        that the others come after.
         """
         for outers in choices:
             self.cycles.pop(first, None)
@@ -81,9 +83,11 @@ class _Numbered:
     def attempt(
         self, analysis: SpaceAnalysis, inner: list[Node], outer: list[Node], first: Node
     ) -> RegionSearch:
-        """Yield the region or the reason against it; afterwards its reductions are spoken for, unless a cycle
-        stood in the way: another choice may have none."""
-        spoken_for = {*inner, *outer}
+        """Yield the region or the reason against it. No other region gets its reductions then.
+
+        A cycle is noted instead of yielded, and the reductions stay free: another choice may have no cycle.
+        """
+        used = {*inner, *outer}
         try:
             space: Space | None
             if inner:
@@ -95,24 +99,24 @@ class _Numbered:
                 region = grow(Seed(analysis, space, tuple(inner), tuple(outer)), f"region{self.count}")
                 self.count += 1
                 taken = yield region
-                spoken_for = set((taken or region).nodes)
+                used = set((taken or region).nodes)
         except Decline as decline:
-            decline.provenance = provenance_of(by_position(spoken_for))
+            decline.provenance = provenance_of(by_position(used))
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline
                 return
             yield decline
         for other in self.analyses.values():
-            other.forget(spoken_for)
+            other.forget(used)
 
 
 def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
-    """Whether what an outer reduction reads is made by pointwise ops of several tensors, and kept.
+    """Whether an outer reduction reads a tensor that a pointwise loop computes and writes for other users.
 
-    The reduction then rides along where its source is made, and saves reading it again.
+    Fused into that loop, the reduction does not read the tensor again.
     """
     if analysis.level(outer) > 0 or not _leaves(analysis, outer):
-        return False  # without leaves it adds up copies of small tensors
+        return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
     while is_view(source):
@@ -135,7 +139,7 @@ def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:
 def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
 
-    Reductions of a higher level than `outer` are left: they depend on what the pair computes, and belong to
+    Reductions of a higher level than `outer` are left out: they depend on the pair's results, and belong to
     the next norm of a chain.
     """
     level = analysis.level(outer)
@@ -158,10 +162,10 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
-    """Leave out inner reductions that only share recomputed activations (another norm's statistics).
+    """Leave out inner reductions that only share recomputed activations: another norm's statistics.
 
-    One of this norm lies above an outer reduction of the norm, or reads what they all do and nothing else,
-    itself or where its result is used. If that leaves none, all are kept.
+    A reduction of this norm lies above one of its outer reductions, or it or a user of its result reads what
+    they all read and nothing else. If that leaves none, the result is all of `inner`.
     """
     related = [n for n in outers if _is_related(analysis, n, outer)]
     above = {n for other in related for n in analysis.above(other)}
@@ -176,7 +180,7 @@ def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers
 
 
 def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
-    """Whether one reads all that the other does, as a norm's dw and db."""
+    """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
     mine, other = _leaves(analysis, outer), _leaves(analysis, node)
     return mine <= other or other <= mine
 
@@ -186,7 +190,7 @@ def _leaves(analysis: SpaceAnalysis, node: Node) -> frozenset[Node]:
 
 
 def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
-    """An inner reduction, and the full-size nodes that its result goes into."""
+    """An inner reduction, and the full-size nodes that depend on its result."""
     yield inner
     seen, todo = {inner}, [inner]
     while todo:

@@ -29,15 +29,15 @@ from .space_analysis import by_position, position, takes_operands, users_behind_
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel.
 
-    Of several the one with the most reductions is taken, and of those the first. A cheap member that must be
-    in memory for somebody outside is best written by the region, which reads what it is made from; where
-    that somebody comes before the region's end, he makes it for himself. And a reduction that something
-    outside turns into what the others read is left to Inductor.
+    Several ways are tried, and the region with the most reductions is taken; of equal ones, the first.
+    A cheap member may have to be in memory for a node outside. The region then writes it, since it reads the
+    operands anyway. If such a node has to run before the region ends, the node outside computes it again.
+    An inner reduction whose result reaches the other reductions through nodes outside is left to Inductor.
     """
     wanted = len(seed.inner) + len(seed.outer)
     found: list[Region] = []
     refusal: Decline | None = None
-    for tried in (seed, _out_of_the_way(seed)):
+    for tried in (seed, _without_sources_of_reads(seed)):
         if seed.inner and not tried.inner:
             break
         for writes in (True, False):
@@ -47,7 +47,7 @@ def grow(seed: Seed, name: str) -> Region:
             except Decline as decline:
                 refusal = refusal or decline
             if not growth.members.written:
-                break  # nothing turned on it
+                break  # the other way is the same
         best = max(found, key=_reductions, default=None)
         if best is not None and _reductions(best) >= wanted:
             return best
@@ -61,7 +61,7 @@ def _reductions(region: Region) -> int:
     return len(region.inner) + len(region.outer)
 
 
-def _out_of_the_way(seed: Seed) -> Seed:
+def _without_sources_of_reads(seed: Seed) -> Seed:
     """A seed without the inner reductions that its reads from outside depend on."""
     reductions = (*seed.inner, *seed.outer)
     above = {*reductions}.union(*(seed.analysis.above(n) for n in reductions))
@@ -82,9 +82,11 @@ def _of_other_axes(seed: Seed) -> frozenset[Node]:
 
 
 class _Growth:
-    """One sweep. `members` maps a node to whether it depends on a reduction of the region.
+    """Grows one region: a sweep over the users of its core, then what these need.
 
-    `writes`: cheap members that are written anyway are written by the region.
+    `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
+    what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
+    once a node that joins needs them. See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
@@ -96,17 +98,17 @@ class _Growth:
         reductions = (*seed.inner, *seed.outer)
         core = {*reductions}.union(*(analysis.above(n, self.without) for n in reductions))
         if not seed.inner:
-            # An outer reduction alone rides along where its source is made, of pieces as well.
+            # An outer reduction alone is computed in the loop that computes its source, such as a `cat`.
             core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
         self.core = frozenset(core)
         self.inner = frozenset(self.core & analysis.inner)
         self.members = Members(seed, writes)
-        self.column: set[Node] = set()  # outer reductions and their epilogues
-        # Nodes outside that depend on the region but would be taken if a node that joins needs them.
+        self.column: set[Node] = set()
         self.pending: set[Node] = set()
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
-        # Only from here on can a node depend on the region.
+        # The position of the first node that users outside do not compute again: none before depends on the
+        # region.
         self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
 
     def grow(self, name: str) -> Region:
@@ -140,7 +142,7 @@ class _Growth:
         return region
 
     def sweep(self) -> None:
-        """Visit the core and whatever uses a member, in graph order."""
+        """Visit the core, and then the users of whatever joins or waits, in graph order."""
         heap = [(position(n), n) for n in self.core]
         queued = set(self.core)
         heapq.heapify(heap)
@@ -154,7 +156,7 @@ class _Growth:
                     heapq.heappush(heap, (position(user), user))
 
     def joins(self, node: Node) -> bool:
-        """Take the node if it may be taken; whether it was."""
+        """Take the node if it may be taken. Returns whether it was."""
         if node in self.without:
             return False
         args = operands(node)
@@ -187,7 +189,7 @@ class _Growth:
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
         if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
-            # Another norm reads it: write this one tensor, and leave what uses it to that norm.
+            # Another norm reads it. The region writes this one tensor, and that norm takes its users.
             return False
         if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
@@ -207,7 +209,8 @@ class _Growth:
         return self._feeds_another[node]
 
     def waits(self, node: Node) -> bool:
-        """Set aside a fusible node that uses a member which its users outside cannot recompute."""
+        """Add a node to `pending`, if it can be fused and uses a member that nodes outside cannot compute
+        again. Returns whether it was added."""
         args = operands(node)
         uses = any(a in self.pending or (a in self.members and a not in self.members.copied) for a in args)
         if not uses or node in self.core or node in self.without or not self.analysis.computable(node):
@@ -222,7 +225,7 @@ class _Growth:
         return True
 
     def is_tainted(self, node: Node) -> bool:
-        """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
+        """Whether a node outside depends on a member that does not stay in the graph as a copy."""
         todo = [node]
         while todo:
             current = todo[-1]
@@ -243,17 +246,19 @@ class _Growth:
         return self._tainted[node]
 
     def pull_operands(self) -> None:
-        """Add what only the sweep's finds need: producers that nobody else uses, or that can be recomputed.
+        """Add producers that only members use, or that users outside can compute again.
 
-        No user outside waits for such a node, so it cannot close a cycle. Gathers come in here: none has a
-        reduction of the region above it, which it would read at another row's place, since what depends on
-        one is no operand of a member that did not depend on it already.
+        No user outside waits for such a node, so it cannot close a cycle.
+
+        Gathers join here. A gather reads a row at another place than it writes, so it must not read a result
+        of the region's reductions. None of those that join does: what depends on a reduction of the region
+        has joined in the sweep.
         """
         moved: set[Node] = set()  # gathers, and what lies above them
-        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        staying: set[Node] = set()  # members that stay in the graph for users outside
         todo = {*self.members, *(a for n in self.members for a in operands(n))}
         while todo:
-            # Last first: by then all its users have been decided.
+            # Last first: all users of a node are decided before the node.
             node = max(todo, key=position)
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
@@ -273,10 +278,10 @@ class _Growth:
             todo.update(a for a in operands(node) if a not in self.members)
 
     def adopt(self) -> None:
-        """Add tensors that are written anyway, and made of nothing but what the region reads."""
+        """Add tensors that nodes outside need in memory, and that are computed from what the region reads."""
         inputs = {a for n in self.members for a in operands(n) if a not in self.members}
         known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
-        made: dict[Node, set[Node]] = {}  # a node, and those that it is made of, itself included
+        made: dict[Node, set[Node]] = {}  # a node, and those that it is computed from, itself included
         todo = list(known)
         while todo:
             for user in todo.pop().users:
@@ -295,10 +300,11 @@ class _Growth:
         return one and self.analysis.takes(node) and all(a in known for a in operands(node))
 
     def trim(self) -> None:
-        """Leave out what is written only for loops outside that had better compute it themselves.
+        """Drop nodes that only loops outside use, where computing them outside moves fewer bytes.
 
-        Such a node costs a write, a read outside, and reads that nothing else here needs; left out, its
-        operands are read outside, and those not written anyway are written.
+        A node inside costs its write, a read outside, and the reads of operands that no other member needs.
+        A node outside costs the reads of its operands there, and the writes of those that the region would
+        not write otherwise.
         """
         for node in reversed(tuple(self.members)):
             if (
@@ -320,8 +326,11 @@ class _Growth:
                 del self.members[node]
 
     def widened(self, region: Region) -> frozenset[Node]:
-        """Small outputs in half precision that only loops read. Inductor would have some of these in the
-        kernel of the reduction, and round nothing in between, unless it was asked to round as eager does."""
+        """Small outputs in half precision that only loops read.
+
+        Inductor computes such loops in the reduction's own kernel, and rounds nothing in between. That is
+        not so where it is asked to round as eager does (`emulate_precision_casts`).
+        """
         if config.emulate_precision_casts:
             return frozenset()
         return frozenset(

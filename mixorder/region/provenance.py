@@ -1,6 +1,7 @@
-"""Where in the user's program nodes come from: modules and source lines, as torch keeps them on the nodes.
+"""Provenance: the modules and source lines of the user's program that nodes come from.
 
-Takes nodes, gives plain data. Backward nodes carry the modules of the forward node that they belong to.
+Reads the metadata that torch stores on nodes, gives plain data. Backward nodes have the modules of
+the forward node that they belong to.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Provenance:
 
 
 def provenance_of(nodes: Iterable[Node]) -> Provenance:
-    """Of nodes that torch has not marked, nothing is said."""
+    """The modules and source lines of some nodes. Nodes without torch's metadata add nothing."""
     modules: dict[tuple[str, str], None] = {}
     lines: dict[str, None] = {}
     for node in nodes:

@@ -27,7 +27,10 @@ def replace(
     kernels: tuple[KernelSource, ...],
     num_splits: int,
 ) -> None:
-    """Replace the region by its kernels, launched in order. The graph's order is legal afterwards."""
+    """Replace the region by launches of its kernels, in order. The graph is in a legal order afterwards.
+
+    Raises with the graph unchanged if anything fails.
+    """
     writer = GraphWriter(graph, region)
     try:
         read = [writer.contiguous(n) if n in region.made_contiguous else n for n in region.inputs]
@@ -66,7 +69,7 @@ def replace(
 def sink(nodes: Sequence[Node], last: Node) -> None:
     """Move nodes that stand before `last` behind it, in their order.
 
-    Raises ValueError, with all in its place, if that would change the order of effects.
+    Raises ValueError, with the graph unchanged, if that would change the order of effects.
     """
     if not nodes:
         return

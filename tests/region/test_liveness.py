@@ -65,10 +65,10 @@ def summed(x: Any, g: Any) -> Any:
 CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
     "last use": (last_use, None),
     "viewed": (viewed, None),
-    "used later": (used_later, "somebody else reads it"),
-    "view used later": (view_used_later, "somebody else reads it"),
-    "member that stays": (used_by_a_member_that_stays, "somebody else reads it"),
-    "returned": (returned, "somebody else reads it"),
+    "used later": (used_later, "another node reads it"),
+    "view used later": (view_used_later, "another node reads it"),
+    "member that stays": (used_by_a_member_that_stays, "another node reads it"),
+    "returned": (returned, "another node reads it"),
 }
 
 
@@ -78,14 +78,14 @@ def test_a_product_dies_with_its_last_reader(name: str) -> None:
     region = only(traced(function, FULL, FULL, SQUARE))
     found = reasons(region)
     assert found.pop("mm", found.pop("reshape", "absent")) == reason
-    assert set(found.values()) <= {"its memory may be somebody else's"}
+    assert set(found.values()) <= {"its memory may be shared"}
     products = [b for b, n in region.buffers.items() if b[:2] == "in" and n.op != "placeholder"]
     assert dead_after(region) == (() if reason else tuple(products))
 
 
 def test_what_others_made_is_left_alone() -> None:
     region = only(traced(summed, FULL, FULL))
-    assert set(reasons(region).values()) == {"its memory may be somebody else's"}
+    assert set(reasons(region).values()) == {"its memory may be shared"}
 
 
 def test_a_result_of_an_earlier_region_dies() -> None:
@@ -96,7 +96,7 @@ def test_a_result_of_an_earlier_region_dies() -> None:
     regions = in_turn(traced(function, FULL, FULL, ((1024, 128), f32)))
     found = [(dead_after(region), reasons(region)) for region in regions]
     assert [len(names) for names, _ in found] == [0, 1]
-    assert found[1][1] == {"cumsum": "its memory may be somebody else's", "call_function": None}
+    assert found[1][1] == {"cumsum": "its memory may be shared", "call_function": None}
 
 
 def test_a_copy_is_read_instead() -> None:
