@@ -1,7 +1,7 @@
-"""Run a model through torch's front end and mixorder's pass, and keep what was fused and what was not.
+"""Run a model through torch's front end and mixorder's pass, and record what is fused and what is not.
 
-Takes a module or function and its inputs, gives a `Report`. The graphs run as AOTAutograd made them, op
-by op: no kernel of mixorder's or Inductor's is compiled or run, so that no GPU is needed.
+Takes a module or function and its inputs, gives a `Report`. The graphs that run are AOTAutograd's, op by op.
+No kernel of mixorder's or Inductor's is compiled or run, so that no GPU is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def explain(
     dynamic: bool | None = None,
     seen: Callable[[GraphRecord], None] | None = None,
 ) -> Callable[..., Report]:
-    """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
+    """See `mixorder.explain`. `seen` is called with the record of each graph as soon as there is one."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
         _check_versions()
@@ -88,7 +88,7 @@ def explain(
 
 @dataclasses.dataclass(frozen=True)
 class _Explainer:
-    """`explain(model)`, which waits for the inputs."""
+    """The result of `explain(model)`: call it with the inputs."""
 
     function: Callable[..., Any]
     explained: Callable[..., Report]
@@ -103,7 +103,7 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is noted while the model runs."""
+    """What is recorded while the model runs. `went_back`: whether a backward graph has run."""
 
     graphs: list[GraphRecord]
     calls: Calls
@@ -125,7 +125,7 @@ def _check_versions() -> None:
 
 
 def _backward(result: Any, watch: _Watch) -> list[str]:
-    """Run the backward of what a model gave; what there is to say if that is not possible."""
+    """Run the backward of a model's outputs. Returns remarks for the report, such as that there is none."""
     own = watch.went_back
     roots = roots_of(result)
     try:
@@ -191,7 +191,7 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
 def _inspect(
     gm: GraphModule, example_inputs: Sequence[Any], kind: str, is_inference: bool, options: Options
 ) -> GraphRecord:
-    """What mixorder makes of a graph, which stays as it is."""
+    """The record of mixorder's pass over a copy of a graph."""
     from torch._inductor.fx_passes.post_grad import post_grad_passes
     from torch._inductor.virtualized import V
 

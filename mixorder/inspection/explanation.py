@@ -1,4 +1,4 @@
-"""The report that `mixorder.explain` gives: what was found, and the ways to see it."""
+"""The report that `mixorder.explain` returns: the findings, as text and as a page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .table import text
 
 
 class Report(Findings):
-    """What mixorder does to a model. Print it for the table; `Findings` says what it holds."""
+    """What mixorder does to a model. `print` shows a table; `Findings` lists the fields."""
 
     def html(self, path: str | Path) -> Path:
-        """Write a page that needs no other file: tables, and a picture of each kind of region, before and
-        after.
+        """Write a page that needs no other file: the table, and a picture of each kind of region before and
+        after fusion. Returns the path.
 
         Raises OSError where the file cannot be written.
         """

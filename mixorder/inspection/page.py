@@ -73,7 +73,7 @@ def _figure(caption: str, picture: str) -> str:
 
 
 def _apart(record: RegionRecord) -> list[Kernel]:
-    """A box per nest: the one that is led by rows makes dx, the one that is led by columns dw and db."""
+    """A box per nest: the nest with rows outside computes dx, the one with columns outside dw and db."""
     loops = record.apart
     titles = ["rows, then columns", "columns, then rows"] if len(loops.nests) == 2 else ["over the rows"]
     return [_kernel(nest, title) for nest, title in zip(loops.nests, titles, strict=True)]
@@ -91,7 +91,7 @@ def _kernel(nest: Nest, title: str) -> Kernel:
 
 
 def _picture(record: RegionRecord, loops: LoopProgram, kernels: list[Kernel]) -> str:
-    """Inputs on the left, kernels in the middle, what they write on the right; a line's width shows bytes."""
+    """Inputs on the left, kernels in the middle, outputs on the right. A line's width shows bytes."""
     read = list(dict.fromkeys(b for k in kernels for b in k.reads))
     written = list(dict.fromkeys(b for k in kernels for b in k.writes))
     left = [b for b in read if b not in written]
@@ -138,7 +138,7 @@ def _box(x: float, y: float, width: float, height: float, colour: str, lines: li
 
 
 def _label(record: RegionRecord, name: str, size: float) -> list[str]:
-    """Dtype and shape of the tensor behind a buffer, or what it is for; the node's name, and bytes."""
+    """Two lines: a tensor's dtype and shape, or a workspace's purpose; the node's name, and bytes."""
     moved = f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size / 1e3:.1f} KB"
     for prefix, tensors in (("in", record.inputs), ("out", record.outputs)):
         if name.startswith(prefix) and name[len(prefix) :].isdigit():

@@ -25,7 +25,7 @@ bytes over the kernels' time, as expected from measurements on an H200 (within s
 
 
 def text(report: Findings) -> str:
-    """Heading, regions, near misses, norms and totals."""
+    """The whole report: heading, regions, totals, near misses, norms."""
     parts = [heading(report)]
     if kinds := grouped(report.regions):
         parts += [
@@ -54,7 +54,7 @@ def heading(report: Findings) -> str:
 
 
 def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
-    """Numbers of the regions that launch the same kernels on tensors of the same size."""
+    """The numbers of regions in groups: those of a group launch the same kernels on the same sizes."""
     kinds: dict[object, list[int]] = {}
     for i, record in enumerate(regions):
         names = tuple(kernel.name for kernel in record.kernels)
@@ -63,7 +63,7 @@ def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
 
 
 def source(records: Iterable[RegionRecord | Decline], most: int = 2) -> str:
-    """Modules that some regions come from, with numbers that differ as `*`."""
+    """The modules that regions come from; of more than `most`, with `*` for each number."""
     found: list[Provenance] = [record.provenance for record in records if record.provenance]
     paths = list(dict.fromkeys(path or kind for one in found for path, kind in one.modules))
     if not paths:

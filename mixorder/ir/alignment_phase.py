@@ -1,8 +1,8 @@
 """How the rows of a program lie relative to the boundaries of wide memory accesses.
 
 A GPU reads 16 bytes at once where they start at a multiple of 16 bytes. Rows of an odd number of elements do
-not all start there, but rows that are `period` apart lie alike; so a program that deals with such rows alone
-can shift its columns by a constant, and every access is wide again.
+not all start at one, but rows that are `period` apart start at the same distance from one. A program that has
+only such rows shifts its columns by a constant, and every access is wide again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ACCESS_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class Skew:
-    """Rows lie `stride` elements apart, `elements` of which make one wide access; `period` rows on, a row
-    lies as this one does."""
+    """How rows are aligned: they lie `stride` elements apart, and a wide access has `elements` elements. Rows
+    that are `period` apart have the same alignment."""
 
     stride: int
     elements: int
@@ -31,7 +31,7 @@ class Skew:
 
 
 def skew_of(program: LoopProgram) -> Skew | None:
-    """The skew of a merged program; None where rows lie alike, or not all tiles lie in the same way."""
+    """The skew of a merged program; None where all rows have one alignment, or tiles differ in theirs."""
     row, last = program.tile_axes
     if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
         return None
@@ -46,7 +46,7 @@ def skew_of(program: LoopProgram) -> Skew | None:
     ):
         return None
     buffers = [program.buffer(s.buffer) for s in full]
-    # Whole accesses would reach beyond the end of a tensor that starts or ends off a boundary.
+    # A wide access would reach beyond a tensor that does not start and end at a boundary.
     read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
     edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
     sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]

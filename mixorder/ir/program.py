@@ -21,18 +21,18 @@ from .dtypes import short_dtype
 from .reductions import ReductionKind
 
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
-"""Groups of programs that share the rows out; a schedule says how many."""
+"""How many groups of programs the rows are divided among; a schedule has the number."""
 SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
 
 
 class AxisClass(enum.Enum):
-    """Who reduces an axis of the shared iteration space (`SPLIT` exists only after the outer split)."""
+    """Which reductions run over an axis of the iteration space. `SPLIT` exists only after the outer split."""
 
     ROW = "row"  # the outer reduction only
     COLUMN = "column"  # the inner reduction only
     BATCH = "batch"  # neither
     COMMON = "common"  # both
-    SPLIT = "split"  # numbers the programs that share the rows out
+    SPLIT = "split"  # numbers the groups of programs among which the rows are divided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class BufferRole(enum.Enum):
     INPUT = "in"
     OUTPUT = "out"
     WORKSPACE = "ws"
-    WORDS = "words"  # by which the programs that share a row tell one another their parts
+    WORDS = "words"  # through which programs that share a row exchange partial reductions
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
 
-    `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
-    storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
+    `over`: the input whose memory an output reuses. `offset`: elements of the storage before the first one.
+    `widened`: the dtype is wider than the graph states, and loops that read the buffer cast.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
     Where the bool value `predicate` is false nothing is read, and the index may be out of range. `again`:
-    an earlier stage has read it already.
+    the nest has read the same element before an earlier reduction.
     """
 
     name: str
@@ -125,10 +125,10 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Reduce:
-    """`name = kind over axes of value`; the axes named close, the value no longer depends on them.
+    """`name = kind over axes of value`: the loops over `axes` end, and the result does not depend on them.
 
-    `dtype`: what is combined, and what the value and the result have. `stored`: what the graph states for the
-    result, to which the next statement casts.
+    `dtype`: of the value, the accumulator and the result. `stored`: what the graph states for the result; the
+    next statement casts to it.
     """
 
     name: str
@@ -175,7 +175,8 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """`name = value` as it was for the row tile that is `stages` stages further on its way."""
+    """`name = value` as it was `stages` turns ago, when this phase's row tile was in the phase that computes
+    `value`."""
 
     name: str
     value: Ref
@@ -188,7 +189,8 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The end of a stage where a row is shared: each reduction named turns from a part's into the row's."""
+    """The end of a phase where programs share a row: each of `values`, a partial reduction, becomes that of
+    the whole row."""
 
     buffer: str
     values: tuple[Ref, ...]
