@@ -89,7 +89,7 @@ class DeclineReason(Enum):
 class Decline(Exception):
     """A region is left to Inductor: raised inside a stage, caught once, by the pipeline.
 
-    `origin`: a `graph.origin.Origin`, where the reductions come from, once that is known.
+    `provenance`: a `region.provenance.Provenance`, where the reductions come from, once that is known.
     """
 
     def __init__(self, reason: DeclineReason, detail: str, node_name: str | None = None) -> None:
@@ -97,7 +97,7 @@ class Decline(Exception):
         self.reason = reason
         self.detail = detail
         self.node_name = node_name
-        self.origin: Any = None
+        self.provenance: Any = None
 
     def __str__(self) -> str:
         at = f" (at %{self.node_name})" if self.node_name else ""

@@ -27,7 +27,7 @@ from .planning import Plan, check_layout, plan, tuned
 from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
-from .region.liveness import dying
+from .region.liveness import dead_after
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
@@ -120,7 +120,7 @@ def fuse(
     )
     loops, schedule, strategy = chosen.loops, chosen.schedule, chosen.strategy
     if strategy.in_place:
-        loops = step("in_place", reuse_in_place, loops, step("liveness", dying, region))
+        loops = step("in_place", reuse_in_place, loops, step("liveness", dead_after, region))
         show("in_place.txt", loops, Form.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))

@@ -10,9 +10,9 @@ from .errors import Decline, MixorderError, TooWide
 from .ir.program import BufferRole, LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
-from .region.key import structure
+from .region.key import structural_key
 from .region.nodes import leaves_the_graph
-from .region.partition import parts, without_culprit, without_gathers
+from .region.partition import partition, without_culprit, without_gathers
 from .region.region import Region
 from .runner import Runner
 from .schedule import cost
@@ -29,8 +29,8 @@ from .tune.search import Tuning
 class Plan:
     """How a region is run, and what that takes. All but the region is the same for all with its key.
 
-    `copied`: the buffers of the region's relaid nodes. `lowered`: its loops before any rewrite; `merged`:
-    after the rewrites that every strategy starts from; `loops`: as the strategy runs them.
+    `copied`: the buffers of the nodes that are made contiguous. `lowered`: its loops before any rewrite;
+    `merged`: after the rewrites that every strategy starts from; `loops`: as the strategy runs them.
     """
 
     key: Hashable | None
@@ -49,14 +49,14 @@ class Plan:
     def of(self, region: Region) -> Plan:
         """The plan for another region with the same key."""
         if self.copied:
-            relaid = frozenset(region.buffers[name] for name in self.copied)
-            region = dataclasses.replace(region, relaid=relaid)
+            nodes = frozenset(region.buffers[name] for name in self.copied)
+            region = dataclasses.replace(region, made_contiguous=nodes)
         return dataclasses.replace(self, region=region)
 
     def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
         """What there is to say of the region, with the loops and kernels that are launched."""
         accumulators = len(loops.role(BufferRole.WORKSPACE))
-        copies = sum(node in self.region.relaid for node in self.region.inputs)
+        copies = sum(node in self.region.made_contiguous for node in self.region.inputs)
         stretch = self.strategy.stretch(accumulators)
         takes = expected(
             self.lowered, loops, self.schedule, self.facts, self.traffic, self.device, stretch, copies
@@ -102,7 +102,7 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
             return max(plans, key=lambda plan: plan.traffic.saved - 2 * _written_between(plan, region))
         refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
         _, narrowest = min(refusals, key=lambda one: one[0].words)
-        tried = runner.step("partition", parts, narrowest)
+        tried = runner.step("partition", partition, narrowest)
         if not tried:
             raise refusals[-1][0]
 
@@ -110,7 +110,7 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
 def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
     """The plan of this very region; one with the same key may have been planned already."""
     runner.step("legality", legality.check, region)
-    key = runner.step("key", structure, region)
+    key = runner.step("key", structural_key, region)
     answer = runner.once(key, lambda: build(key, region))
     return answer.of(region) if isinstance(answer, Plan) else answer
 
@@ -129,7 +129,7 @@ def check_layout(
     nodes = {name: region.buffers[name] for name in across}
     copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
     cost.check_layout(merged, copied)
-    return dataclasses.replace(region, relaid=frozenset(nodes.values())), copied
+    return dataclasses.replace(region, made_contiguous=frozenset(nodes.values())), copied
 
 
 def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner) -> Plan:

@@ -16,7 +16,7 @@ from .errors import Decline
 from .ir.dtypes import short_dtype
 from .ir.program import LoopProgram
 from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
-from .region.provenance import Origin, origin_of
+from .region.provenance import Provenance, provenance_of
 from .region.region import Region
 from .schedule.cost import Traffic
 from .schedule.predicted import Expected
@@ -38,14 +38,13 @@ class TensorRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RegionRecord:
-    """One fused region, as plain data: extents, dtype of the reductions, their nodes, the number of nodes
-    that the kernels compute, the strategy, the schedule, the kernels' text, the bytes they move, and what
-    tuning gained.
+    """One fused region, as plain data.
 
-    `inner_ops`, `outer_ops`: what each reduction computes, such as `sum`. `apart` and `loops`: the loop nests
-    that the region was lowered to, and those that its kernels run. `stage_ms`: milliseconds that the pass
-    spent on the region, by stage. They differ from run to run, and do not count when records are compared,
-    nor do loops.
+    `rows`, `cols`: extents in elements. `dtype`: of the first outer reduction's operand. `inner`, `outer`:
+    names of the reductions' nodes; `inner_ops`, `outer_ops`: what each computes, such as `sum`. `num_nodes`:
+    how many nodes the kernels compute. `traffic`: in bytes. `apart` and `loops`: the loop nests as lowered,
+    and those that the kernels run. `tuning`: what timing gained, if it was done. `stage_ms`: milliseconds
+    that the pass spent on the region, by stage. Loops and times are not compared when records are.
     """
 
     name: str
@@ -61,7 +60,7 @@ class RegionRecord:
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
     expected: Expected
-    origin: Origin
+    provenance: Provenance
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     inner_ops: tuple[str, ...]
@@ -73,7 +72,7 @@ class RegionRecord:
 
     @property
     def pass_ms(self) -> float:
-        """Milliseconds that the pass spent on the region, from looking for it to the rewrite."""
+        """Milliseconds that the pass spent on the region, from the search to the rewrite."""
         return sum(ms for _, ms in self.stage_ms)
 
 
@@ -104,7 +103,7 @@ def describe(
         tuple(kernels),
         traffic,
         expected,
-        origin_of((*region.inner, *region.outer)),
+        provenance_of((*region.inner, *region.outer)),
         tuple(map(_tensor, region.inputs)),
         tuple(map(_tensor, region.outputs)),
         tuple(map(_op, region.inner)),
@@ -123,7 +122,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "node": record.node_name,
             "explanation": record.reason.explanation,
             "remedy": record.reason.remedy,
-            "origin": dataclasses.asdict(record.origin) if record.origin else None,
+            "provenance": dataclasses.asdict(record.provenance) if record.provenance else None,
         }
     plain = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     plain.update(
@@ -132,7 +131,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "kernels": [dataclasses.asdict(kernel) for kernel in record.kernels],
             "traffic": dataclasses.asdict(record.traffic) | {"total": record.traffic.total},
             "expected": dataclasses.asdict(record.expected) | {"share": record.expected.share},
-            "origin": dataclasses.asdict(record.origin),
+            "provenance": dataclasses.asdict(record.provenance),
             "inputs": [dataclasses.asdict(tensor) for tensor in record.inputs],
             "outputs": [dataclasses.asdict(tensor) for tensor in record.outputs],
             "apart": str(record.apart),
@@ -146,7 +145,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
 
 def _tensor(node: Node) -> TensorRecord:
     val = fake(node)
-    if val is None:  # pieces of a split, which are looked at one by one
+    if val is None:  # a split, which gives several tensors
         return TensorRecord(node.name, "several", ())
     shape = tuple(n if isinstance(n, int) else str(n) for n in map(size_of, val.shape))
     return TensorRecord(node.name, short_dtype(val.dtype), shape)

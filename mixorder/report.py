@@ -1,4 +1,4 @@
-"""What mixorder says about a compile: counters, log lines, a trace artifact, dump files, and records."""
+"""Reports of a compile: counters, log lines, a trace artifact, dump files, and records."""
 
 from __future__ import annotations
 
@@ -67,10 +67,8 @@ def declined(decline: Decline) -> None:
 
 
 def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
-    """Say what became of a graph and how long the pass took; nothing where there was nothing to fuse.
-
-    For tlparse, an artifact `mixorder` has all records of the graph.
-    """
+    """Log how many regions of a graph were fused, and the seconds of the pass; nothing for a graph without
+    any pair. The artifact `mixorder` has all records of the graph, for tlparse."""
     if not records:
         return
     num_fused = sum(isinstance(record, RegionRecord) for record in records)
@@ -80,7 +78,7 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
 
 
 class Dump:
-    """Writes one numbered text file per stage under `directory`; writes nothing if that is empty."""
+    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty."""
 
     def __init__(self, directory: str) -> None:
         self.root = None

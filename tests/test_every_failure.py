@@ -23,7 +23,7 @@ from mixorder import pipeline, planning
 from mixorder import runner as runner_module
 from mixorder.errors import MixorderError
 from mixorder.options import Options
-from mixorder.rewrite import rewrite
+from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.schedule.device import H200
 from mixorder.tune import tuner
 from mixorder.tune.search import Tuning
@@ -185,7 +185,7 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
 @pytest.mark.parametrize("name", ["held", "shared", "copied"])
 def test_a_failure_after_any_node_of_the_rewrite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = WAYS[name].graph()
-    before, add = graphs.snapshot(graph), rewrite._Writer.add
+    before, add = graphs.snapshot(graph), GraphWriter.add
     made = 0
 
     def counted(self: Any, *args: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_failure_after_any_node_of_the_rewrite(name: str, monkeypatch: pytest.
             raise RuntimeError("injected")
         return node
 
-    monkeypatch.setattr(rewrite._Writer, "add", counted)
+    monkeypatch.setattr(GraphWriter, "add", counted)
     for at in range(1, 100):
         made = 0
         try:

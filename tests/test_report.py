@@ -296,7 +296,7 @@ def test_torch_logs_and_the_trace_that_tlparse_reads(tmp_path: Path) -> None:
     end = next((i for i, line in enumerate(payload) if line == "]"), None)
     (record,) = json.loads("\n".join(payload[: None if end is None else end + 1]))
     assert record["name"] == "region0" and "@triton.jit" in record["kernels"][0]["text"]
-    assert record["origin"]["modules"][0] == ["0", "LayerNorm"]
+    assert record["provenance"]["modules"][0] == ["0", "LayerNorm"]
 
 
 def test_a_graph_without_pairs_leaves_no_artifact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import mixorder
 from mixorder.cli.bench import Way, cuda_clock, measure
-from mixorder.inspection.found import Found
+from mixorder.inspection.findings import Findings
 
 GPU = torch.cuda.is_available()
 
@@ -72,7 +72,7 @@ class Row:
 
     model: str
     source: str = ""
-    report: Found | None = None
+    report: Findings | None = None
     error: str = ""
     stock_error: float | None = None
     our_error: float | None = None

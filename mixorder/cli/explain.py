@@ -14,7 +14,7 @@ from mixorder.cli.factory import HELP, add_factory, make
 from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
-    from mixorder.inspection.found import GraphRecord
+    from mixorder.inspection.findings import GraphRecord
 
 DESCRIPTION = """\
 Show what mixorder would do to a model's forward and backward: each region that it fuses, from which modules,

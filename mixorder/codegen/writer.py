@@ -329,7 +329,7 @@ class Writer:
             self.store_halves(stmt, rest, value)
 
     def store_halves(self, stmt: PartialAccumulate, rest: sympy.Expr, value: str) -> None:
-        """Store a row's partials in two halves, each without gaps: `loops.halves`."""
+        """Store a row's partials in two halves, each without gaps: see `transform/interleave.py`."""
         y, line, columns = self.dims[1], self.code.writeline, self.program.buffer(stmt.buffer).shape[-1]
         group = f"tl.arange(0, {y.block} // {GROUP})[:, None]"
         if not self._half:

@@ -1,4 +1,4 @@
-"""The backward of whatever a model gives, without touching the `.grad` of its parameters."""
+"""Run the backward of a model's outputs without changing the `.grad` of its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..inductor.tensors import tree_leaves
 
 
 def roots_of(result: Any) -> list[Tensor]:
-    """What to start the backward from: what a model's output calls `loss`, or else every output."""
+    """The tensors that the backward starts from: the attribute `loss` of the output, or else every output."""
     loss = getattr(result, "loss", None)
     leaves = [loss] if isinstance(loss, Tensor) else tree_leaves(result)
     return [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]

@@ -8,15 +8,18 @@ from ..inductor.telemetry import graph_breaks
 
 
 class Breaks:
-    """Counts from where it is made. Torch counts what it cannot capture, but no branch on a tensor's value;
-    what ends a graph is known for every graph, but a break may come before there is one."""
+    """Counts graph breaks from its creation on.
+
+    Torch's counter has what dynamo cannot capture, but no branches on a tensor's value. Each graph has the
+    reason for its end, but a break may come before the first graph. `count` joins the two.
+    """
 
     def __init__(self) -> None:
         self.before = graph_breaks()
         self.branches = self.others = 0
 
     def add(self, graph: GraphModule) -> None:
-        """Note why dynamo has ended a graph."""
+        """Count the break that ended a graph, if one did."""
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             branch = reason.reason.startswith("generic_jump")

@@ -1,8 +1,8 @@
-"""Which modules ran in a model's graphs, under which path, and whether gradients were asked for around them.
+"""Which modules ran in a model's graphs, under which path, and whether they take part in a backward.
 
-Takes the graphs that dynamo has captured. After a graph break, and in a function, its names begin at some
-local variable. The keys beside them are the modules' identities: by these every node gets the path from the
-model.
+Takes the graphs that dynamo has captured. After a graph break, and in a function, dynamo's names of modules
+begin at a local variable. The keys beside the names are the modules' identities. By these, every node gets
+the module's path from the model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 @dataclasses.dataclass
 class Called:
-    """Of all calls of a module: whether what goes in, and what is computed, needs a gradient, and whether one
-    flows back through it."""
+    """All calls of a module: whether an input needs a gradient, whether a result does, and whether a graph
+    computes the module's backward."""
 
     input_needs: bool = False
     output_needs: bool = False
@@ -29,7 +29,8 @@ class Called:
 
 
 def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and modules of a module, of a module's method, or of what a function's own names stand for."""
+    """Paths and modules: of a module, of the module that a method belongs to, or of the modules that a
+    function uses by its own names."""
     owner = getattr(function, "__self__", function)
     if isinstance(owner, nn.Module):
         yield from owner.named_modules()
@@ -44,9 +45,9 @@ def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
 
 
 class Calls:
-    """What the graphs of a module or function say about its modules; `found` is by path.
+    """The calls that the graphs of a module or function have of its modules; `found` is by path.
 
-    `same`: modules that run in a graph that was captured for another one, with the path of that one.
+    `same`: by the path of a module that runs in a graph captured for another module, the path of the other.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -57,7 +58,8 @@ class Calls:
         self.same: dict[str, str] = {}
 
     def watched(self, graph: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled graph that notes for which modules it runs again: their parameters are its inputs."""
+        """A compiled graph that notes the modules for which it runs again. It knows them by their parameters,
+        which are its inputs."""
         first: list[str | None] = []
 
         def run(*args: Any) -> Any:
@@ -72,7 +74,7 @@ class Calls:
         return run
 
     def _are_same(self, was: str, now: str) -> None:
-        """Of two modules that run in one graph, those that they are in do as well, up to where both meet."""
+        """Note that two modules run in one graph, and so do their parents, up to a common one."""
         while was and now and was != now:
             self.same.setdefault(now, was)
             (was, _, end), (now, _, other_end) = was.rpartition("."), now.rpartition(".")
@@ -80,14 +82,14 @@ class Calls:
                 break
 
     def first_of(self, path: str) -> str:
-        """The path of the module for which the graph was captured that this module runs in."""
+        """The path of the module whose graph this module runs in: its own, or that of an equal one."""
         for end in [path, *_parents(path)]:
             if (first := self.same.get(end)) is not None:
                 return first + path[len(end) :]
         return path
 
     def forward(self, graph: GraphModule) -> None:
-        """Note what runs in a graph that dynamo has captured, and give its nodes the paths."""
+        """Note the calls in a graph that dynamo has captured, and write the paths on its nodes."""
         for node in _nodes(graph):
             if node.op not in ("placeholder", "get_attr", "output"):
                 for path in self._paths(node):
@@ -98,7 +100,7 @@ class Calls:
                     node.meta[name] = {key: self._entry(key, entry) for key, entry in stack.items()}
 
     def backward(self, graph: GraphModule) -> None:
-        """Note what a graph of AOTAutograd's has a backward of."""
+        """Note the modules whose backward a graph of AOTAutograd computes."""
         for node in _nodes(graph):
             for path in self._paths(node):
                 self.found.setdefault(path, Called()).has_backward = True
@@ -110,7 +112,7 @@ class Calls:
         called.input_needs |= any(_needs_grad(n) and not _is_parameter(n) for n in outside)
 
     def _paths(self, node: Node) -> list[str]:
-        """Of the modules that a node is in, from the outermost to the innermost."""
+        """The paths of the modules that a node is in, from the outermost to the innermost."""
         stack: dict[str, Any] = next(
             (node.meta[name] for name in reversed(_STACKS) if node.meta.get(name)), {}
         )
@@ -118,7 +120,7 @@ class Calls:
         return [path for path in found if path is not None]
 
     def _path(self, key: str) -> str | None:
-        """Of a module by its identity; the second of several calls has a key like `140541479800848@1`."""
+        """The path of a module by its identity. The key of a second call ends in `@1`."""
         identity = str(key).partition("@")[0]
         return self.paths.get(int(identity)) if identity.isdigit() else None
 
@@ -133,7 +135,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _nodes(graph: GraphModule) -> Iterator[Node]:
-    """Those of a graph, and of the graphs in it."""
+    """The nodes of a graph, and of the graphs in it."""
     for module in graph.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes

@@ -1,7 +1,7 @@
-"""Run a model through torch's front end and mixorder's pass, and keep what was fused and what was not.
+"""Run a model through torch's front end and mixorder's pass, and record what is fused and what is not.
 
-Takes a module or function and its inputs, gives a `Report`. The graphs run as AOTAutograd made them, op
-by op: no kernel of mixorder's or Inductor's is compiled or run, so that no GPU is needed.
+Takes a module or function and its inputs, gives a `Report`. The graphs that run are AOTAutograd's, op by op.
+No kernel of mixorder's or Inductor's is compiled or run, so that no GPU is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .backward import gradients, parameters_behind, roots_of
 from .breaks import Breaks
 from .calls import Calls
 from .explanation import Report
-from .found import GraphRecord
+from .findings import GraphRecord
 from .meta import faked, has_no_data, without_values
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled
@@ -39,7 +39,7 @@ def explain(
     dynamic: bool | None = None,
     seen: Callable[[GraphRecord], None] | None = None,
 ) -> Callable[..., Report]:
-    """See `mixorder.explain`. `seen` is called with each graph as soon as it has been dealt with."""
+    """See `mixorder.explain`. `seen` is called with the record of each graph as soon as there is one."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
         _check_versions()
@@ -82,7 +82,7 @@ def explain(
 
 @dataclasses.dataclass(frozen=True)
 class _Explainer:
-    """`explain(model)`, which waits for the inputs."""
+    """The result of `explain(model)`: call it with the inputs."""
 
     function: Callable[..., Any]
     explained: Callable[..., Report]
@@ -97,7 +97,7 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is noted while the model runs."""
+    """What is recorded while the model runs. `went_back`: whether a backward graph has run."""
 
     graphs: list[GraphRecord]
     calls: Calls
@@ -119,7 +119,7 @@ def _check_versions() -> None:
 
 
 def _backward(result: Any, watch: _Watch) -> list[str]:
-    """Run the backward of what a model gave; what there is to say if that is not possible."""
+    """Run the backward of a model's outputs. Returns remarks for the report, such as that there is none."""
     own = watch.went_back
     roots = roots_of(result)
     try:

@@ -1,20 +1,20 @@
-"""The report that `mixorder.explain` gives: what was found, and the ways to see it."""
+"""The report that `mixorder.explain` returns: the findings, as text and as a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .found import Found
+from .findings import Findings
 from .page import page
 from .table import text
 
 
-class Report(Found):
-    """What mixorder does to a model. Print it for the table; `Found` says what it holds."""
+class Report(Findings):
+    """What mixorder does to a model. `print` shows a table; `Findings` lists the fields."""
 
     def html(self, path: str | Path) -> Path:
-        """Write a page that needs no other file: tables, and a picture of each kind of region, before and
-        after.
+        """Write a page that needs no other file: the table, and a picture of each kind of region before and
+        after fusion. Returns the path.
 
         Raises OSError where the file cannot be written.
         """

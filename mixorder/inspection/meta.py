@@ -1,6 +1,6 @@
-"""Models on the meta device, which have sizes and no data, as fake tensors of a CPU.
+"""Models on the meta device, whose tensors have sizes and no data, as fake tensors of a CPU.
 
-So a model of any size can be explained on any machine: nothing is allocated, nothing computed.
+Nothing is allocated and nothing computed, so a model of any size can be explained on any machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def has_no_data(tensors: Sequence[Tensor]) -> bool:
 
 
 def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], Any]:
-    """A copy of a module, and of a tree of inputs, with a fake tensor for each tensor, tied ones tied.
+    """A copy of a module and of a tree of inputs, with one fake tensor for each tensor.
 
-    A function that is no module stays as it is.
+    A tensor that occurs twice is one fake tensor. A function that is no module is returned unchanged.
     """
     mode = FakeTensorMode()
     known: dict[int, Tensor] = {}
@@ -53,7 +53,7 @@ def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any]
 
 @contextlib.contextmanager
 def without_values() -> Iterator[None]:
-    """Say where a model asks for the value of a tensor, which has none here."""
+    """Raise `CannotExplain`, with the source line, where a model uses the value of a tensor without data."""
     try:
         yield
     except Exception as error:  # dynamo wraps some errors of its own in others

@@ -1,4 +1,4 @@
-"""The normalisation modules of a model, and what became of each."""
+"""The normalisation modules of a model: whether a region has their backward, or why none has."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import nn
 
 from ..errors import Decline
 from .calls import Called, Calls, modules_of
-from .found import GraphRecord, Norm
+from .findings import GraphRecord, Norm
 
 
 def norms_of(
     function: Callable[..., Any], graphs: Sequence[GraphRecord], calls: Calls, graph_breaks: int
 ) -> tuple[Norm, ...]:
-    """The modules whose class is named after a norm, and what became of each."""
+    """The modules whose class has "norm" in its name, each with the reason why no region has it."""
     records = [record for graph in graphs for record in graph.records]
     fused: set[str] = set()
     declined: dict[str, str] = {}
     for record in records:
-        paths = [path for path, _ in record.origin.modules] if record.origin else []
+        paths = [path for path, _ in record.provenance.modules] if record.provenance else []
         if isinstance(record, Decline):
             declined.update(dict.fromkeys(paths, f"{record.reason.value}: {record.detail}"))
         else:
@@ -46,7 +46,7 @@ _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 
 def _why_none(module: nn.Module, called: Called | None) -> str:
-    """Why a norm that ran has no pair at all, as far as its module and its calls show."""
+    """Why the backward of a norm that ran has no pair, as its module and its calls tell."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
         return "no weight or bias that trains, so nothing is reduced over rows"
     if called and not called.output_needs:

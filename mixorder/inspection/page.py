@@ -13,7 +13,7 @@ import sympy
 
 from ..ir.program import NUM_SPLITS, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord
-from .found import Found
+from .findings import Findings
 from .table import grouped, schedule_of, source, text
 
 _STYLE = """
@@ -36,7 +36,7 @@ class Kernel:
     writes: tuple[str, ...]
 
 
-def page(report: Found) -> str:
+def page(report: Findings) -> str:
     """The whole page."""
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>mixorder</title>",
@@ -48,14 +48,14 @@ def page(report: Found) -> str:
     return "\n".join([*parts, "</body></html>"])
 
 
-def _section(report: Found, kind: list[int]) -> str:
+def _section(report: Findings, kind: list[int]) -> str:
     record = report.regions[kind[0]]
     where = html.escape(source([report.regions[i] for i in kind]))
     takes, moved = record.expected, record.traffic
     before = f"Before: at least {takes.launches_apart} launches, {moved.apart / 1e6:.1f} MB"
     after = f"After: {takes.launches} launches, {moved.total / 1e6:.1f} MB, {takes.share:.0%} of the limit"
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")
-    lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.origin.lines[:4])
+    lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.provenance.lines[:4])
     return "\n".join(
         [
             f"<h2>{where}: {html.escape(record.space)} ({numbers})</h2><ul>{lines}</ul>",
@@ -73,7 +73,7 @@ def _figure(caption: str, picture: str) -> str:
 
 
 def _apart(record: RegionRecord) -> list[Kernel]:
-    """A box per nest: the one that is led by rows makes dx, the one that is led by columns dw and db."""
+    """A box per nest: the nest with rows outside computes dx, the one with columns outside dw and db."""
     loops = record.apart
     titles = ["rows, then columns", "columns, then rows"] if len(loops.nests) == 2 else ["over the rows"]
     return [_kernel(nest, title) for nest, title in zip(loops.nests, titles, strict=True)]
@@ -91,7 +91,7 @@ def _kernel(nest: Nest, title: str) -> Kernel:
 
 
 def _picture(record: RegionRecord, loops: LoopProgram, kernels: list[Kernel]) -> str:
-    """Inputs on the left, kernels in the middle, what they write on the right; a line's width shows bytes."""
+    """Inputs on the left, kernels in the middle, outputs on the right. A line's width shows bytes."""
     read = list(dict.fromkeys(b for k in kernels for b in k.reads))
     written = list(dict.fromkeys(b for k in kernels for b in k.writes))
     left = [b for b in read if b not in written]
@@ -138,7 +138,7 @@ def _box(x: float, y: float, width: float, height: float, colour: str, lines: li
 
 
 def _label(record: RegionRecord, name: str, size: float) -> list[str]:
-    """Dtype and shape of the tensor behind a buffer, or what it is for; the node's name, and bytes."""
+    """Two lines: a tensor's dtype and shape, or a workspace's purpose; the node's name, and bytes."""
     moved = f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size / 1e3:.1f} KB"
     for prefix, tensors in (("in", record.inputs), ("out", record.outputs)):
         if name.startswith(prefix) and name[len(prefix) :].isdigit():

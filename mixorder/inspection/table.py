@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import Decline
 from ..record import RegionRecord
-from ..region.provenance import Origin
-from .found import Found
+from ..region.provenance import Provenance
+from .findings import Findings
 
 WIDTH = 110
 _HEADER = (
@@ -24,8 +24,8 @@ bytes over the kernels' time, as expected from measurements on an H200 (within s
 `.graph(i)`; Triton text: `.kernel(i)`; everything: `.to_json()`; a picture: `.html(path)`."""
 
 
-def text(report: Found) -> str:
-    """Heading, regions, near misses, norms and totals."""
+def text(report: Findings) -> str:
+    """The whole report: heading, regions, totals, near misses, norms."""
     parts = [heading(report)]
     if kinds := grouped(report.regions):
         parts += [
@@ -42,7 +42,7 @@ def text(report: Found) -> str:
     return "\n\n".join(parts)
 
 
-def heading(report: Found) -> str:
+def heading(report: Findings) -> str:
     """Versions, device, and the graphs that were looked at."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     where = report.device.name + ("" if report.on_gpu else ", planned for without a GPU")
@@ -54,7 +54,7 @@ def heading(report: Found) -> str:
 
 
 def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
-    """Numbers of the regions that launch the same kernels on tensors of the same size."""
+    """The numbers of regions in groups: those of a group launch the same kernels on the same sizes."""
     kinds: dict[object, list[int]] = {}
     for i, record in enumerate(regions):
         names = tuple(kernel.name for kernel in record.kernels)
@@ -63,16 +63,16 @@ def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
 
 
 def source(records: Iterable[RegionRecord | Decline], most: int = 2) -> str:
-    """Modules that some regions come from, with numbers that differ as `*`."""
-    origins: list[Origin] = [record.origin for record in records if record.origin]
-    paths = list(dict.fromkeys(path or kind for origin in origins for path, kind in origin.modules))
+    """The modules that regions come from; of more than `most`, with `*` for each number."""
+    found: list[Provenance] = [record.provenance for record in records if record.provenance]
+    paths = list(dict.fromkeys(path or kind for one in found for path, kind in one.modules))
     if not paths:
-        return _short(next((line for origin in origins for line in origin.lines), "unknown"))
+        return _short(next((line for one in found for line in one.lines), "unknown"))
     patterns = list(dict.fromkeys(paths if len(paths) <= most else [_pattern(path) for path in paths]))
     return ", ".join(patterns[:most]) + (f" and {len(patterns) - most} more" if len(patterns) > most else "")
 
 
-def totals(report: Found) -> str:
+def totals(report: Findings) -> str:
     """One line of sums."""
     sums = report.totals
     share = f"{sums.limit_us / sums.fused_us:.0%} of the limit"
@@ -97,7 +97,7 @@ def near_misses(misses: Sequence[Decline]) -> str:
     return "\n".join(lines)
 
 
-def norms(report: Found) -> str:
+def norms(report: Findings) -> str:
     """How many norms are in a region, and the reason for each that is not."""
     left = [norm for norm in report.norms if norm.reason]
     lines = [f"Norm modules in a region: {len(report.norms) - len(left)} of {len(report.norms)}"]

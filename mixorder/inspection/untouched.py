@@ -1,4 +1,4 @@
-"""Run a model once without leaving a trace: random state, buffers, gradients, what was compiled in place."""
+"""Run a model once, and restore it: random state, buffers, gradients, and calls compiled in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .calls import modules_of
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.compile` was given, where a function is what it gave back."""
+    """The function that `torch.compile` was given, for one that it returned; else the function itself."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         function = getattr(function, name, None) or function
     return function
@@ -22,8 +22,10 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[list[str]]:
-    """Put everything back at the end, and fill a list with what cannot be. Meanwhile no module runs what
-    `module.compile()` has made of it."""
+    """Restore the state at the end. The list gets a remark for each thing that cannot be restored.
+
+    Until then, calls of modules that `module.compile()` has compiled run uncompiled.
+    """
     modules = [module for _, module in modules_of(function)]
     said: list[str] = []
     with _uncompiled_calls(modules), contextlib.ExitStack() as stack:
@@ -50,13 +52,13 @@ def _uncompiled_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gradients_restored(tensors: Sequence[Tensor], said: list[str]) -> Iterator[None]:
-    """A training step may fill them. Its optimizer writes to parameters, too, of which there is no copy."""
+    """Restore `.grad`, which a training step fills. Parameters, which an optimizer writes, are not copied."""
     leaves = list(
         {id(t): t for t in tensors if t.is_leaf and t.requires_grad and not t.is_inference()}.values()
     )
     saved = [(t, t.grad, t._version) for t in leaves]
     for leaf in leaves:
-        leaf.grad = None  # or the saved ones would be added to
+        leaf.grad = None  # else autograd would add to the saved ones in place
     try:
         yield
     finally:
@@ -68,7 +70,7 @@ def _gradients_restored(tensors: Sequence[Tensor], said: list[str]) -> Iterator[
 
 @contextlib.contextmanager
 def _buffers_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """A forward may update buffers, such as running statistics."""
+    """Restore buffers, which a forward may update, such as running statistics."""
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
     saved = [buffer.detach().clone() for buffer in buffers]
     try:

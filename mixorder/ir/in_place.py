@@ -8,8 +8,10 @@ from .program import Buffer, Load, LoopProgram, Nest, Store, operands
 
 
 def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
-    """What forbids to store `output` where `source` lies; None if a program has read each element of
-    `source`, and needs it no more, when it writes that element."""
+    """Why `output` may not be stored in the memory of `source`; None if it may.
+
+    It may if the program writes each element after the last read of that element.
+    """
     main, *others = program.nests
     if output.dtype != source.dtype:
         return "another dtype"
@@ -25,7 +27,7 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     loads = [s for s in main.statements if isinstance(s, Load) and s.buffer == source.name]
     if any(load.predicate is not None or not _same(load.index, store.index) for load in loads):
         return "an element is read at another place than it is written"
-    # A load that the stored value depends on comes first in every thread, whatever Triton's layouts are.
+    # In every thread, a load that the stored value depends on precedes the store, in any of Triton's layouts.
     if not {load.name for load in loads} <= _needed(main, store):
         return "the input is read for something else"
     return None

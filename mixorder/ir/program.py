@@ -22,18 +22,18 @@ from .dtypes import short_dtype
 from .reductions import ReductionKind
 
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
-"""Groups of programs that share the rows out; a schedule says how many."""
+"""How many groups of programs the rows are divided among; a schedule has the number."""
 SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
 
 
 class AxisClass(enum.Enum):
-    """Who reduces an axis of the shared iteration space (`SPLIT` exists only after the outer split)."""
+    """Which reductions run over an axis of the iteration space. `SPLIT` exists only after the outer split."""
 
     ROW = "row"  # the outer reduction only
     COLUMN = "column"  # the inner reduction only
     BATCH = "batch"  # neither
     COMMON = "common"  # both
-    SPLIT = "split"  # numbers the programs that share the rows out
+    SPLIT = "split"  # numbers the groups of programs among which the rows are divided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
     Where the bool value `predicate` is false nothing is read, and the index may be out of range. `again`:
-    an earlier stage has read it already.
+    the nest has read the same element before an earlier reduction.
     """
 
     name: str
@@ -133,10 +133,10 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Reduce:
-    """`name = kind over axes of value`; the axes named close, the value no longer depends on them.
+    """`name = kind over axes of value`: the loops over `axes` end, and the result does not depend on them.
 
-    `dtype`: what is combined, and what the value and the result have. `stored`: what the graph states for the
-    result, to which the next statement casts.
+    `dtype`: of the value, the accumulator and the result. `stored`: what the graph states for the result; the
+    next statement casts to it.
     """
 
     name: str

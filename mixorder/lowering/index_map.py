@@ -32,7 +32,7 @@ def delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
     return tuple(reversed(index))
 
 
-def relayout(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
+def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
     """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
 
     Dims and axes are matched in the smallest groups of equal size, so that most need no division.

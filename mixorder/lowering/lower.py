@@ -62,7 +62,7 @@ from ..region.nodes import (
     shape_of,
 )
 from ..region.region import Region
-from .index_map import Index, delinearize, relayout
+from .index_map import Index, delinearize, reshape_index
 from .pointwise import Boxes, symbolic
 
 _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
@@ -199,7 +199,7 @@ class _Tracer:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
             val = fake(node)
             assert val is not None
-            moved = role is BufferRole.OUTPUT or node in self.region.relaid  # to memory of its own
+            moved = role is BufferRole.OUTPUT or node in self.region.made_contiguous  # to memory of its own
             (offset,) = symbolic((0,) if moved else (val.storage_offset(),))
             shape, stride = symbolic(val.shape), symbolic(self.strides(node))
             wider = node in self.region.widened
@@ -232,7 +232,7 @@ class _Tracer:
         ]
         if product(shape) != product(size for size, _ in axes):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
-        return relayout(shape, axes)
+        return reshape_index(shape, axes)
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the two axes' symbols."""
@@ -317,7 +317,7 @@ class _Tracer:
         """As the graph states them, or contiguous ones."""
         val = fake(node)
         assert val is not None
-        return make_contiguous_strides_for(val.shape) if node in self.region.relaid else val.stride()
+        return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
     def reduce(self, node: Node, index: Index) -> _Traced:
         """A reduction runs over the axis of its side; the index keeps the other dims."""

@@ -42,7 +42,7 @@ def ratio(whole: Size, part: Size) -> Size | None:
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
-    """What one reduction does to its source: the source's shape and the dims reduced, ascending."""
+    """One reduction: the shape of its operand, and the dims that it reduces, ascending."""
 
     shape: tuple[Size, ...]
     dims: tuple[int, ...]
@@ -88,9 +88,9 @@ class Space:
 
 
 def is_outer_like(reduced: Reduced) -> bool:
-    """Whether a reduction can be a pair's outer one: it reduces the first dim, or spares the last one.
+    """Whether a reduction can be a pair's outer one: it reduces the first dim, or does not reduce the last.
 
-    Dims of size 1 decide only where they are all that is reduced, or all that is spared.
+    Dims of size 1 count only where no other dim is reduced, or all others are.
     """
     long = [d for d, n in enumerate(reduced.shape) if n != 1]
     some = [d for d in long if d in reduced.dims]
@@ -158,8 +158,8 @@ MAX_BLOCK, MIN_BLOCK = 2048, 256
 def columns_alone(outer: Reduced) -> Space | None:
     """The space of an outer reduction over leading dims with no inner one beside it.
 
-    No result needs a whole row, so long rows are cut into equal blocks: a batch axis numbers them. None where
-    rows are symbolic in the columns, or cannot be cut.
+    No result needs a whole row, so long rows are split into equal blocks, which a batch axis numbers. None
+    where the number of columns is symbolic, or has no divisor that makes a good block.
     """
     count = len(outer.dims)
     cols = product(outer.shape[count:])
@@ -180,7 +180,7 @@ def columns_alone(outer: Reduced) -> Space | None:
 
 def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
     kinds = [kind for _, kind in axes]
-    # An axis of size 1 leaves no trace in the shapes' products.
+    # An axis of size 1 is not seen in the products of sizes.
     if ROW not in kinds:
         axes = [(1, ROW), *axes]
     if COLUMN not in kinds and COMMON not in kinds:

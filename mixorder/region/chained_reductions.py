@@ -1,10 +1,10 @@
-"""Further inner reductions of a region: those that need nothing from memory that it does not read anyway.
+"""Chained reductions: inner reductions of the results of others, which read nothing more from memory.
 
 A norm's backward may reduce a row, compute with the result, and reduce again (the gradient of a subtracted
-mean). Such a reduction is one more stage of the same loop body. The first reduction of the next norm in a
-chain can look alike; it is told apart by its siblings, which read that norm's own input.
+mean). The first reduction of the next norm looks alike where norms follow one another. The other users of its
+operands tell the two apart: in the next norm, some of them read that norm's own input.
 
-Takes a pair's core, gives a larger one. Reads the graph, never writes it.
+Takes the reductions of a pair, gives those of a larger region. Reads the graph, never writes it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,43 @@ from torch.fx import Node
 
 from .axes import Space, fits
 from .nodes import operands, reduced
-from .space_analysis import Scope
+from .space_analysis import SpaceAnalysis
 
 
-def with_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> list[Node]:
-    """`inner`, and the stages that follow from it one after the other, in a region with `outer`."""
+def with_chained_reductions(
+    analysis: SpaceAnalysis, space: Space, inner: list[Node], outer: list[Node]
+) -> list[Node]:
+    """`inner`, and the inner reductions that are computed from it, in a region with `outer`."""
     inner = list(inner)
-    while found := _next_stages(scope, space, inner, outer):
+    while found := _next_reductions(analysis, space, inner, outer):
         inner.extend(found)
     return inner
 
 
-def _next_stages(scope: Scope, space: Space, inner: list[Node], outer: list[Node]) -> list[Node]:
-    derived, exits, candidates = _derive(scope, inner, outer)
+def _next_reductions(
+    analysis: SpaceAnalysis, space: Space, inner: list[Node], outer: list[Node]
+) -> list[Node]:
+    derived, exits, candidates = _derive(analysis, inner, outer)
     found = []
     for node in candidates:
-        above = scope.above(node)
+        above = analysis.above(node)
         if above.isdisjoint(inner):
-            continue  # not a stage that follows: another norm's statistics of the same activations
+            continue  # not computed from `inner`: another norm's statistics of the same activations
         siblings = (e for e in exits if any(a in above and a in derived for a in operands(e)))
         if fits(space, reduced(node), reduced(outer[0])) and not any(
-            scope.feeds_inner(e, {*derived, *candidates}) for e in siblings
+            analysis.feeds_inner(e, {*derived, *candidates}) for e in siblings
         ):
             found.append(node)
     return found
 
 
-def _derive(scope: Scope, inner: list[Node], outer: list[Node]) -> tuple[set[Node], list[Node], list[Node]]:
-    """What can be computed from the pair's reads and inner results; then users of it that need other
-    full-size reads, and inner reductions of it."""
-    core = {*inner}.union(*(scope.above(n) for n in (*inner, *outer)))
-    known = core | {a for n in (*core, *outer) for a in operands(n) if scope.is_full(a)}
+def _derive(
+    analysis: SpaceAnalysis, inner: list[Node], outer: list[Node]
+) -> tuple[set[Node], list[Node], list[Node]]:
+    """Three sets: what can be computed from the pair's reads and inner results; its users that need other
+    full-size reads; its users that are inner reductions."""
+    core = {*inner}.union(*(analysis.above(n) for n in (*inner, *outer)))
+    known = core | {a for n in (*core, *outer) for a in operands(n) if analysis.is_full(a)}
     column = set(outer)
     exits: dict[Node, None] = {}
     candidates: dict[Node, None] = {}
@@ -55,11 +61,11 @@ def _derive(scope: Scope, inner: list[Node], outer: list[Node]) -> tuple[set[Nod
             args = operands(user)
             if any(a in column for a in args):
                 column.add(user)
-            elif user in scope.inner:
+            elif user in analysis.inner:
                 candidates[user] = None
-            elif not scope.fusible(user):
+            elif not analysis.fusible(user):
                 continue
-            elif all(a in known or not scope.is_full(a) for a in args):
+            elif all(a in known or not analysis.is_full(a) for a in args):
                 exits.pop(user, None)
                 known.add(user)
                 todo.append(user)

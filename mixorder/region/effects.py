@@ -1,7 +1,8 @@
-"""Which nodes of a graph do more than compute their result: what they are, and what they write.
+"""Effects: which nodes of a graph do more than compute their result, and what they write.
 
-Their order is part of what a program means: collectives pair up between processes by it, random operators
-draw from one generator, and a write decides what a later read sees. A region never has such a node.
+The order of effects is part of a program's meaning. Collectives of several processes are matched by it,
+random operators draw from one generator, and a read depends on the writes before it. A region never has a
+node with an effect.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from torch.fx import Graph, Node
 
 from ..inductor.graphs import HigherOrderOperator, OpOverload
 
-# Whose operators are known by their schemas and tags. Of all others nothing is promised: a custom operator
-# may count, print or communicate, and so do collectives.
+# Namespaces whose schemas and tags say all about an operator. Another operator may do anything: a custom one
+# may count, print or communicate, and collectives do.
 _KNOWN = frozenset({"aten", "prims", "prim", "inductor"})
 # Higher-order operators that compute, and do nothing else.
 _PURE = frozenset(
@@ -28,7 +29,7 @@ _PURE = frozenset(
         "inline_asm_elementwise",
     }
 )
-# Of those that may do more, these write none of their arguments: a functional graph has them in that form.
+# These may have effects, but in a functional graph they write none of their arguments.
 _FUNCTIONAL = frozenset(
     {
         "auto_functionalized",
@@ -48,14 +49,14 @@ _FUNCTIONAL = frozenset(
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node has to keep its place among others like it, whatever its result is used for."""
+    """Whether a node has an effect: its order relative to other such nodes must not change."""
     if node.op != "call_function":
         return node.op == "call_module"
     return (_has_effect(node.target) or node.is_impure()) and not _draws_nothing(node)
 
 
 def _draws_nothing(node: Node) -> bool:
-    """Whether an operator that may draw random numbers is asked for none: attention without dropout."""
+    """Whether a random operator draws no numbers for its arguments: attention without dropout."""
     if not _is_random(node.target) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     places = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -83,9 +84,9 @@ def _has_effect(target: object) -> bool:
 def may_be_reordered(graph: Graph) -> bool:
     """Whether Inductor may launch two of a graph's effects in another order than the graph's.
 
-    It adds dependencies between writes and reads of one memory, and between collectives. Random operators and
-    stated effects of custom ones depend on nothing but their arguments (torch 2.11; from 2.13 on random ones
-    are in a chain). Custom operators that state no effect it may reorder with or without a region.
+    Inductor adds dependencies between writes and reads of the same memory, and between collectives. It adds
+    none for random operators (torch 2.11; from 2.13 on these form a chain) and for the registered effects of
+    custom operators. It may reorder custom operators without registered effects in any graph.
     """
     return sum(map(_is_free, graph.nodes)) > 1
 

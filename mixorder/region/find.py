@@ -1,8 +1,8 @@
-"""Find pairs of inner and outer reductions, and have a region grown around each.
+"""Find pairs of inner and outer reductions, and grow a region around each.
 
-Takes the FX graph; gives `Region`s one after the other, or a `Decline` for a pair that cannot be taken. The
-caller may rewrite the graph between two regions: each is grown on the graph as it then is. Nothing here
-changes the graph, reads device properties, or weighs cost.
+Takes the FX graph; yields a `Region`, or a `Decline` for a pair that cannot be fused, one after the other.
+The caller may rewrite the graph between two regions: the next one is grown on the graph as it then is.
+Nothing here changes the graph, reads device properties, or estimates cost.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
-from .chained_reductions import with_stages
+from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced
-from .provenance import origin_of
+from .provenance import provenance_of
 from .region import Region, Seed
-from .space_analysis import Scope, by_position
+from .space_analysis import SpaceAnalysis, by_position
 
-Found = Generator[Region | Decline, Region | None, None]
+RegionSearch = Generator[Region | Decline, Region | None, None]
 
 
-def find_regions(graph: Graph) -> Found:
+def find_regions(graph: Graph) -> RegionSearch:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
 
-    Whoever takes a smaller region instead sends that back: what it left out may be part of another one.
+    A caller that fuses a smaller region instead sends that one back. The nodes that it leaves out may join
+    another region.
     """
-    scopes: dict[Size, Scope] = {}
-    outers: list[tuple[Node, Scope]] = []
+    analyses: dict[Size, SpaceAnalysis] = {}
+    outers: list[tuple[Node, SpaceAnalysis]] = []
     for node in graph.nodes:
         if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
         if is_inner_like(what):
-            scopes.setdefault(numel, Scope(numel)).inner.add(node)
-        elif is_outer_like(what) and not is_variance(node):  # of rows, it takes two passes
-            scope = scopes.setdefault(numel, Scope(numel))
-            scope.outer.add(node)
-            outers.append((node, scope))
-    yield from _Numbered(scopes).regions(outers)
+            analyses.setdefault(numel, SpaceAnalysis(numel)).inner.add(node)
+        elif is_outer_like(what) and not is_variance(node):  # a variance over rows would take two passes
+            analysis = analyses.setdefault(numel, SpaceAnalysis(numel))
+            analysis.outer.add(node)
+            outers.append((node, analysis))
+    yield from _Numbered(analyses).regions(outers)
 
 
-def next_region(regions: Found, taken: Region | None) -> Region | Decline | None:
+def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
     """What the search finds next, told what was taken of the last region; None at its end."""
     try:
         return regions.send(taken)
@@ -52,151 +53,160 @@ def next_region(regions: Found, taken: Region | None) -> Region | Decline | None
 
 
 class _Numbered:
-    """Grows and numbers regions, pairs first, then outer reductions whose source must be written anyway."""
+    """Grows and numbers regions: of pairs first, then of outer reductions whose operand is written anyway."""
 
-    def __init__(self, scopes: dict[Size, Scope]) -> None:
-        self.scopes = scopes
+    def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
+        self.analyses = analyses
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
 
-    def regions(self, outers: list[tuple[Node, Scope]]) -> Found:
-        for node, scope in outers:
-            if node in scope.outer and scope.inner:
-                inner, outer = pair(scope, node)
+    def regions(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
+        for node, analysis in outers:
+            if node in analysis.outer and analysis.inner:
+                inner, outer = pair(analysis, node)
                 if inner:
-                    related = [n for n in outer if _is_related(scope, n, node)]
-                    yield from self.attempt_in_turn(scope, inner, (outer, related), node)
-        for node, scope in outers:
-            if node in scope.outer and _source_is_written(scope, node):
-                yield from self.attempt_in_turn(scope, [], (_companions(scope, node), [node]), node)
-        for node, scope in outers:
-            if node in scope.outer and node in self.cycles:
+                    related = [n for n in outer if _is_related(analysis, n, node)]
+                    yield from self.attempt_in_turn(analysis, inner, (outer, related), node)
+        for node, analysis in outers:
+            if node in analysis.outer and _source_is_written(analysis, node):
+                yield from self.attempt_in_turn(analysis, [], (_companions(analysis, node), [node]), node)
+        for node, analysis in outers:
+            if node in analysis.outer and node in self.cycles:
                 yield self.cycles[node]
 
     def attempt_in_turn(
-        self, scope: Scope, inner: list[Node], choices: tuple[list[Node], ...], first: Node
-    ) -> Found:
-        """Try a choice of outer reductions after the other, while there is a cycle.
+        self, analysis: SpaceAnalysis, inner: list[Node], choices: tuple[list[Node], ...], first: Node
+    ) -> RegionSearch:
+        """Try one choice of outer reductions after the other, until one gives no cycle.
 
-        What shares no more than an activation may come before a matrix product that the others come after.
+        An outer reduction that shares only an activation with the others may come before a matrix product
+        that the others come after.
         """
         for outers in choices:
             self.cycles.pop(first, None)
-            yield from self.attempt(scope, inner, outers, first)
+            yield from self.attempt(analysis, inner, outers, first)
             if first not in self.cycles:
                 return
 
-    def attempt(self, scope: Scope, inner: list[Node], outer: list[Node], first: Node) -> Found:
-        """Yield the region or the reason against it; afterwards its reductions are spoken for, unless a cycle
-        stood in the way: another choice may have none."""
-        spoken_for = {*inner, *outer}
+    def attempt(
+        self, analysis: SpaceAnalysis, inner: list[Node], outer: list[Node], first: Node
+    ) -> RegionSearch:
+        """Yield the region or the reason against it. No other region gets its reductions then.
+
+        A cycle is noted instead of yielded, and the reductions stay free: another choice may have no cycle.
+        """
+        used = {*inner, *outer}
         try:
             space: Space | None
             if inner:
                 space, inner, outer = agree(first, inner, outer)
-                inner = with_stages(scope, space, inner, outer)
+                inner = with_chained_reductions(analysis, space, inner, outer)
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:
-                region = grow(Seed(scope, space, tuple(inner), tuple(outer)), f"region{self.count}")
+                region = grow(Seed(analysis, space, tuple(inner), tuple(outer)), f"region{self.count}")
                 self.count += 1
                 taken = yield region
-                spoken_for = set((taken or region).nodes)
+                used = set((taken or region).nodes)
         except Decline as decline:
-            decline.origin = origin_of(by_position(spoken_for))
+            decline.provenance = provenance_of(by_position(used))
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline
                 return
             yield decline
-        for other in self.scopes.values():
-            other.forget(spoken_for)
+        for other in self.analyses.values():
+            other.forget(used)
 
 
-def _source_is_written(scope: Scope, outer: Node) -> bool:
-    """Whether what an outer reduction reads is made by pointwise ops of several tensors, and kept.
+def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
+    """Whether an outer reduction reads a tensor that a pointwise loop computes and writes for other users.
 
-    The reduction then rides along where its source is made, and saves reading it again.
+    Fused into that loop, the reduction does not read the tensor again.
     """
-    if scope.level(outer) > 0 or not _leaves(scope, outer):
-        return False  # without leaves it adds up copies of small tensors
+    if analysis.level(outer) > 0 or not _leaves(analysis, outer):
+        return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
     while is_view(source):
         source = operands(source)[0]
         others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
-    if others and is_made_of_pieces(source) and scope.is_full(source):
-        return scope.is_written_anyway(source)
-    if not others or not is_pointwise(source) or not scope.fusible(source):
+    if others and is_made_of_pieces(source) and analysis.is_full(source):
+        return analysis.is_written_anyway(source)
+    if not others or not is_pointwise(source) or not analysis.fusible(source):
         return False
-    return not scope.recomputed(source) or scope.is_written_anyway(source)
+    return not analysis.recomputed(source) or analysis.is_written_anyway(source)
 
 
-def _companions(scope: Scope, outer: Node) -> list[Node]:
+def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:
     """The outer reductions of the same space and level that share a full-size read with `outer`."""
-    reads, space = _leaves(scope, outer), columns_alone(_reduced(outer))
-    sharing = scope.outer.intersection(_walk_down(scope, reads, level=0))
+    reads, space = _leaves(analysis, outer), columns_alone(_reduced(outer))
+    sharing = analysis.outer.intersection(_walk_down(analysis, reads, level=0))
     return by_position(n for n in sharing if columns_alone(_reduced(n)) == space)
 
 
-def pair(scope: Scope, outer: Node) -> tuple[list[Node], list[Node]]:
+def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
 
-    Reductions of a higher level than `outer` are left: they depend on what the pair computes, and belong to
+    Reductions of a higher level than `outer` are left out: they depend on the pair's results, and belong to
     the next norm of a chain.
     """
-    level = scope.level(outer)
+    level = analysis.level(outer)
     inner: set[Node] = set()
     outers = {outer}
-    reads = scope.full_reads(outer)
+    reads = analysis.full_reads(outer)
     while True:
-        found = set(_walk_down(scope, reads, level))
-        inner_now = inner | (found & scope.inner)
-        outers_now = outers | (found & scope.outer)
+        found = set(_walk_down(analysis, reads, level))
+        inner_now = inner | (found & analysis.inner)
+        outers_now = outers | (found & analysis.outer)
         if inner_now == inner and outers_now == outers:
             break
         inner, outers = inner_now, outers_now
-        reads = frozenset().union(*(scope.full_reads(n) for n in inner))
-    inner = _of_this_norm(scope, inner, outer, outers)
-    known = _leaves(scope, outer).union(*(_leaves(scope, n) for n in inner))
+        reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
+    inner = _of_this_norm(analysis, inner, outer, outers)
+    known = _leaves(analysis, outer).union(*(_leaves(analysis, n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
-    outers = {n for n in outers if n is outer or scope.level(n) == 0 or _leaves(scope, n) <= known}
+    outers = {n for n in outers if n is outer or analysis.level(n) == 0 or _leaves(analysis, n) <= known}
     return by_position(inner), by_position(outers)
 
 
-def _of_this_norm(scope: Scope, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
-    """Leave out inner reductions that only share recomputed activations (another norm's statistics).
+def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
+    """Leave out inner reductions that only share recomputed activations: another norm's statistics.
 
-    One of this norm lies above an outer reduction of the norm, or reads what they all do and nothing else,
-    itself or where its result is used. If that leaves none, all are kept.
+    A reduction of this norm lies above one of its outer reductions, or it or a user of its result reads what
+    they all read and nothing else. If that leaves none, the result is all of `inner`.
     """
-    related = [n for n in outers if _is_related(scope, n, outer)]
-    above = {n for other in related for n in scope.above(other)}
-    reads = [_leaves(scope, n) for n in related]
+    related = [n for n in outers if _is_related(analysis, n, outer)]
+    above = {n for other in related for n in analysis.above(other)}
+    reads = [_leaves(analysis, n) for n in related]
     least, most = frozenset.intersection(*reads), frozenset.union(*reads)
-    own = {n for n in inner if n in above or any(least <= _leaves(scope, m) <= most for m in _uses(scope, n))}
+    own = {
+        n
+        for n in inner
+        if n in above or any(least <= _leaves(analysis, m) <= most for m in _uses(analysis, n))
+    }
     return own or inner
 
 
-def _is_related(scope: Scope, node: Node, outer: Node) -> bool:
-    """Whether one reads all that the other does, as a norm's dw and db."""
-    mine, other = _leaves(scope, outer), _leaves(scope, node)
+def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
+    """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
+    mine, other = _leaves(analysis, outer), _leaves(analysis, node)
     return mine <= other or other <= mine
 
 
-def _leaves(scope: Scope, node: Node) -> frozenset[Node]:
-    return frozenset(read for read in scope.full_reads(node) if not scope.fusible(read))
+def _leaves(analysis: SpaceAnalysis, node: Node) -> frozenset[Node]:
+    return frozenset(read for read in analysis.full_reads(node) if not analysis.fusible(read))
 
 
-def _uses(scope: Scope, inner: Node) -> Iterator[Node]:
-    """An inner reduction, and the full-size nodes that its result goes into."""
+def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
+    """An inner reduction, and the full-size nodes that depend on its result."""
     yield inner
     seen, todo = {inner}, [inner]
     while todo:
         for user in todo.pop().users:
-            if user not in seen and (scope.fusible(user) or user in scope.inner):
+            if user not in seen and (analysis.fusible(user) or user in analysis.inner):
                 seen.add(user)
                 todo.append(user)
-                if scope.is_full(user):
+                if analysis.is_full(user):
                     yield user
 
 
@@ -227,7 +237,7 @@ def _reduced(node: Node) -> Reduced:
     return what
 
 
-def _walk_down(scope: Scope, reads: Iterable[Node], level: int) -> Iterator[Node]:
+def _walk_down(analysis: SpaceAnalysis, reads: Iterable[Node], level: int) -> Iterator[Node]:
     """Users of `reads`, through pointwise ops and views, up to a level."""
     seen: set[Node] = set()
     todo = list(reads)
@@ -236,7 +246,7 @@ def _walk_down(scope: Scope, reads: Iterable[Node], level: int) -> Iterator[Node
             if user in seen or user.op != "call_function":
                 continue
             seen.add(user)
-            if scope.level(user) <= level:
+            if analysis.level(user) <= level:
                 yield user
-                if scope.fusible(user):
+                if analysis.fusible(user):
                     todo.append(user)

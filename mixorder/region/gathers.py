@@ -1,8 +1,8 @@
 """Gathers: ops that only move elements, and read each of them at another place than they write it.
 
-A region may compute a gather above its reductions: the loops then read what lies above it at the place that
-its index says. It never does so below them, where every row must be written at its own place. Gathers that
-move the last dim, along which memory is read, are none here.
+A region may compute a gather above its reductions: the loops then read the operands at the gather's index.
+It never computes one behind them, where every row is written at its own place. An op that moves elements
+along the last dim is not counted as a gather, because loops read memory along that dim.
 
 Takes nodes of a functional post-grad graph, answers questions, changes nothing.
 """
@@ -34,7 +34,8 @@ COPIES = frozenset(
 
 
 def is_split(node: Node) -> bool:
-    """Gives several tensors; each is the `getitem` of one, and that joins a region only with the split."""
+    """Whether a node gives several tensors, the pieces of one. A piece, a `getitem`, joins a region together
+    with the split."""
     return node.op == "call_function" and node.target in SPLITS
 
 
@@ -43,7 +44,7 @@ def is_piece(node: Node) -> bool:
 
 
 def is_gather_view(node: Node) -> bool:
-    """A gather that makes no tensor of its own: whoever else needs it has it for nothing."""
+    """Whether a node is a gather that copies nothing: other users need no memory for it."""
     return is_gather(node) and node.target not in COPIES
 
 
@@ -60,8 +61,8 @@ def is_gather(node: Node) -> bool:
 
 
 def is_made_of_pieces(node: Node) -> bool:
-    """Whether a region may put a tensor together from others, such as the gradients of queries, keys and
-    values."""
+    """Whether a node is a concatenation that a region may compute, such as of the gradients of queries, keys
+    and values."""
     return node.target is aten.cat.default and is_gather(node) and is_readable(node)
 
 

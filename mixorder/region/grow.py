@@ -18,8 +18,9 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
-from .axes import Size, fits, product, reduces
-from .gathers import is_gather, is_gather_view, is_made_of_pieces, is_readable
+from .axes import fits, product, reduces
+from .gathers import is_gather, is_made_of_pieces, is_readable
+from .members import Members
 from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region, Seed
 from .space_analysis import by_position, position, takes_operands, users_behind_views
@@ -28,15 +29,15 @@ from .space_analysis import by_position, position, takes_operands, users_behind_
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel.
 
-    Of several the one with the most reductions is taken, and of those the first. A cheap member that must be
-    in memory for somebody outside is best written by the region, which reads what it is made from; where
-    that somebody comes before the region's end, he makes it for himself. And a reduction that something
-    outside turns into what the others read is left to Inductor.
+    Several ways are tried, and the region with the most reductions is taken; of equal ones, the first.
+    A cheap member may have to be in memory for a node outside. The region then writes it, since it reads the
+    operands anyway. If such a node has to run before the region ends, the node outside computes it again.
+    An inner reduction whose result reaches the other reductions through nodes outside is left to Inductor.
     """
     wanted = len(seed.inner) + len(seed.outer)
     found: list[Region] = []
     refusal: Decline | None = None
-    for tried in (seed, _out_of_the_way(seed)):
+    for tried in (seed, _without_sources_of_reads(seed)):
         if seed.inner and not tried.inner:
             break
         for writes in (True, False):
@@ -45,8 +46,8 @@ def grow(seed: Seed, name: str) -> Region:
                 found.append(growth.grow(name))
             except Decline as decline:
                 refusal = refusal or decline
-            if not growth.written:
-                break  # nothing turned on it
+            if not growth.members.written:
+                break  # the other way is the same
         best = max(found, key=_reductions, default=None)
         if best is not None and _reductions(best) >= wanted:
             return best
@@ -60,12 +61,12 @@ def _reductions(region: Region) -> int:
     return len(region.inner) + len(region.outer)
 
 
-def _out_of_the_way(seed: Seed) -> Seed:
+def _without_sources_of_reads(seed: Seed) -> Seed:
     """A seed without the inner reductions that its reads from outside depend on."""
     reductions = (*seed.inner, *seed.outer)
-    above = {*reductions}.union(*(seed.scope.above(n) for n in reductions))
+    above = {*reductions}.union(*(seed.analysis.above(n) for n in reductions))
     reads = {a for n in above for a in operands(n) if a not in above}
-    inside = {n for n in above if n in seed.scope.inner and _reaches(n, reads)}
+    inside = {n for n in above if n in seed.analysis.inner and _reaches(n, reads)}
     return dataclasses.replace(
         seed, inner=tuple(n for n in seed.inner if n not in inside), without=seed.without | inside
     )
@@ -74,54 +75,53 @@ def _out_of_the_way(seed: Seed) -> Seed:
 def _of_other_axes(seed: Seed) -> frozenset[Node]:
     """The inner reductions above a seed's that run over other axes than its space's columns."""
     reductions = (*seed.inner, *seed.outer)
-    above = {n for r in reductions for n in seed.scope.above(r, seed.without)}
-    inner = ((n, reduced(n)) for n in above & seed.scope.inner)
+    above = {n for r in reductions for n in seed.analysis.above(r, seed.without)}
+    inner = ((n, reduced(n)) for n in above & seed.analysis.inner)
     columns = (AxisClass.COLUMN, AxisClass.COMMON)
     return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
 
 
 class _Growth:
-    """One sweep. `members` maps a node to whether it depends on a reduction of the region.
+    """Grows one region: a sweep over the users of its core, then what these need.
 
-    `writes`: cheap members that are written anyway are written by the region.
+    `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
+    what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
+    once a node that joins needs them. See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
         self.seed = seed
-        self.scope = scope = seed.scope
+        self.analysis = analysis = seed.analysis
         self.space = seed.space
         self.without = seed.without | _of_other_axes(seed)
         self.outer = frozenset(seed.outer)
         reductions = (*seed.inner, *seed.outer)
-        core = {*reductions}.union(*(scope.above(n, self.without) for n in reductions))
+        core = {*reductions}.union(*(analysis.above(n, self.without) for n in reductions))
         if not seed.inner:
-            # An outer reduction alone rides along where its source is made, of pieces as well.
+            # An outer reduction alone is computed in the loop that computes its source, such as a `cat`.
             core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
         self.core = frozenset(core)
-        self.inner = frozenset(self.core & scope.inner)
-        self.members: dict[Node, bool] = {}
-        self.writes = writes
-        self.written: set[Node] = set()  # cheap members that the region writes
-        self.copied: set[Node] = set()  # members that users outside keep, made without the region
-        self.column: set[Node] = set()  # outer reductions and their epilogues
-        # Nodes outside that depend on the region but would be taken if a node that joins needs them.
+        self.inner = frozenset(self.core & analysis.inner)
+        self.members = Members(seed, writes)
+        self.column: set[Node] = set()
         self.pending: set[Node] = set()
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
-        # Only from here on can a node depend on the region.
-        self.start = min(position(n) for n in self.core if n in reductions or not self.recomputed(n))
+        # The position of the first node that users outside do not compute again: none before depends on the
+        # region.
+        self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
 
     def grow(self, name: str) -> Region:
         for node in self.core:
-            self.scope.check(node)
+            self.analysis.check(node)
         self.sweep()
         self.pull_operands()
-        if self.writes:
+        if self.members.writes:
             self.adopt()
-        self.members = {n: self.members[n] for n in by_position(self.members)}
+        self.members.sort()
         self.trim()
-        outputs = self.outputs()
-        nodes = self.needed(outputs)
+        outputs = self.members.outputs()
+        nodes = self.members.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
         if not outer or (self.inner and not inner):
@@ -138,11 +138,11 @@ class _Growth:
                 DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
             )
         for node in region.inputs:
-            self.scope.check(node)
+            self.analysis.check(node)
         return region
 
     def sweep(self) -> None:
-        """Visit the core and whatever uses a member, in graph order."""
+        """Visit the core, and then the users of whatever joins or waits, in graph order."""
         heap = [(position(n), n) for n in self.core]
         queued = set(self.core)
         heapq.heapify(heap)
@@ -156,7 +156,7 @@ class _Growth:
                     heapq.heappush(heap, (position(user), user))
 
     def joins(self, node: Node) -> bool:
-        """Take the node if it may be taken; whether it was."""
+        """Take the node if it may be taken. Returns whether it was."""
         if node in self.without:
             return False
         args = operands(node)
@@ -178,47 +178,44 @@ class _Growth:
                 self.pending.remove(arg)
                 self.take(arg)
         self.members[node] = reduction_kind(node) is not None or any(self.members.get(a, False) for a in args)
-        self.note_copy(node)
-        is_outer = node in self.scope.outer and node not in self.inner
+        self.members.note_copy(node)
+        is_outer = node in self.analysis.outer and node not in self.inner
         if is_outer or any(a in self.column for a in args):
             self.column.add(node)
 
     def follows(self, node: Node, args: list[Node]) -> bool:
         """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
         live = [a for a in args if self.members.get(a, False)]
-        if not live or any(a not in self.members and self.scope.refusal(a) for a in args):
+        if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
         if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
-            # Another norm reads it: write this one tensor, and leave what uses it to that norm.
+            # Another norm reads it. The region writes this one tensor, and that norm takes its users.
             return False
-        if node in self.scope.outer:
+        if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
-            return live[0] not in self.column and fitting and self.scope.takes(node)
-        if not (self.scope.fusible(node) and self.scope.takes(node)):
+            return live[0] not in self.column and fitting and self.analysis.takes(node)
+        if not (self.analysis.fusible(node) and self.analysis.takes(node)):
             return False
         column = [a for a in args if a in self.column]
         size = product(shape_of(node) or ())
         if column:
-            return len(column) == len(live) and size == self.result_size(AxisClass.ROW)
-        return size in (self.space.numel, self.result_size(AxisClass.COLUMN))
-
-    def result_size(self, reduced: AxisClass) -> Size:
-        """Elements of a result of one side: what a node behind it must have to be made where it is."""
-        return product(size for size, kind in self.space.axes if kind not in (reduced, AxisClass.COMMON))
+            return len(column) == len(live) and size == self.members.result_size(AxisClass.ROW)
+        return size in (self.space.numel, self.members.result_size(AxisClass.COLUMN))
 
     def feeds_another(self, node: Node) -> bool:
         """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
         if node not in self._feeds_another:
-            self._feeds_another[node] = self.scope.feeds_inner(node, {*self.inner, *self.members})
+            self._feeds_another[node] = self.analysis.feeds_inner(node, {*self.inner, *self.members})
         return self._feeds_another[node]
 
     def waits(self, node: Node) -> bool:
-        """Set aside a fusible node that uses a member which its users outside cannot recompute."""
+        """Add a node to `pending`, if it can be fused and uses a member that nodes outside cannot compute
+        again. Returns whether it was added."""
         args = operands(node)
-        uses = any(a in self.pending or (a in self.members and a not in self.copied) for a in args)
-        if not uses or node in self.core or node in self.without or not self.scope.computable(node):
+        uses = any(a in self.pending or (a in self.members and a not in self.members.copied) for a in args)
+        if not uses or node in self.core or node in self.without or not self.analysis.computable(node):
             return False
-        if (is_gather(node) and not is_readable(node)) or not self.scope.takes(node):
+        if (is_gather(node) and not is_readable(node)) or not self.analysis.takes(node):
             return False
         if any(self.members.get(a, False) for a in args):
             return False
@@ -227,28 +224,8 @@ class _Growth:
         self.pending.add(node)
         return True
 
-    def note_copy(self, node: Node) -> None:
-        """Users outside keep the original of a member that is cheap and needs no result of the region."""
-        own = all(a in self.copied for a in operands(node) if a in self.members)
-        if own and not self.members[node] and self.recomputed(node):
-            self.copied.add(node)
-
-    def recomputed(self, node: Node) -> bool:
-        """Whether users outside make a member for themselves."""
-        if not self.scope.recomputed(node):
-            return False
-        if (
-            self.writes
-            and not is_view(node)
-            and not is_gather_view(node)
-            and self.scope.is_written_anyway(node)
-        ):
-            self.written.add(node)
-            return False
-        return True
-
     def is_tainted(self, node: Node) -> bool:
-        """Whether a node outside depends on a member, other than through one that it keeps a copy of."""
+        """Whether a node outside depends on a member that does not stay in the graph as a copy."""
         todo = [node]
         while todo:
             current = todo[-1]
@@ -256,12 +233,12 @@ class _Growth:
                 todo.pop()
                 continue
             args = [a for a in operands(current) if position(a) >= self.start]
-            if current in self.pending or any(
-                a not in self.copied if a in self.members else self._tainted.get(a, False) for a in args
-            ):
+            outside = [a for a in args if a not in self.members]
+            uses_member = any(a in self.members and a not in self.members.copied for a in args)
+            if current in self.pending or uses_member or any(self._tainted.get(a, False) for a in outside):
                 self._tainted[current] = True
                 continue
-            unknown = [a for a in args if a not in self.members and a not in self._tainted]
+            unknown = [a for a in outside if a not in self._tainted]
             if unknown:
                 todo.extend(unknown)
             else:
@@ -269,40 +246,42 @@ class _Growth:
         return self._tainted[node]
 
     def pull_operands(self) -> None:
-        """Add what only the sweep's finds need: producers that nobody else uses, or that can be recomputed.
+        """Add producers that only members use, or that users outside can compute again.
 
-        No user outside waits for such a node, so it cannot close a cycle. Gathers come in here: none has a
-        reduction of the region above it, which it would read at another row's place, since what depends on
-        one is no operand of a member that did not depend on it already.
+        No user outside waits for such a node, so it cannot close a cycle.
+
+        Gathers join here. A gather reads a row at another place than it writes, so it must not read a result
+        of the region's reductions. None of those that join does: what depends on a reduction of the region
+        has joined in the sweep.
         """
         moved: set[Node] = set()  # gathers, and what lies above them
-        staying: set[Node] = set()  # members that remain in the graph for somebody outside
+        staying: set[Node] = set()  # members that stay in the graph for users outside
         todo = {*self.members, *(a for n in self.members for a in operands(n))}
         while todo:
-            # Last first: by then all its users have been decided.
+            # Last first: all users of a node are decided before the node.
             node = max(todo, key=position)
             todo.remove(node)
             waited = any(u not in self.members or u in staying for u in node.users)
             if node not in self.members:
-                if node in self.without or not (self.scope.computable(node) and self.scope.takes(node)):
+                if node in self.without or not (self.analysis.computable(node) and self.analysis.takes(node)):
                     continue
-                if waited and not self.recomputed(node):
+                if waited and not self.members.recomputed(node):
                     continue
                 if is_gather(node) or any(u in moved for u in node.users):
                     if not is_readable(node):
                         continue
                     moved.add(node)
                 self.members[node] = False
-                self.note_copy(node)
-            if waited and self.stays(node):
+                self.members.note_copy(node)
+            if waited and self.members.stays(node):
                 staying.add(node)
             todo.update(a for a in operands(node) if a not in self.members)
 
     def adopt(self) -> None:
-        """Add tensors that are written anyway, and made of nothing but what the region reads."""
+        """Add tensors that nodes outside need in memory, and that are computed from what the region reads."""
         inputs = {a for n in self.members for a in operands(n) if a not in self.members}
         known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
-        made: dict[Node, set[Node]] = {}  # a node, and those that it is made of, itself included
+        made: dict[Node, set[Node]] = {}  # a node, and those that it is computed from, itself included
         todo = list(known)
         while todo:
             for user in todo.pop().users:
@@ -312,53 +291,46 @@ class _Growth:
                     todo.append(user)
         for node in by_position(made):
             found = made[node] - self.members.keys()
-            if self.scope.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
-                self.written.add(node)
+            if self.analysis.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
+                self.members.written.add(node)
                 self.members.update(dict.fromkeys(found, False))
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
-        one = self.scope.is_full(node) and is_pointwise(node) and node not in self.without
-        return one and self.scope.takes(node) and all(a in known for a in operands(node))
+        one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
+        return one and self.analysis.takes(node) and all(a in known for a in operands(node))
 
     def trim(self) -> None:
-        """Leave out what is written only for loops outside that had better compute it themselves.
+        """Drop nodes that only loops outside use, where computing them outside moves fewer bytes.
 
-        Such a node costs a write, a read outside, and reads that nothing else here needs; left out, its
-        operands are read outside, and those not written anyway are written.
+        A node inside costs its write, a read outside, and the reads of operands that no other member needs.
+        A node outside costs the reads of its operands there, and the writes of those that the region would
+        not write otherwise.
         """
         for node in reversed(tuple(self.members)):
-            if node in self.core or not self.members[node] or not self.scope.is_full(node) or is_view(node):
+            if (
+                node in self.core
+                or not self.members[node]
+                or not self.analysis.is_full(node)
+                or is_view(node)
+            ):
                 continue
-            if not all(map(takes_operands, users_behind_views(node))) or self.feeds_member(node):
+            if not all(map(takes_operands, users_behind_views(node))) or self.members.feeds(node):
                 continue
-            reads = [a for a in operands(node) if self.scope.is_full(a)]
-            outputs = self.outputs()
+            reads = [a for a in operands(node) if self.analysis.is_full(a)]
+            outputs = self.members.outputs()
             unwritten = [a for a in reads if self.members.get(a, False) and a not in outputs]
             only_here = [
-                a for a in reads if a not in self.members and not self.feeds_member(a, other_than=node)
+                a for a in reads if a not in self.members and not self.members.feeds(a, other_than=node)
             ]
             if _item_bytes(*reads, *unwritten) < _item_bytes(node, node, *only_here):
                 del self.members[node]
 
-    def feeds_member(self, node: Node, other_than: Node | None = None) -> bool:
-        return any(user in self.members and user is not other_than for user in node.users)
-
-    def outputs(self) -> list[Node]:
-        """The members whose value is needed outside and that are not recomputed there, in graph order."""
-        staying: set[Node] = set()  # members that remain in the graph for somebody outside
-        outputs: list[Node] = []
-        for node in reversed(self.members):
-            if all(u in self.members and u not in staying for u in node.users):
-                continue
-            if self.stays(node):
-                staying.add(node)
-            else:
-                outputs.append(node)
-        return outputs[::-1]
-
     def widened(self, region: Region) -> frozenset[Node]:
-        """Small outputs in half precision that only loops read. Inductor would have some of these in the
-        kernel of the reduction, and round nothing in between, unless it was asked to round as eager does."""
+        """Small outputs in half precision that only loops read.
+
+        Inductor computes such loops in the reduction's own kernel, and rounds nothing in between. That is
+        not so where it is asked to round as eager does (`emulate_precision_casts`).
+        """
         if emulates_precision_casts():
             return frozenset()
         return frozenset(
@@ -366,24 +338,9 @@ class _Growth:
             for n in region.outputs
             if float_bytes(n) == 2
             and n not in region.rounded
-            and self.scope.is_small(n)
+            and self.analysis.is_small(n)
             and all(map(takes_operands, users_behind_views(n)))
         )
-
-    def stays(self, node: Node) -> bool:
-        """Whether users outside keep a member: a view, one that they make again, or of a size not stored."""
-        if is_view(node) or is_gather_view(node) or node in self.copied:
-            return True
-        stored = (self.space.numel, self.result_size(AxisClass.COLUMN))
-        return not self.members[node] and product(shape_of(node) or ()) not in stored
-
-    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
-        """The members that the outputs need, in graph order."""
-        needed = set(outputs)
-        for node in reversed(self.members):
-            if node in needed:
-                needed.update(a for a in operands(node) if a in self.members)
-        return tuple(n for n in self.members if n in needed)
 
 
 def _reaches(node: Node, targets: set[Node]) -> bool:

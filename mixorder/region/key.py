@@ -1,8 +1,8 @@
-"""What two regions must have in common to be run by the same kernels: a key.
+"""The structural key of a region: regions with equal keys run the same kernels.
 
 It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
-by number, and the metadata of every tensor. Not in it: names, and what lies around the region in the graph,
-other than whether a result leaves it.
+by number, and the metadata of every tensor. It holds no names, and nothing of the graph around the region
+but whether a result leaves the graph.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ class _Unknown(Exception):
     """An argument or a value that no key can be made of."""
 
 
-def structure(region: Region) -> Hashable | None:
-    """A key: regions of one graph that have the same lower to the same loops, names aside. None where there
-    is something in the region that is not known to compare by value."""
+def structural_key(region: Region) -> Hashable | None:
+    """The key of a region. Regions of one graph with the same key lower to the same loops, names aside.
+
+    None where the region has an argument or a value that is not known to compare by value.
+    """
     inputs = region.inputs
     number = {node: i for i, node in enumerate((*inputs, *region.nodes))}
     like = fake(region.outer[0])
     assert like is not None
     try:
         return (
-            id(like.fake_mode),  # what symbols stand for; kept alive by the graph
+            id(like.fake_mode),  # says what symbols mean; the graph holds a reference
             region.space,
             tuple(_value(n.meta.get("val")) for n in inputs),
             tuple(
@@ -47,7 +49,7 @@ def structure(region: Region) -> Hashable | None:
             tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),
-            tuple(sorted(number[n] for n in region.relaid)),
+            tuple(sorted(number[n] for n in region.made_contiguous)),
             tuple(sorted(number[n] for n in region.widened)),
         )
     except _Unknown:
@@ -55,7 +57,8 @@ def structure(region: Region) -> Hashable | None:
 
 
 def _argument(arg: Any, number: dict[Node, int]) -> Hashable:
-    """An argument by value, and of which type: 1, 1.0 and True are equal, as are 0.0 and -0.0."""
+    """An argument as its type and value. Python's == alone would take 1, 1.0 and True for the same, and 0.0
+    and -0.0."""
     if isinstance(arg, Node):
         return ("node", number[arg]) if arg in number else ("size", _value(arg.meta.get("val")))
     if isinstance(arg, list | tuple):
@@ -70,7 +73,7 @@ def _argument(arg: Any, number: dict[Node, int]) -> Hashable:
 
 
 def _value(val: Any) -> Hashable:
-    """What a node gives, as far as it can be seen without running: sizes, strides, offset, dtype, device."""
+    """A node's value as known at compile time: sizes, strides, offset, dtype, device."""
     if isinstance(val, torch.Tensor):
         offset = size_of(val.storage_offset())
         return (_sizes(val.shape), _sizes(val.stride()), offset, val.dtype, val.device)

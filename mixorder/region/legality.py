@@ -53,7 +53,7 @@ def _check_devices(region: Region) -> None:
     for node in (*region.inputs, *region.nodes):
         val = fake(node)
         if val is None or is_constant(node):
-            continue  # a split, whose pieces are looked at, or numbers
+            continue  # a split, whose pieces are checked, or a constant
         if val.device != device_of(region):
             raise Decline(DeclineReason.MIXED_DEVICE, f"{val.device} beside {device_of(region)}", node.name)
 
@@ -65,8 +65,11 @@ def device_of(region: Region) -> torch.device:
 
 
 def _check_mutation(region: Region) -> None:
-    """The kernel reads its inputs where the last of them is made, the region's nodes where they stand:
-    nothing may write an input, or an alias of one, from the first to the last of these places."""
+    """Raise `Decline` if a node writes an input, or an alias of one, between two places.
+
+    The graph reads an input where the region's nodes stand. The kernel reads it where the last input is
+    computed. The first and the last of these places are the two.
+    """
     inputs = {get_node_storage(node): node for node in reversed(region.inputs)}
     node = min(region.nodes[0], max(region.inputs, key=position), key=position)
     while node is not region.nodes[-1]:

@@ -1,4 +1,4 @@
-"""Which of a region's inputs nobody reads after it, so that a result may be written over them.
+"""Liveness: which of a region's inputs no node reads after it, so that an output may reuse their memory.
 
 Takes a region in its graph as it is, before the rewrite; changes nothing.
 """
@@ -17,13 +17,13 @@ from .region import Region
 
 aten = torch.ops.aten
 
-# Each result is a buffer of its own in Inductor, too. Of others this need not be so: a `cat` shares its
-# memory with its parts, a cast to the same dtype gives what it was given, a collective may keep its input.
+# Inductor gives each result of these a buffer of its own. Other operators may share memory: a `cat` with its
+# parts, a cast to the same dtype with its operand, a collective with its input.
 PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
-def dying(region: Region) -> tuple[str, ...]:
-    """The names, in the region's loops, of inputs whose memory is free once the region has read them."""
+def dead_after(region: Region) -> tuple[str, ...]:
+    """The inputs that are dead after the region, by their names in the region's loops."""
     reader = _Reader(region)
     return tuple(name for name, n in region.buffers.items() if name[:2] == "in" and reader.why_not(n) is None)
 
@@ -35,21 +35,21 @@ class _Reader:
         self._gone: dict[Node, bool] = {}
 
     def why_not(self, node: Node) -> str | None:
-        """What keeps an input's memory in use; None if the region is the last to read it."""
-        if node in self.region.relaid:
+        """Why an input's memory is still in use after the region; None if it is dead."""
+        if node in self.region.made_contiguous:
             return "a copy of it is read"
         base = node
         while (source := _viewed(base)) is not None:
             base = source
         if not _owns_its_memory(base):
-            return "its memory may be somebody else's"
+            return "its memory may be shared"
         if not _same_size(base, node):
             return "it is a part of a tensor"
         for alias in _aliases(base):
             if alias is not node and alias in self.region.inputs:
                 return "the region reads it by two names"
             if any(not self.is_gone(user) for user in alias.users if _viewed(user) is not alias):
-                return "somebody else reads it"
+                return "another node reads it"
         return None
 
     def is_gone(self, node: Node) -> bool:

@@ -1,6 +1,6 @@
-"""What the finding stage needs to know about one FX node: is it a reduction, pointwise, a view, and how big.
+"""Facts about one FX node: whether it is a reduction, pointwise or a view, and its size.
 
-Takes nodes of a functional post-grad graph, answers questions, changes nothing.
+Takes nodes of a functional post-grad graph, changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     aten.var.correction: SUM,
     prims.xor_sum.default: XOR,
 }
-MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` of it is a reduction of what it reads
+MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` counts as a reduction of the operand
 
 VIEWS = frozenset(
     {
@@ -64,20 +64,20 @@ def is_writable_dtype(dtype: torch.dtype) -> bool:
 def fake(node: Node) -> torch.Tensor | None:
     """The fake tensor that a node produces, None if it does not produce exactly one tensor.
 
-    A pair of moments counts as the tensor that they are of: a view, which their `getitem`s reduce.
+    `MOMENTS` counts as a view of its operand, which its `getitem`s reduce.
     """
     val = (node.args[0] if node.target is MOMENTS else node).meta.get("val")  # type: ignore[union-attr]
     return val if isinstance(val, torch.Tensor) else None
 
 
 def float_bytes(node: Node) -> int:
-    """Of an element; 0 where it is no floating-point number."""
+    """Bytes of an element; 0 where the node is not one tensor of floating-point numbers."""
     val = fake(node)
     return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0
 
 
 def size_of(n: int | torch.SymInt) -> Size:
-    """A size or stride as the axes see it: an int, or the expression behind a symbolic one."""
+    """A size or stride: an int, or the sympy expression of a symbolic one."""
     return n if isinstance(n, int) else _int_if_constant(n.node.expr)
 
 
@@ -112,7 +112,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a tensor is made of numbers alone, so that a kernel need not read it."""
+    """Whether a tensor is computed from numbers alone, so that a kernel need not read it."""
     return node.op == "call_function" and node.target in CONSTANTS and not operands(node)
 
 
@@ -140,13 +140,13 @@ def is_variance(node: Node) -> bool:
 
 
 def correction(node: Node) -> float:
-    """What a variance's divisor is less than the number of elements."""
+    """The difference between the number of elements and a variance's divisor."""
     given = _stated_by(node).kwargs.get("correction")
     return 1 if given is None else given  # type: ignore[return-value]
 
 
 def _stated_by(node: Node) -> Node:
-    """The node whose arguments say what a reduction does."""
+    """The node that has a reduction's arguments: for a moment, `MOMENTS`."""
     return node.args[0] if is_moment(node) else node  # type: ignore[return-value]
 
 

@@ -1,10 +1,10 @@
-"""Smaller regions, for one that holds more than the registers do.
+"""Smaller regions, for a region that needs more registers than there are.
 
-What a program must hold from one reduction to the next is there for a reduction still to come (its
-accumulator), or for what uses one. So these are what a cut leaves out: one reduction with all that depends on
-it, or everything of full size behind the inner ones, so that only their results are written.
+A program holds a value from one reduction to the next for one of two reasons: the next reduction accumulates
+it, or a node behind that reduction uses it. So a smaller region leaves out either one reduction and all that
+depends on it, or all full-size nodes behind the inner reductions.
 
-Takes a region, gives others; growth decides what else stays.
+Takes a region, gives others. `grow` decides what else stays.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .placement import conflict
 from .region import Region, Seed
 
 
-def parts(region: Region) -> list[Region]:
-    """Regions that do without some nodes of `region` and still hold an outer reduction, and an inner one if
-    `region` does."""
+def partition(region: Region) -> list[Region]:
+    """The regions that `region` can be reduced to: each still has an outer reduction, and an inner one if
+    `region` has one."""
     found = []
     behind = frozenset(_behind_inner(region))
     for without in (*({n} for n in (*region.outer, *region.inner)), behind):
@@ -49,15 +49,15 @@ def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
 
 
 def without_gathers(region: Region) -> Region | None:
-    """The region that reads what this one computes with gathers; None if it has none."""
+    """The region that reads the results of its gathers instead of computing them; None if it has none."""
     gathers = frozenset(filter(is_gather, region.nodes))
     seed = region.seed
     return _grown(dataclasses.replace(seed, without=seed.without | gathers), region.name) if gathers else None
 
 
 def without_culprit(region: Region, decline: Decline) -> Region | None:
-    """The region without what it was declined for: an operator that cannot be lowered, or a result that is
-    used before something that the region reads. None for other reasons, and if nothing smaller is left."""
+    """The region without what it was declined for: an operator that cannot be lowered, or a result that a
+    node uses before an input is computed. None for other reasons, and if no smaller region is left."""
     ways: list[frozenset[Node]] = []
     if decline.reason is DeclineReason.UNSUPPORTED_OP:
         ways.append(frozenset(n for n in region.nodes if n.name == decline.node_name))
@@ -70,12 +70,12 @@ def without_culprit(region: Region, decline: Decline) -> Region | None:
 
 def _behind_inner(region: Region) -> Iterator[Node]:
     """The full-size members that depend on an inner reduction, other than what further reductions need."""
-    needed = set().union(*(region.seed.scope.above(n) for n in (*region.inner, *region.outer)))
+    needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
     below = set(region.inner)
     for node in region.nodes:
         if any(a in below for a in operands(node)):
             below.add(node)
-            if region.seed.scope.is_full(node) and node not in needed:
+            if region.seed.analysis.is_full(node) and node not in needed:
                 yield node
 
 

@@ -1,7 +1,7 @@
 """Where a region's kernels are launched, and which nodes have to move behind them.
 
 The launch stands behind the last of the region's inputs. What uses a result and stands before that place
-moves behind it, and so does what must not be overtaken by such a node: see `graph.effects`.
+moves behind it. A node whose order relative to such a node matters moves as well: see `region/effects.py`.
 
 Reads the graph, changes nothing. Raises `Decline` where the order of effects leaves no place.
 """
@@ -42,7 +42,7 @@ def moved(region: Region) -> tuple[Node, ...]:
 
 
 def conflict(region: Region) -> tuple[Node, Node] | None:
-    """A result of the region and an input, if something uses the one that must come before the other."""
+    """A result of the region and an input that has to come after it; None if there is no such pair."""
     chain = _Waiting(region).conflict()
     return None if chain is None else (chain[0], chain[-1])
 
@@ -60,7 +60,7 @@ class _Waiting:
         self.add_overtaken()
 
     def conflict(self) -> list[Node] | None:
-        """Step by step from a result of the region to an input that has to come after it, if there is one."""
+        """The nodes from a result of the region to an input that has to come after it, or None."""
         for late in by_position(self.region.inputs):
             if late in self.because:
                 chain = [late]
@@ -79,17 +79,17 @@ class _Waiting:
                     todo.append(user)
 
     def add_overtaken(self) -> None:
-        """Add what a waiting node would otherwise come after, and must not.
+        """Add nodes that a waiting node would move past, and must stay in front of.
 
-        Effects stay in their order. A read stays on its side of a write of the same memory. Whatever is added
-        stands behind its reason, so that one walk sees it all.
+        Effects keep their order. A read keeps its side of a write of the same memory. Each node that is added
+        stands behind its reason, so that one walk finds all.
         """
         if not self.because:
             return
         span = list(between(min(self.because, key=position), self.place))
         writes = {node: memory_of(args) for node in span if (args := mutated_args(node))}
-        effect: Node | None = None  # the first that waits
-        read: dict[object, Node] = {}  # memory, and the first waiting node that has to do with it
+        effect: Node | None = None  # the first waiting node with an effect
+        read: dict[object, Node] = {}  # memory, and the first waiting node that reads or writes it
         written: dict[object, Node] = {}
         for node in span:
             into = writes.get(node, frozenset())

@@ -1,6 +1,7 @@
-"""Where in the user's program nodes come from: modules and source lines, as torch keeps them on the nodes.
+"""Provenance: the modules and source lines of the user's program that nodes come from.
 
-Takes nodes, gives plain data. Backward nodes carry the modules of the forward node that they belong to.
+Reads the metadata that torch stores on nodes, gives plain data. Backward nodes have the modules of
+the forward node that they belong to.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class Provenance:
     """`modules`: path below the compiled module (empty for itself) and class of each innermost module, in the
     nodes' order; `lines`: `file:line in function: code` of the user's frame that called each."""
 
@@ -36,8 +37,8 @@ class Origin:
         return ", ".join(names) or next(iter(self.lines), "unknown")
 
 
-def origin_of(nodes: Iterable[Node]) -> Origin:
-    """Of nodes that torch has not marked, nothing is said."""
+def provenance_of(nodes: Iterable[Node]) -> Provenance:
+    """The modules and source lines of some nodes. Nodes without torch's metadata add nothing."""
     modules: dict[tuple[str, str], None] = {}
     lines: dict[str, None] = {}
     for node in nodes:
@@ -47,7 +48,7 @@ def origin_of(nodes: Iterable[Node]) -> Origin:
             modules[_plain(path), kind if isinstance(kind, str) else kind.__name__] = None
         if line := _users_frame(node.meta.get("stack_trace") or ""):
             lines[line] = None
-    return Origin(tuple(modules), tuple(lines))
+    return Provenance(tuple(modules), tuple(lines))
 
 
 def _plain(path: str) -> str:
@@ -68,7 +69,7 @@ def _users_frame(trace: str) -> str:
 def located(decline: Decline, found: Region | Decline | None) -> Decline:
     """A decline that says where the reductions of the region come from that it is about."""
     if isinstance(found, Region):
-        decline.origin = origin_of((*found.inner, *found.outer))
+        decline.provenance = provenance_of((*found.inner, *found.outer))
     return decline
 
 

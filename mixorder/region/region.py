@@ -9,17 +9,17 @@ from torch.fx import Node
 
 from .axes import Space
 from .nodes import float_bytes, operands
-from .space_analysis import Scope
+from .space_analysis import SpaceAnalysis
 
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What a region is grown from: reductions of one space, and nodes that it must do without.
+    """What a region is grown from: reductions of one space. `without`: nodes that must not join.
 
-    The inner reductions that `inner` depends on are its own as well, if they are of this space.
+    Inner reductions above `inner` join as well, if they are of this space.
     """
 
-    scope: Scope
+    analysis: SpaceAnalysis
     space: Space
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
@@ -30,11 +30,13 @@ class Seed:
 class Region:
     """Nodes that become one kernel and its finalisation.
 
-    `nodes` are in graph order and closed under what `outputs` need; `outputs` are those whose value somebody
-    outside uses. A node of `nodes` that is not an output may have users outside as well: it is cheap, stays
-    in the graph for them, and is computed again in the kernel. An input in `relaid` is copied into contiguous
-    memory first, and an output written so, whatever strides the graph states. An output in `widened`, which
-    only loops outside read, is written in float32, and rounded where they read it if they do at all.
+    `nodes`: in graph order; all that `outputs` need and that is no input. `outputs`: those that nodes
+    outside use. Another member may have users outside as well: it is cheap, stays in the graph for them,
+    and is computed again in the kernel.
+
+    `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
+    kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
+    the kernel writes in float32; the loops outside that read them cast.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Region:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     seed: Seed = dataclasses.field(repr=False, compare=False)
-    relaid: frozenset[Node] = frozenset()
+    made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
 
     @functools.cached_property
@@ -71,8 +73,10 @@ class Region:
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:
-        """Outputs in half precision beside which something wider leaves that was made of them, such as a
-        softmax's sum: who combines the two later has the rounded values."""
+        """Outputs in half precision from which a wider output is computed, such as a softmax's sum.
+
+        The wider output is computed from rounded values, so that it agrees with the stored ones.
+        """
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
         found = []
@@ -94,7 +98,7 @@ class Region:
             f"  inner:   {names(self.inner)}",
             f"  outer:   {names(self.outer)}",
             f"  inputs:  {names(self.inputs)}",
-            *([f"  relaid:  {names(tuple(self.relaid))}"] if self.relaid else []),
+            *([f"  contiguous: {names(tuple(self.made_contiguous))}"] if self.made_contiguous else []),
             f"  outputs: {names(self.outputs)}",
             *(f"    {n.format_node()}" for n in self.nodes),
         ]

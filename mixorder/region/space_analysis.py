@@ -1,6 +1,6 @@
-"""What a region may be made of: the tensors of one number of elements, and how they hang together.
+"""Iteration space analysis: how nodes of the graph relate to a space of so many elements.
 
-Answers questions about the graph for the stages that find and grow regions, and remembers the answers.
+Answers questions of the modules that find and grow regions, and caches the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=position)
 
 
-SMALL = 8  # how many times a tensor goes into the space that is made again rather than written
+SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
 
 
 def _is_loop(node: Node) -> bool:
@@ -46,8 +46,7 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_read(node: Node) -> bool:
-    """Whether a kernel can have a node's elements: it reads them, or computes them. A symbolic number other
-    than a size it cannot be given."""
+    """Whether a kernel can read or compute a node's elements. It takes no symbolic number but a size."""
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor):
         return is_readable_dtype(val.dtype) or (_is_loop(node) and is_writable_dtype(val.dtype))
@@ -55,7 +54,7 @@ def _is_read(node: Node) -> bool:
 
 
 def _has_accumulator(node: Node) -> bool:
-    """Whether a reduction is one of values that can be combined; true of what is none."""
+    """Whether a reduction has a meaning in its dtype; true of a node that is no reduction."""
     kind = reduction_kind(node)
     try:
         return kind is None or bool(kind.accumulates_in(fake(node).dtype))  # type: ignore[union-attr]
@@ -64,13 +63,14 @@ def _has_accumulator(node: Node) -> bool:
 
 
 def _bytes(node: Node) -> Size:
-    """Of a tensor; a symbolic number takes none."""
+    """Bytes of a tensor; 0 for a symbolic number."""
     val, shape = fake(node), shape_of(node)
     return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
-class Scope:
-    """Tensors of one number of elements: reductions that no region has taken yet, and what can be fused."""
+class SpaceAnalysis:
+    """Nodes beside a space of `numel` elements: the reductions of it that no region has taken yet, and what
+    can be fused with them."""
 
     def __init__(self, numel: Size) -> None:
         self.numel = numel
@@ -106,7 +106,7 @@ class Scope:
         return self._fusible[node]
 
     def computable(self, node: Node) -> bool:
-        """What can be computed above reductions: what is fusible, gathers, and what they put together."""
+        """Whether a node can be computed above reductions: it is fusible, a gather, or between gathers."""
         if node not in self._computable:
             one = self.is_within(node) and (_is_loop(node) or is_gather(node))
             self._computable[node] = self.fusible(node) or one or (is_split(node) and is_gather(node))
@@ -160,7 +160,7 @@ class Scope:
         return self._level[node]
 
     def forget(self, nodes: set[Node]) -> None:
-        """Drop reductions that are spoken for, and what was concluded from nodes that may be rewritten."""
+        """Remove reductions that a region has taken, and cached answers that a rewrite may change."""
         self.inner -= nodes
         self.outer -= nodes
         self._level.clear()
@@ -194,28 +194,29 @@ class Scope:
         return False
 
     def recomputed(self, node: Node) -> bool:
-        """Users outside get their own copy: a view, a small tensor, or no dearer to recompute than read."""
+        """Whether users outside compute a node again: it is a view or small, or computing it again reads no
+        more bytes than loading its result."""
         if is_view(node) or is_gather_view(node) or self.is_small(node):
             return True
         reads = (a for a in operands(node) if not self.is_small(a) and not is_constant(a))
         return self.is_at_most(sum(map(_bytes, reads)), _bytes(node))
 
     def is_written_anyway(self, node: Node) -> bool:
-        """Whether somebody outside needs a full-size tensor in memory, such as a matrix product."""
+        """Whether some user needs a full-size tensor in memory, such as a matrix product."""
         return self.is_full(node) and not all(map(takes_operands, users_behind_views(node)))
 
     def is_small(self, node: Node) -> bool:
-        """A vector or scalar beside the space."""
+        """Whether a tensor is small beside the space, such as a vector or a scalar."""
         size = self.size(node)
         return self.is_at_most(SMALL * (1 if size is None else size), self.numel)
 
     def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one tensor, of known size and a dtype that is taken."""
+        """Raise `Decline` unless the node gives one tensor, of known size and a supported dtype."""
         if refusal := self.refusal(node):
             raise refusal
 
     def takes(self, node: Node) -> bool:
-        """Whether a region can compute a node, as far as dtypes and sizes of it and its operands go."""
+        """Whether the dtypes and sizes of a node and its operands let a region compute it."""
         return all(map(_is_read, operands(node))) and (is_split(node) or self.refusal(node) is None)
 
     def refusal(self, node: Node) -> Decline | None:
@@ -240,6 +241,6 @@ def users_behind_views(node: Node) -> Iterator[Node]:
 
 
 def takes_operands(node: Node) -> bool:
-    """Whether Inductor computes a node in a loop of its own making, operands and all."""
+    """Whether Inductor computes a node in a loop into which it can fuse the operands."""
     loops = is_pointwise(node) or is_moment(node) or node.target is prepare_softmax_online
     return loops or torch.Tag.reduction in getattr(node.target, "tags", ())

@@ -1,8 +1,8 @@
 """How the rows of a program lie relative to the boundaries of wide memory accesses.
 
 A GPU reads 16 bytes at once where they start at a multiple of 16 bytes. Rows of an odd number of elements do
-not all start there, but rows that are `period` apart lie alike; so a program that deals with such rows alone
-can shift its columns by a constant, and every access is wide again.
+not all start at one, but rows that are `period` apart start at the same distance from one. A program that has
+only such rows shifts its columns by a constant, and every access is wide again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
     ):
         return None
     buffers = [program.buffer(s.buffer) for s in full]
-    # Whole accesses would reach beyond the end of a tensor that starts or ends off a boundary.
+    # A wide access would reach beyond a tensor that does not start and end at a boundary.
     read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
     edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
     sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]

@@ -15,12 +15,12 @@ from ..ir.in_place import why_not
 from ..ir.program import BufferRole, LoopProgram
 
 
-def reuse_in_place(program: LoopProgram, dying: Collection[str]) -> LoopProgram:
-    """Each output over the first of the `dying` inputs that can take it, and that no other output takes."""
+def reuse_in_place(program: LoopProgram, dead: Collection[str]) -> LoopProgram:
+    """Each output over the first of the `dead` inputs that can take it, and that no other output takes."""
     over: dict[str, str] = {}
     for output in program.role(BufferRole.OUTPUT):
         for source in program.role(BufferRole.INPUT):
-            free = source.name in dying and source.name not in over.values()
+            free = source.name in dead and source.name not in over.values()
             if free and why_not(program, output, source) is None:
                 over[output.name] = source.name
                 break

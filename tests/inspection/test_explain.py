@@ -67,15 +67,15 @@ def numbers(line: str) -> list[float]:
 
 
 def test_regions_say_where_they_come_from() -> None:
-    found = {path for region in report().regions for path, _ in region.origin.modules}
+    found = {path for region in report().regions for path, _ in region.provenance.modules}
     assert {*(f"blocks.{i}.norm" for i in range(4)), "last"} <= found
     assert [g.kind for g in report().graphs] == ["forward", "backward"]
-    layer_norms = [r for r in report().regions if ("blocks.1.norm", "LayerNorm") in r.origin.modules]
+    layer_norms = [r for r in report().regions if ("blocks.1.norm", "LayerNorm") in r.provenance.modules]
     (region,) = layer_norms
     assert region.inner_ops == ("sum", "sum") and region.outer_ops == ("sum", "sum")
     assert region.strategy == "held" and (region.rows, region.cols) == (300, 32)
     assert "f32[300, 32]" in map(str, region.inputs) and "f32[32]" in map(str, region.outputs)
-    assert any("self.mix(self.norm(x))" in line for line in region.origin.lines)
+    assert any("self.mix(self.norm(x))" in line for line in region.provenance.lines)
 
 
 def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
@@ -119,7 +119,7 @@ def test_json_has_everything() -> None:
     first = records[0]
     assert first["kernels"][0]["text"] in report().kernel(0) and first["loops"] in report().graph(0)
     assert first["traffic"]["total"] == report().regions[0].traffic.total
-    assert first["origin"]["modules"] and 0 < first["expected"]["share"] < 1
+    assert first["provenance"]["modules"] and 0 < first["expected"]["share"] < 1
     assert data["versions"]["torch"] and len(data["norms"]) == 6
 
 
@@ -128,12 +128,14 @@ def test_a_miss_says_what_to_change() -> None:
     assert not small.regions and "Nothing was fused." in str(small)
     (miss,) = small.misses
     assert isinstance(miss, Decline) and miss.reason is DeclineReason.TOO_SMALL
-    assert miss.origin.modules == (("norm", "LayerNorm"),)
+    assert miss.provenance.modules == (("norm", "LayerNorm"),)
     unwrapped = " ".join(str(small).split())
     assert "norm: too-small: 256 elements" in unwrapped
     assert f"To make it fuse: {DeclineReason.TOO_SMALL.remedy}" in unwrapped
     (record,) = json.loads(small.to_json())["graphs"][1]["records"]
-    assert record["remedy"] == miss.reason.remedy and record["origin"]["modules"] == [["norm", "LayerNorm"]]
+    assert record["remedy"] == miss.reason.remedy and record["provenance"]["modules"] == [
+        ["norm", "LayerNorm"]
+    ]
     assert "too-small" in small.norms[0].reason
 
 
@@ -171,7 +173,7 @@ def test_what_is_compiled_already_is_explained_as_well() -> None:
     assert compiled is not None
     for target in (model, torch.compile(model, backend="aot_eager")):
         (region,) = mixorder.explain(target, options=ANY_SIZE)(x).regions
-        assert region.origin.modules == (("0.norm", "LayerNorm"),)
+        assert region.provenance.modules == (("0.norm", "LayerNorm"),)
     assert model[0]._compiled_call_impl is compiled
 
 
@@ -274,7 +276,7 @@ class Around(nn.Module):
 
 def test_names_are_whole_after_a_graph_break_and_for_each_module_of_a_graph() -> None:
     found = mixorder.explain(Around(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
-    origins = {path for region in found.regions for path, _ in region.origin.modules}
+    origins = {path for region in found.regions for path, _ in region.provenance.modules}
     assert origins == {"parts.0.norm", "last"}
     assert {norm.path for norm in found.norms if not norm.reason} == {"parts.0.norm", "parts.1.norm", "last"}
     assert "some graphs run for several modules" in str(found)

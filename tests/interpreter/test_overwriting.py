@@ -35,7 +35,7 @@ def both(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensors, T
     count = overwritten(records)
     assert len(records) == 4  # three norms, and a bias gradient on its own
     check_gradients(ours, module, x, dy, 111)
-    monkeypatch.setattr(pipeline, "dying", lambda region: ())
+    monkeypatch.setattr(pipeline, "dead_after", lambda region: ())
     with collect() as records:
         apart = gradients(module, x, dy, ON)
     assert overwritten(records) == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from mixorder.lowering.index_map import delinearize, relayout
+from mixorder.lowering.index_map import delinearize, reshape_index
 
 X, Y = sympy.symbols("x y", integer=True, nonnegative=True)
 FACTORS = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=5)
@@ -37,7 +37,7 @@ def flat(index: tuple[int, ...], shape: list[int]) -> int:
 def test_the_element_is_the_same(factors: list[int], one: list[int], other: list[int]) -> None:
     shape, axes = grouped(factors, one), grouped(factors, other)
     symbols = sympy.symbols(f"a:{len(axes)}", integer=True, nonnegative=True)
-    found = relayout(shape, list(zip(axes, symbols, strict=True)))
+    found = reshape_index(shape, list(zip(axes, symbols, strict=True)))
     assert len(found) == len(shape)
     for point in itertools.product(*map(range, axes)):
         values = dict(zip(symbols, point, strict=True))
@@ -55,7 +55,7 @@ def test_the_element_is_the_same(factors: list[int], one: list[int], other: list
     ],
 )
 def test_only_what_does_not_match_is_divided(shape: object, axes: object, index: object) -> None:
-    assert relayout(shape, axes) == index  # type: ignore[arg-type]
+    assert reshape_index(shape, axes) == index  # type: ignore[arg-type]
 
 
 def test_a_flat_index_per_dim() -> None:

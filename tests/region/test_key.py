@@ -17,7 +17,7 @@ from mixorder import pipeline, planning
 from mixorder.demo_model import Transformer
 from mixorder.ir.program import LoopProgram
 from mixorder.options import Options
-from mixorder.region.key import ROUNDED, structure
+from mixorder.region.key import ROUNDED, structural_key
 from mixorder.region.nodes import fake
 from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
@@ -41,7 +41,7 @@ def of_two(
 
 def test_equal_regions_have_one_key_and_one_text() -> None:
     one, two = of_two(plain, plain)
-    assert structure(one) == structure(two) is not None
+    assert structural_key(one) == structural_key(two) is not None
     assert graphs.kernels(one)[1:] == graphs.kernels(two)[1:]
 
 
@@ -69,7 +69,7 @@ OTHERS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_differs_has_another_key(other: str) -> None:
     one, two = of_two(plain, OTHERS[other])
-    assert structure(one) != structure(two)
+    assert structural_key(one) != structural_key(two)
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (1, True), (2, 2.0)])
@@ -79,19 +79,19 @@ def test_numbers_that_compare_equal_are_told_apart(zeros: tuple[Any, Any]) -> No
     for region, number in zip((one, two), zeros, strict=True):
         scaled = next(n for n in region.nodes if 2.0 in n.args)
         scaled.args = (scaled.args[0], number)
-        keys.append(structure(region))
+        keys.append(structural_key(region))
     assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("spec", [((64, 96), f32), ((128, 48), f32), ((64, 48), torch.bfloat16)])
 def test_other_tensors_have_another_key(spec: graphs.Spec) -> None:
     one, two = of_two(plain, plain, spec)
-    assert structure(one) != structure(two)
+    assert structural_key(one) != structural_key(two)
 
 
 def test_strides_and_device_count() -> None:
     one, two = of_two(plain, plain)
-    key = structure(one)
+    key = structural_key(one)
     node = two.inputs[0]
     val = fake(node)
     assert val is not None
@@ -101,16 +101,16 @@ def test_strides_and_device_count() -> None:
     ):
         with val.fake_mode:
             node.meta["val"] = change()
-        assert structure(two) != key
+        assert structural_key(two) != key
     node.meta["val"] = val
-    assert structure(two) == key
+    assert structural_key(two) == key
 
 
 def test_an_argument_of_unknown_kind_has_no_key() -> None:
     one, _ = of_two(plain, plain)
-    assert structure(one) is not None
+    assert structural_key(one) is not None
     one.nodes[0].kwargs = {"generator": torch.Generator()}
-    assert structure(one) is None
+    assert structural_key(one) is None
 
 
 # Through the pipeline.
@@ -150,7 +150,7 @@ def test_random_programs_are_the_same_without_sharing(seed: int, monkeypatch: py
         return with_other_numbers(traced(function, *(FULL, FULL, square) * 3, *last), seed)
 
     shared = texts(graph())
-    monkeypatch.setattr(planning, "structure", lambda region: None)
+    monkeypatch.setattr(planning, "structural_key", lambda region: None)
     assert texts(graph()) == shared
 
 
@@ -192,4 +192,4 @@ def test_a_dump_has_each_region_whole(tmp_path: Any) -> None:
 def test_where_casts_are_emulated_is_part_of_the_key() -> None:
     one, two = of_two(plain, plain)
     two.nodes[0].meta[ROUNDED] = True
-    assert structure(one) != structure(two)
+    assert structural_key(one) != structural_key(two)

@@ -11,7 +11,7 @@ import torch
 from graphs import bf16, f32, find, in_turn, only, pair, traced
 from torch.fx import Node
 
-from mixorder.region.liveness import _Reader, dying
+from mixorder.region.liveness import _Reader, dead_after
 from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), f32), ((256, 256), f32)
@@ -65,10 +65,10 @@ def summed(x: Any, g: Any) -> Any:
 CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
     "last use": (last_use, None),
     "viewed": (viewed, None),
-    "used later": (used_later, "somebody else reads it"),
-    "view used later": (view_used_later, "somebody else reads it"),
-    "member that stays": (used_by_a_member_that_stays, "somebody else reads it"),
-    "returned": (returned, "somebody else reads it"),
+    "used later": (used_later, "another node reads it"),
+    "view used later": (view_used_later, "another node reads it"),
+    "member that stays": (used_by_a_member_that_stays, "another node reads it"),
+    "returned": (returned, "another node reads it"),
 }
 
 
@@ -78,14 +78,14 @@ def test_a_product_dies_with_its_last_reader(name: str) -> None:
     region = only(traced(function, FULL, FULL, SQUARE))
     found = reasons(region)
     assert found.pop("mm", found.pop("reshape", "absent")) == reason
-    assert set(found.values()) <= {"its memory may be somebody else's"}
+    assert set(found.values()) <= {"its memory may be shared"}
     products = [b for b, n in region.buffers.items() if b[:2] == "in" and n.op != "placeholder"]
-    assert dying(region) == (() if reason else tuple(products))
+    assert dead_after(region) == (() if reason else tuple(products))
 
 
 def test_what_others_made_is_left_alone() -> None:
     region = only(traced(summed, FULL, FULL))
-    assert set(reasons(region).values()) == {"its memory may be somebody else's"}
+    assert set(reasons(region).values()) == {"its memory may be shared"}
 
 
 def test_a_result_of_an_earlier_region_dies() -> None:
@@ -94,15 +94,15 @@ def test_a_result_of_an_earlier_region_dies() -> None:
         return dw, *pair(torch.cumsum(z, 1), dx.view(1024, 128))
 
     regions = in_turn(traced(function, FULL, FULL, ((1024, 128), f32)))
-    found = [(dying(region), reasons(region)) for region in regions]
+    found = [(dead_after(region), reasons(region)) for region in regions]
     assert [len(names) for names, _ in found] == [0, 1]
-    assert found[1][1] == {"cumsum": "its memory may be somebody else's", "call_function": None}
+    assert found[1][1] == {"cumsum": "its memory may be shared", "call_function": None}
 
 
 def test_a_copy_is_read_instead() -> None:
     region = only(traced(last_use, FULL, FULL, SQUARE))
-    relaid = dataclasses.replace(region, relaid=frozenset(region.inputs))
-    assert {_Reader(relaid).why_not(n) for n in relaid.inputs} == {"a copy of it is read"}
+    copied = dataclasses.replace(region, made_contiguous=frozenset(region.inputs))
+    assert {_Reader(copied).why_not(n) for n in copied.inputs} == {"a copy of it is read"}
 
 
 def test_two_names_for_one_tensor_and_a_part_of_one() -> None:

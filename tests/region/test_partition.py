@@ -15,7 +15,7 @@ from torch.fx import Graph
 from mixorder import pipeline, report
 from mixorder.options import Options
 from mixorder.region.find import find_regions
-from mixorder.region.partition import parts
+from mixorder.region.partition import partition
 from mixorder.region.region import Region
 from mixorder.schedule import cost
 from mixorder.schedule.device import H200
@@ -52,7 +52,7 @@ def first(graph: Graph) -> Region:
 
 def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
     region = first(many_sums(512, 256, 2))
-    found = parts(region)
+    found = partition(region)
     assert len(found) == 3  # without dw, and without either sum
     for part in found:
         assert set(part.nodes) < set(region.nodes) and part.inner and part.outer
@@ -63,7 +63,7 @@ def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
 def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:
     region = first(many_sums(512, 256, 2))
     sizes = []
-    while found := parts(region):
+    while found := partition(region):
         sizes.append(len(region.nodes))
         region = found[0]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes) > 1

@@ -18,7 +18,7 @@ from mixorder.options import Options
 from mixorder.region.effects import has_effect
 from mixorder.region.placement import conflict, moved
 from mixorder.report import RegionRecord, collect
-from mixorder.rewrite import rewrite
+from mixorder.rewrite import graph_writer, rewrite
 
 FULL, COLUMN = ((512, 256), f32), ((256,), f32)
 aten = torch.ops.aten
@@ -150,7 +150,7 @@ def test_a_launch_that_would_change_the_order_is_undone() -> None:
     late = [n for n in graph.nodes if n.op == "call_function"][-1]
     with (
         mock.patch.object(rewrite, "moved", wrong),
-        mock.patch.object(rewrite, "place_of", lambda _: late),
+        mock.patch.object(graph_writer, "place_of", lambda _: late),
         pytest.raises(MixorderError, match="order of effects"),
     ):
         pipeline.run(graph, options)

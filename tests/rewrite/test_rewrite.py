@@ -21,7 +21,7 @@ from mixorder.inductor import hooks as install
 from mixorder.options import Options
 from mixorder.plugin import graph_pass
 from mixorder.region.nodes import fake
-from mixorder.rewrite import rewrite
+from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.rewrite.rewrite import replace
 
 aten = torch.ops.aten
@@ -123,7 +123,7 @@ def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: py
     before = graphs.snapshot(graph)
     left = {"empty": 1, "launch": 0, "second_launch": 1}[failing]
     name = "launch" if "launch" in failing else "empty"
-    original = getattr(rewrite._Writer, name)
+    original = getattr(GraphWriter, name)
     created: list[int] = []
 
     def fail(self: Any, *args: Any) -> Any:
@@ -134,7 +134,7 @@ def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: py
         left -= 1
         return original(self, *args)
 
-    monkeypatch.setattr(rewrite._Writer, name, fail)
+    monkeypatch.setattr(GraphWriter, name, fail)
     with pytest.raises(RuntimeError, match="injected"):
         replace(graph, region, program, sources, schedule.num_splits)
     assert created[0] > 0

@@ -31,8 +31,11 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Over all regions: launches and bytes, at least, without mixorder, and with it, as planned; microseconds
-    of the limit and of the kernels, as expected."""
+    """Sums over all regions.
+
+    `launches_apart`, `bytes_apart`: the least without mixorder. `launches`, `bytes`: with mixorder.
+    `limit_us`, `fused_us`: predicted microseconds of the limit, and of the kernels.
+    """
 
     regions: int
     misses: int
@@ -45,11 +48,11 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Findings:
     """What mixorder does to a model; regions are numbered over all graphs.
 
-    `device`: what schedules were chosen for; without a GPU the H200. `versions`: of the packages, by name.
-    `notes`: what else there is to know of the run, such as that it has no backward.
+    `device`: the one that schedules were chosen for; without a GPU the H200. `versions`: of the packages, by
+    name. `notes`: remarks on the run, such as that it has no backward.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -95,7 +98,7 @@ class Found:
         return f"before\n{record.apart}\n\nafter\n{record.loops}"
 
     def to_json(self) -> str:
-        """Everything there is, kernels and loops included; bytes, microseconds and milliseconds."""
+        """All findings, with kernels and loops. Units: bytes, microseconds, milliseconds in `stage_ms`."""
         return json.dumps(
             {
                 "versions": self.versions,

@@ -1,0 +1,92 @@
+"""The members of a region while it grows: which are outputs, and which of them users outside compute again.
+
+Holds the nodes that have been taken so far; `grow` decides which ones. Reads the graph, never writes it.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from ..ir.program import AxisClass
+from .axes import Size, product
+from .gathers import is_gather_view
+from .nodes import is_view, operands, shape_of
+from .region import Seed
+from .space_analysis import by_position
+
+
+class Members(dict[Node, bool]):
+    """Maps each member to whether it depends on a reduction of the region.
+
+    `writes`: the region writes a tensor that is cheap to compute where a node outside needs it in memory
+    anyway. `written`: the members for which that is so. `copied`: members that stay in the graph for their
+    users outside, and whose operands all come from outside or stay as well.
+    """
+
+    def __init__(self, seed: Seed, writes: bool) -> None:
+        super().__init__()
+        self.analysis = seed.analysis
+        self.space = seed.space
+        self.writes = writes
+        self.written: set[Node] = set()
+        self.copied: set[Node] = set()
+
+    def sort(self) -> None:
+        """Bring the members into graph order."""
+        nodes = by_position(self)
+        for node in nodes:
+            self[node] = self.pop(node)
+
+    def result_size(self, reduced: AxisClass) -> Size:
+        """Elements of a reduction's result, where the reduction is over the axes of the class `reduced`."""
+        return product(size for size, kind in self.space.axes if kind not in (reduced, AxisClass.COMMON))
+
+    def note_copy(self, node: Node) -> None:
+        """Note if a member stays in the graph for users outside: it is cheap, and needs no result of the
+        region."""
+        own = all(a in self.copied for a in operands(node) if a in self)
+        if own and not self[node] and self.recomputed(node):
+            self.copied.add(node)
+
+    def recomputed(self, node: Node) -> bool:
+        """Whether users outside compute a node again instead of reading it."""
+        if not self.analysis.recomputed(node):
+            return False
+        view = is_view(node) or is_gather_view(node)
+        if self.writes and not view and self.analysis.is_written_anyway(node):
+            self.written.add(node)
+            return False
+        return True
+
+    def feeds(self, node: Node, other_than: Node | None = None) -> bool:
+        """Whether a member uses a node."""
+        return any(user in self and user is not other_than for user in node.users)
+
+    def outputs(self) -> list[Node]:
+        """The members that nodes outside use and do not compute again, in graph order."""
+        staying: set[Node] = set()
+        outputs: list[Node] = []
+        for node in reversed(self):
+            if all(u in self and u not in staying for u in node.users):
+                continue
+            if self.stays(node):
+                staying.add(node)
+            else:
+                outputs.append(node)
+        return outputs[::-1]
+
+    def stays(self, node: Node) -> bool:
+        """Whether a member stays in the graph for its users outside: a view, a copy, or of a size that the
+        kernels do not store."""
+        if is_view(node) or is_gather_view(node) or node in self.copied:
+            return True
+        stored = (self.space.numel, self.result_size(AxisClass.COLUMN))
+        return not self[node] and product(shape_of(node) or ()) not in stored
+
+    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
+        """The members that the outputs need, in graph order."""
+        needed = set(outputs)
+        for node in reversed(self):
+            if node in needed:
+                needed.update(a for a in operands(node) if a in self)
+        return tuple(n for n in self if n in needed)

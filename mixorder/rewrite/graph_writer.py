@@ -1,0 +1,184 @@
+"""Add the nodes of a region's kernels to the FX graph: buffers, launches, sizes, and views of results."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+from torch.fx.traceback import NodeSource, NodeSourceAction
+
+from ..codegen.load import load_kernel
+from ..codegen.source import KernelSource
+from ..errors import Decline, DeclineReason
+from ..inductor.graphs import check_kernel, launch_arguments, triton_kernel_wrapper_functional
+from ..ir.program import NUM_SPLITS, Buffer
+from ..region.axes import Size
+from ..region.nodes import fake, size_of
+from ..region.placement import place_of
+from ..region.region import Region
+
+aten = torch.ops.aten
+_PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")
+
+
+class GraphWriter:
+    """Adds nodes at the first place of the graph where all of the region's inputs exist.
+
+    Every method returns the node that has the result. `created`: all nodes that were added, in order.
+    """
+
+    def __init__(self, graph: Graph, region: Region) -> None:
+        self.graph = graph
+        self.created: list[Node] = []
+        self._sizes: dict[sympy.Expr, Node] = {}
+        self.like = region.outer[0]
+        self.inputs = region.inputs
+        self.place = place_of(region)
+        self.device = fake(self.like).device  # type: ignore[union-attr]
+        self.fake_mode = fake(self.like).fake_mode  # type: ignore[union-attr]
+
+    def add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
+        after = self.created[-1] if self.created else self.place
+        with self.graph.inserting_after(after):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta.update({k: self.like.meta[k] for k in _PROVENANCE if k in self.like.meta})
+        node.meta["val"] = val
+        self.created.append(node)
+        return node
+
+    def empty(self, buffer: Buffer, num_splits: int) -> Node:
+        size, stride = (
+            [self.size(e.xreplace({NUM_SPLITS: sympy.Integer(num_splits)})) for e in exprs]
+            for exprs in (buffer.shape, buffer.stride)
+        )
+        kwargs = {"dtype": buffer.dtype, "device": self.device}
+        with self.fake_mode:
+            val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
+        return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+
+    def filled(self, buffer: Buffer, value: int) -> Node:
+        size = [self.size(e) for e in buffer.shape]
+        kwargs = {"dtype": buffer.dtype, "device": self.device, "pin_memory": False}
+        with self.fake_mode:
+            val = torch.full(*torch.fx.map_arg((size, value), _value), **kwargs)
+        return self.add(aten.full.default, (size, value), kwargs, val)
+
+    def reshaped(self, node: Node, like: Node) -> Node:
+        """An input that was reused for an output, as a view of that output's shape. Where the shapes
+        differ, both are contiguous."""
+        val, own = fake(like), fake(node)
+        assert val is not None and own is not None
+        shape = [size_of(n) for n in val.shape]
+        if shape == [size_of(n) for n in own.shape]:
+            return node
+        size = [self.size(n) for n in shape]
+        with self.fake_mode:
+            view = own.reshape(val.shape)
+        return self.add(aten.reshape.default, (node, size), {}, view)
+
+    def contiguous(self, node: Node) -> Node:
+        """A contiguous copy. Inductor may fuse it into the loop that computes the original."""
+        kwargs = {"memory_format": torch.contiguous_format}
+        with self.fake_mode:
+            val = fake(node).contiguous()  # type: ignore[union-attr]
+        return self.add(aten.clone.default, (node,), kwargs, val)
+
+    def strided(self, node: Node, like: Node) -> Node:
+        """A copy with the strides that the graph's caller expects."""
+        val = fake(like)
+        assert val is not None
+        size, stride = ([self.size(size_of(n)) for n in ns] for ns in (val.shape, val.stride()))
+        kwargs = {"dtype": val.dtype, "device": self.device}
+        place = self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+        return self.add(aten.copy.default, (place, node), {}, val)
+
+    def rounded(self, node: Node, like: Node) -> Node:
+        """A wider result, cast to the dtype that the graph states. Inductor computes the cast in the loops
+        that use it, in float32, and so rounds nothing."""
+        dtype = fake(like).dtype  # type: ignore[union-attr]
+        with self.fake_mode:
+            val = fake(node).to(dtype)  # type: ignore[union-attr]
+        return self.add(torch.ops.prims.convert_element_type.default, (node, dtype), {}, val)
+
+    def size(self, expr: Size) -> int | Node:
+        """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""
+        if isinstance(expr, int) or expr.is_number:
+            return int(expr)
+        if expr not in self._sizes:
+            self._sizes[expr] = self._compute_size(expr)
+        return self._sizes[expr]
+
+    def _compute_size(self, expr: sympy.Expr) -> Node:
+        for node in self.inputs:
+            val = fake(node)
+            assert val is not None
+            for dim, n in enumerate(val.shape):
+                if size_of(n) == expr:
+                    return self.add(aten.sym_size.int, (node, dim), {}, n)
+        for node in self.graph.nodes:
+            if isinstance(n := node.meta.get("val"), torch.SymInt) and size_of(n) == expr:
+                return node
+            if node is self.place:
+                break
+        function = {sympy.Add: operator.add, sympy.Mul: operator.mul}.get(expr.func)
+        if function is None:
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"nothing before the region has the size {expr}")
+        first, *rest = (self.size(arg) for arg in expr.args)
+        for other in rest:
+            args = (first, other)
+            first = self.add(function, args, {}, function(*map(_value, args)))
+        assert isinstance(first, Node)
+        return first
+
+    def launch(
+        self,
+        source: KernelSource,
+        arguments: dict[Buffer, Node],
+        sizes: dict[str, int | Node],
+        made_of: tuple[Node, ...],
+    ) -> dict[str, Node]:
+        """Launch a kernel that computes the reductions `made_of`.
+
+        Returns the nodes of the buffers that it writes, by name.
+        """
+        tensors = {buffer.pointer: node for buffer, node in arguments.items()}
+        written = {buffer.pointer: buffer.name for buffer in arguments if buffer.name in source.written}
+        kernel = load_kernel(source)
+        if self.device.type == "cuda" and torch.cuda.is_available():  # else there is no target to compile for
+            check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
+        kwargs = launch_arguments(kernel, (source.grid, 1, 1), {**tensors, **sizes}, list(written))
+        # The functional operator returns new tensors: a result must not share its argument's fake memory.
+        with self.fake_mode:
+            result = {key: _like(tensors[key].meta["val"]) for key in written}
+        node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
+        node.meta["from_node"] = [_source_of(made_of)]
+        # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
+        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
+        return {
+            name: self.add(operator.getitem, (node, key), {}, result[key]) for key, name in written.items()
+        }
+
+    def undo(self) -> None:
+        for node in reversed(self.created):
+            self.graph.erase_node(node)
+
+
+def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
+    """The source nodes in Inductor's comment above a launch. The comment prints the name of one node, so that
+    name lists them all; `from_node` has each of them for provenance tracking."""
+    source = NodeSource(nodes[0], "mixorder", NodeSourceAction.REPLACE)
+    assert source.node_info is not None
+    source.node_info.name = ", ".join(node.name for node in nodes)
+    source.from_node = [NodeSource(node, "mixorder", NodeSourceAction.REPLACE) for node in nodes]
+    return source
+
+
+def _value(arg: int | Node) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
+
+
+def _like(val: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
