@@ -242,8 +242,8 @@ class Rerun(Interpreter):
                 self.words = super().call_function(target, args, kwargs)
             return self.words
         result = super().call_function(target, args, kwargs)
-        if isinstance(result, dict) and "words_ptr" in result:
-            self.words = result["words_ptr"]
+        if isinstance(result, dict) and "mailbox_ptr" in result:
+            self.words = result["mailbox_ptr"]
         return result
 
 
