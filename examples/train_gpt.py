@@ -110,8 +110,8 @@ def compiled(model: nn.Module, mixorder: bool) -> Callable[[Tensor, Tensor], Ten
     """On a GPU, what a user writes. Without one, Inductor's graph with the kernels interpreted."""
     if torch.cuda.is_available():
         return torch.compile(model, options={"mixorder": mixorder})
-    from mixorder.inductor.interpreter import compile_for_interpreter
     from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
 
     options = Options(enabled=mixorder, strict=True, interpret=True, min_numel=0)
     return torch.compile(model, backend=compile_for_interpreter(options))

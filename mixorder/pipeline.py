@@ -83,16 +83,16 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
             found = runner.step("find", next_region, regions, taken)
             if found is None:
                 break
-            taken, record = fuse(graph, found, runner, setting)
-            fused(record)
-            ends.append(record)
-        except Decline as decline:
             taken = None
-            ends.append(located(decline, found))
-            declined(decline)
-            runner.show("declined.txt", decline)
+            try:
+                taken, record = fuse(graph, found, runner, setting)
+                fused(record)
+                ends.append(record)
+            except Decline as decline:
+                ends.append(located(decline, found))
+                declined(decline)
+                runner.show("declined.txt", decline)
         except MixorderError as error:
-            taken = None
             runner.warn(error)
             if found is None:
                 break  # the search itself failed: there is nothing to go on with

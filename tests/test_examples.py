@@ -103,7 +103,7 @@ def test_real_models_counts_norms_and_goes_on(
     from lab.zoo import Spec
 
     def local(s: Spec) -> nn.Module:
-        plain = nn.LayerNorm(s.dim, elementwise_affine=False)
+        plain = nn.LayerNorm(s.width, elementwise_affine=False)
         return nn.Sequential(
             nn.Embedding(s.classes, s.width), plain, nn.Linear(s.width, s.width), nn.RMSNorm(s.width),
             nn.Linear(s.width, s.classes),

@@ -1,4 +1,4 @@
-"""Imports go only downwards. One folder knows private torch, one module versions, one writes graphs."""
+"""The package imports only downwards; one folder has torch's private names, one module asks for versions."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from graphs import f32, node, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline, report
+from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
+from mixorder.inductor import telemetry
 from mixorder.options import Options
 from mixorder.report import Dump, RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -301,7 +302,7 @@ def test_torch_logs_and_the_trace_that_tlparse_reads(tmp_path: Path) -> None:
 def test_a_graph_without_pairs_leaves_no_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     trace = lambda name, metadata_fn, **_: names.append(metadata_fn()["name"])  # noqa: E731
-    monkeypatch.setattr(report, "trace_structured", trace)
+    monkeypatch.setattr(telemetry, "trace_structured", trace)
     run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
     assert names == []
     run(graphs.pair_graph())

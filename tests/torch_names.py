@@ -27,8 +27,6 @@ def imported(tree: ast.AST) -> dict[str, str]:
             base = "." * node.level + (node.module or "")
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{base}.{alias.name}"
-        elif isinstance(node, ast.arg) and "ModuleType" in ast.unparse(node.annotation or node):
-            found[node.arg] = "torch"  # which is the only one whose modules are handed about
     return {name: path for name, path in found.items() if _is_torchs(path)}
 
 
@@ -72,7 +70,7 @@ def is_private(path: str) -> bool:
 
 def questions(tree: ast.AST) -> Iterator[str]:
     """What asks for a version, or whether torch or Triton has something; as text."""
-    names = imported(tree)
+    names = imported(tree) | dict.fromkeys(_modules(tree), "torch")
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and path_of(node.args[0], names):
@@ -86,12 +84,23 @@ def questions(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             if _RELEASE.fullmatch(node.value):
                 yield repr(node.value)
-        elif isinstance(node, ast.Attribute) and node.attr in _VERSIONS:
+        elif isinstance(node, ast.Attribute) and node.attr in (
+            "__version__",
+            "version_info",
+            "torch_version",
+        ):
             yield ast.unparse(node)
         elif isinstance(node, ast.Name) and node.id in ("TorchVersion", "parse_version"):
             yield node.id
         elif isinstance(node, ast.ImportFrom | ast.Import) and "packaging" in ast.unparse(node):
             yield ast.unparse(node)
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    """Parameters that are modules: torch's are the only ones that are handed about."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation and "ModuleType" in ast.unparse(node.annotation):
+            yield node.arg
 
 
 def _expects_absence(handler: ast.ExceptHandler) -> bool:

@@ -13,9 +13,7 @@ Exit status: 0; 1 if a gradient is off, or no region was fused; 2 without torchr
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import json
 import os
 import statistics
@@ -32,184 +30,17 @@ from lab import arguments
 from lab.compilers import how
 from lab.errors import largest_error
 from lab.launches import marked
+from lab.parallel import DEVICE, WAYS, Compile, Model, Sizes, alone, batch_of, exact, whole
 from lab.tables import table
 from torch import Tensor, nn
 
 from mixorder.options import Options
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HEAD_DIM = 8 if not GPU else 64
+GPU = DEVICE == "cuda"
 ALLOWED = 2e-5  # of a gradient in fp32, against float64; TF32 is off
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """`batch` is that of all processes together."""
-
-    layers: int
-    dim: int
-    batch: int
-    tokens: int
-    vocabulary: int
-
-
 CHECKED = Sizes(2, 512, 8, 256, 1024) if GPU else Sizes(1, 16, 4, 8, 24)
 TIMED = Sizes(8, 2048, 8, 2048, 32000)
-
-
-# The model: what compiles as a piece is a module of its own, as in torchtitan.
-
-
-class Attention(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, _ = x.shape
-        q, k, v = (f(x).view(batch, tokens, -1, HEAD_DIM).transpose(1, 2) for f in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
-
-
-class MLP(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(dim, 4 * dim, bias=False), nn.Linear(4 * dim, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.up(x)))
-
-
-class Block(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.RMSNorm(dim, eps=1e-6)
-        self.attention, self.mlp = Attention(dim), MLP(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
-class Tail(nn.Module):
-    def __init__(self, dim: int, vocabulary: int) -> None:
-        super().__init__()
-        self.norm, self.head = nn.RMSNorm(dim, eps=1e-6), nn.Linear(dim, vocabulary, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
-
-
-class Model(nn.Module):
-    """Tokens (batch, tokens) in, logits out; parameters from a seed."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(sizes.vocabulary, sizes.dim)
-        self.blocks = nn.ModuleList(Block(sizes.dim) for _ in range(sizes.layers))
-        self.tail = Tail(sizes.dim, sizes.vocabulary)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if "norm" in name:  # ones would hide an error
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.tail(x)
-
-    @property
-    def pieces(self) -> list[nn.Module]:
-        """What is compiled and sharded one by one."""
-        return [*self.blocks, self.tail]
-
-
-Compile = dict[str, Any]  # the arguments of torch.compile
-
-
-# The ways to distribute it. Each takes a model and gives what to call.
-
-
-def alone(model: Model, how: Compile) -> nn.Module:
-    for piece in model.pieces:
-        piece.compile(**how)
-    return model
-
-
-def ddp(model: Model, how: Compile) -> nn.Module:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel(alone(model, how))
-
-
-def fsdp(model: Model, how: Compile) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
-    alone(model, how)
-    for piece in model.pieces:
-        fully_shard(piece, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def tp(model: Model, how: Compile) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
-    gathered = functools.partial(
-        PrepareModuleInput, input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-    )
-    ends = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "tail.norm": SequenceParallel(),
-        "tail.head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
-    }
-    plan = {
-        "norm1": SequenceParallel(),
-        "attention": gathered(),
-        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
-        "norm2": SequenceParallel(),
-        "mlp": gathered(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    parallelize_module(model, mesh, ends)
-    # A collective in flight is a tensor of another class. With it AOTAutograd fails in the backward of what
-    # is compiled (torch 2.13, with or without mixorder): an operator waits for it.
-    model.embedding.register_forward_hook(lambda module, inputs, output: output * 1)
-    for block in model.blocks:
-        parallelize_module(block, mesh, plan)
-    return alone(model, how)
-
-
-WAYS: dict[str, Callable[[Model, Compile], nn.Module]] = {"ddp": ddp, "fsdp": fsdp, "tp": tp}
 CUT = ("ddp", "fsdp")  # each process has its part of the batch
-
-
-# Gradients.
-
-
-def batch_of(sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The whole batch, the same on every process: tokens, and the ones to predict."""
-    draw = torch.Generator().manual_seed(1)
-    shape = (sizes.batch, sizes.tokens + 1)
-    tokens = torch.randint(sizes.vocabulary, shape, generator=draw).to(device)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def part_of(way: str, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -226,27 +57,12 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def gradients(model: Model, run: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """Whole gradients of the model's parameters, by name; a collective."""
-    from torch.distributed.tensor import DTensor
-
     loss_of(run, batch).backward()
-    found = {}
-    for name, parameter in model.named_parameters():
-        grad = parameter.grad
-        assert grad is not None, name
-        found[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).detach().clone()
-    return found
-
-
-def exact(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:
-    """From eager, in float64, on this process alone."""
-    model = copy.deepcopy(Model(sizes)).to(device).double()
-    logits = model(batch_of(sizes, device)[0])
-    F.cross_entropy(logits.flatten(0, 1), batch_of(sizes, device)[1].flatten()).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: whole(p.grad).detach().clone() for name, p in model.named_parameters()}
 
 
 def off(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    return largest_error((found[name], exact.double()) for name, exact in reference.items())
+    return largest_error((found[name], true.double()) for name, true in reference.items())
 
 
 @dataclasses.dataclass
@@ -270,7 +86,7 @@ class Row:
 def checked(way: str, device: torch.device) -> Row:
     from mixorder.report import RegionRecord, collect
 
-    whole = batch_of(CHECKED, device)
+    both = batch_of(CHECKED, device)
     truth = exact(CHECKED, device)
 
     def run(make: Callable[[Model, Compile], nn.Module], mixorder: bool, batch: Any) -> dict[str, Tensor]:
@@ -278,10 +94,10 @@ def checked(way: str, device: torch.device) -> Row:
         model = Model(CHECKED).to(device)
         return gradients(model, make(model, how(DEVICE, mixorder)), batch)
 
-    stock = run(WAYS[way], False, part_of(way, whole))
+    stock = run(WAYS[way], False, part_of(way, both))
     with collect() as records:
-        ours = run(WAYS[way], True, part_of(way, whole))
-    single = run(alone, True, whole)
+        ours = run(WAYS[way], True, part_of(way, both))
+    single = run(alone, True, both)
     fused = sum(isinstance(record, RegionRecord) for record in records)
     return Row(way, off(stock, truth), off(ours, truth), off(ours, single), fused)
 
@@ -293,10 +109,8 @@ def timed(way: str, mixorder: bool, steps: int, device: torch.device) -> float:
     """Median milliseconds of forward, backward and AdamW in bf16, of the slowest process."""
     torch._dynamo.reset()
     model = Model(TIMED).to(device, torch.bfloat16)
-    run, batch = (
-        WAYS[way](model, how(DEVICE, mixorder, min_numel=Options().min_numel)),
-        part_of(way, batch_of(TIMED, device)),
-    )
+    run = WAYS[way](model, how(DEVICE, mixorder, min_numel=Options().min_numel))
+    batch = part_of(way, batch_of(TIMED, device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:

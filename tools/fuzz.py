@@ -5,8 +5,8 @@
 
 Each case comes from its own seed (`lab/programs.py`) and is compared in `lab/differential.py`. In --out:
 `cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, made as small as the
-time allows, a test file that pytest runs from the repository's root; `errors.txt` and, with matplotlib,
-`errors.png`: how the errors of gradients are distributed, mixorder's and stock's. Exit status: 0, or 1 if a
+time allows, a test file that pytest runs from the repository's root; `errors.txt`: how the errors of
+gradients are distributed, mixorder's and stock's. Exit status: 0, or 1 if a
 case failed, hung or crashed its process.
 """
 
@@ -17,7 +17,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 import statistics
 import sys
 import time
@@ -26,16 +25,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab import arguments
 from lab.pool import Broken, Pool
 from lab.programs import NARROWEST, Program, Seeded, make
 from lab.smaller import smaller
+from lab.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
-ENVIRONMENT = {
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
-    "OMP_NUM_THREADS": "1",
-}
+CASE_LIMIT = 60  # seconds after which a case hangs
+STOCK_EVERY = 2  # every so manieth case is run by stock, too, where it is right
+KINDS = 5  # of failures that are made smaller
 BINS_PER_DECADE = 4
 MOST_TOLD = 6000  # characters of an exception's text
 
@@ -53,53 +52,37 @@ class Task:
 
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
-    import torch
     from lab.differential import run
 
-    torch.set_num_threads(1)
     return run(task.program, task.device, task.stock)
 
 
-def record(result: Any) -> dict[str, Any]:
-    """An outcome as plain data."""
+def record(task: Task, result: Any) -> dict[str, Any]:
+    """A case and its outcome as plain data."""
+    program = task.program
+    one: dict[str, Any] = {"seed": task.seed, "dtype": program.dtype, "backward": program.backward}
     if isinstance(result, Broken):
-        return {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
-    return dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
+        return one | {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
+    return one | dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
+
+
+def told(one: dict[str, Any]) -> Iterator[str]:
+    """A line for a failure."""
+    if one["status"] in BAD:
+        yield f"seed {one['seed']}: {one['status']}, {one['kind']}: {one['message'][:300]}"
 
 
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
     small = args.device == "interpreter"
     for seed in range(args.seed, args.seed + args.cases):
         program = make(Seeded(seed), small=small, seed=seed)
-        yield Task(program, args.device, seed, seed % args.stock_every == 0)
-
-
-def hunt(pool: Pool, args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
-    """Run the cases; returns their records, with the dtype and whether gradients counted."""
-    found = []
-    started = time.monotonic()
-    with (args.out / "cases.jsonl").open("w") as log:
-        for task, result in pool.run(tasks(args), args.case_limit, until):
-            one = {"seed": task.seed, "dtype": task.program.dtype, "backward": task.program.backward}
-            one |= record(result)
-            found.append(one)
-            print(json.dumps(one), file=log, flush=True)
-            if one["status"] in BAD:
-                print(f"seed {task.seed}: {one['status']}, {one['kind']}: {one['message'][:300]}", flush=True)
-            if len(found) % 100 == 0:
-                bad = sum(r["status"] in BAD for r in found)
-                print(f"{len(found)} cases, {bad} bad, {time.monotonic() - started:.0f} s", flush=True)
-    return found
+        yield Task(program, args.device, seed, seed % STOCK_EVERY == 0)
 
 
 def kind_of(one: dict[str, Any]) -> str:
     """What makes two failures the same, as far as a first look tells: of a crash, what was raised at last."""
-    if one["kind"] != "crash":
-        return f"{one['status']} {one['kind']}"
-    raised = [
-        line for line in one["message"].splitlines() if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)
-    ]
-    return f"{one['status']} crash, {re.sub(r'[0-9]+', '0', (raised or [''])[-1])[:160]}"
+    kind = f"{one['status']} {one['kind']}"
+    return f"{kind}, {last_raised(one['message'])[:160]}" if one["kind"] == "crash" else kind
 
 
 def shrink(pool: Pool, task: Task, kind: str, limit: float, until: float) -> Program:
@@ -109,7 +92,7 @@ def shrink(pool: Pool, task: Task, kind: str, limit: float, until: float) -> Pro
     while time.monotonic() < until:
         for smaller_one in _batches(program, tried, 2 * pool.size):
             batch = [Task(p, task.device) for p in smaller_one]
-            ended = {t.program: record(r) for t, r in pool.run(batch, limit, until)}
+            ended = {t.program: record(t, r) for t, r in pool.run(batch, limit, until)}
             hits = [p for p in smaller_one if p in ended and kind_of(ended[p]) == kind]
             if hits:
                 program = hits[0]
@@ -173,11 +156,11 @@ def shrink_all(pool: Pool, args: argparse.Namespace, found: Sequence[dict[str, A
     (args.out / "failures.json").write_text(
         json.dumps([one for one in found if one["status"] in BAD], indent=1)
     )
-    kinds = list(first.items())[: args.shrink]
+    kinds = list(first.items())[:KINDS]
     for kind, one in kinds:
         (task,) = tasks(argparse.Namespace(**{**vars(args), "seed": one["seed"], "cases": 1}))
         until = time.monotonic() + args.shrink_box / len(kinds)
-        limit = min(args.case_limit, 30.0)
+        limit = CASE_LIMIT / 2
         program = shrink(pool, task, kind, limit, until)
         path = args.out / f"test_fuzz_{one['seed']}.py"
         path.write_text(test_file(program, one["seed"], kind, one["message"], args.device))
@@ -222,25 +205,6 @@ def _bin(error: float) -> int:
     return math.floor(BINS_PER_DECADE * math.log10(max(error, 1e-3)))
 
 
-def draw(errors: dict[str, list[list[float]]], path: Path) -> None:
-    """The same as a picture, where matplotlib is installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(errors), figsize=(4 * len(errors), 3), squeeze=False)
-    for axis, (dtype, columns) in zip(axes[0], sorted(errors.items()), strict=True):
-        logs = [[math.log10(max(e, 1e-3)) for e in column] for column in columns]
-        axis.hist(logs, bins=30, label=["mixorder", "stock"])
-        axis.set(title=dtype, xlabel="log10 of the relative error in last places", yscale="log")
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def summary(found: Sequence[dict[str, Any]], seconds: float) -> str:
     statuses = Counter(one["status"] for one in found)
     regions = sum(one.get("fused", 0) for one in found)
@@ -258,22 +222,13 @@ def summary(found: Sequence[dict[str, Any]], seconds: float) -> str:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--time-box", type=float, default=480, help="seconds in all, without the shrinking")
-    parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case hangs")
-    parser.add_argument(
-        "--shrink-box",
-        type=float,
-        default=120,
-        help="seconds for making failures smaller; more with --cases 1 and --seed of one",
-    )
-    parser.add_argument("--shrink", type=int, default=5, help="kinds of failures that are made smaller")
+    more = "seconds for making failures smaller; more with --cases 1 and --seed of one"
+    parser.add_argument("--shrink-box", type=float, default=120, help=more)
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
-    parser.add_argument("--stock-every", type=int, default=2, help="n: by stock, too, every n-th case")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
@@ -283,19 +238,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    environment = ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if args.device == "interpreter" else {})
-    pool = Pool(args.workers, "fuzz", "work", environment)
+    pool = Pool.of_compiles(args.workers, "fuzz", args.device)
     try:
-        found = hunt(pool, args, started + args.time_box - min(args.case_limit, args.time_box / 4))
+        until = started + args.time_box - min(CASE_LIMIT, args.time_box / 4)
+        found = pool.logged(tasks(args), CASE_LIMIT, until, args.out / "cases.jsonl", record, told)
         seconds = time.monotonic() - started
         shrink_all(pool, args, found)
     finally:
         pool.close()
-    errors = scaled(found)
-    text = f"{summary(found, seconds)}\n\n{histogram(errors)}"
+    text = f"{summary(found, seconds)}\n\n{histogram(scaled(found))}"
     (args.out / "errors.txt").write_text(text)
-    if errors:
-        draw(errors, args.out / "errors.png")
     print(f"\n{text}")
     return int(any(one["status"] in BAD for one in found))
 

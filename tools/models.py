@@ -46,7 +46,7 @@ PROVIDERS: dict[str, dict[str, Any]] = {
 }
 SLACK = 1.005  # medians of the same step differ by up to this factor
 HEADER = [
-    *("provider", "step ms", "+-%", "backward", "host", "host bwd", "peak GiB", "bwd GiB", "compile s"),
+    *("provider", "step ms", "+-%", "backward", "peak GiB", "compile s"),
     *("launches", "GPU ms", "norm ms", "in", "bias ms", "in", "fused", "loss off"),
 ]
 
@@ -62,7 +62,7 @@ def work(args: argparse.Namespace) -> int:
     try:
         if args.gpu:
             cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-            measure(run, spec, compiler_of(provider), 0 if args.compile_only else args.steps, cache)
+            measure(run, spec, compiler_of(provider), args.steps, cache)
         else:
             measure_interpreted(run, spec, interpreter_of(provider))
         run.status = "ok"
@@ -98,9 +98,6 @@ def supervise(args: argparse.Namespace) -> list[Run]:
     meta = describe(not args.gpu)
     planned = list(plan(args))
     for i, (repeat, model, provider) in enumerate(planned, 1):
-        if time.time() - meta["started"] > args.deadline:
-            print(f"past --deadline: {len(planned) - i + 1} runs are left out", file=sys.stderr, flush=True)
-            break
         run = run_in_process(args, model, provider, repeat)
         runs.append(run)
         save(args.out / "models.json", meta, args, runs)
@@ -131,7 +128,6 @@ def run_in_process(args: argparse.Namespace, model: str, provider: str, repeat: 
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(result)]
         command += ["--models", model, "--providers", provider, "--repeat", str(repeat)]
         command += ["--steps", str(args.steps), "--scale", args.scale]
-        command += ["--compile-only"] * args.compile_only
         process = subprocess.Popen(command, env=environment(folder, args.gpu), start_new_session=True)
         status: int | str
         try:
@@ -205,9 +201,7 @@ def cells(run: Run, first: Run) -> list[str]:
         show(run.median_ms),
         show(run.spread if len(run.step_ms) > 1 else None, ".1f"),
         show(run.phase_ms.get("backward")),
-        show(run.host_ms),
-        show(run.host_backward_ms),
-        *(show(value, ".3f", 2**30) for value in (run.peak, run.peak_backward)),
+        show(run.peak, ".3f", 2**30),
         show(run.compile_s, ".1f"),
         show(counted[0], ".0f"),
         show(counted[1]),
@@ -248,7 +242,6 @@ def find_issues(runs: Sequence[Run]) -> list[str]:
         "peak bytes": lambda run: run.peak,
         "compile s": lambda run: run.compile_s,
         "launches": lambda run: run.part()[0] if run.launches else None,
-        "host ms of the backward": lambda run: run.host_backward_ms,
     }
     slack = {"step ms": SLACK, "compile s": 1.03}
     issues = [f"{run.model} {run.provider}: {run.status}" for run in runs if run.status == "err"]
@@ -274,9 +267,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30, help="timed steps")
     parser.add_argument("--repeats", type=int, default=1, help="processes per model and provider")
     parser.add_argument("--scale", choices=("full", "small"), help="default: full, small without a GPU")
-    parser.add_argument("--compile-only", action="store_true", help="compile times, no steps")
     parser.add_argument("--time-box", type=float, default=240, help="seconds a run may take")
-    parser.add_argument("--deadline", type=float, default=float("inf"), help="start no run after so many")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/models")))
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--repeat", type=int, default=0, help=argparse.SUPPRESS)

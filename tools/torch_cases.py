@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 import time
@@ -23,32 +22,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab import arguments
 from lab.pool import Broken, Pool
-from lab.torch_cases import GROUPS, Case, cases
+from lab.sources import last_raised
+from lab.torch_cases import Case, cases
 
-ENVIRONMENT = {
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
-    "OMP_NUM_THREADS": "1",
-}
+CASE_LIMIT = 90  # seconds after which a case hangs
+SAMPLES = 1  # of a case, beside the enlarged ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A case, where it runs, and of how many samples."""
+    """A case, and where it runs."""
 
     case: Case
     device: str
-    samples: int
 
 
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
-    import torch
     from lab.torch_trial import run_case
 
-    torch.set_num_threads(1)
-    return run_case(task.case, task.device, task.samples)
+    return run_case(task.case, task.device, SAMPLES)
 
 
 def record(task: Task, result: Any) -> dict[str, Any]:
@@ -73,17 +68,6 @@ def told(one: dict[str, Any]) -> Iterable[str]:
             yield f"{one['case']}, {unit['label']}: {unit['kind']}: {line[:240]}"
 
 
-def last_raised(message: str) -> str:
-    """What tells one crash from another."""
-    first = message.splitlines()[:1]
-    if first and "mixorder failed in stage" in first[0]:
-        return first[0]
-    raised = [
-        li for li in message.splitlines() if re.match(r"[\w.]*(Error|Exception|Failed|Unsupported)\b", li)
-    ]
-    return (raised or first or [""])[-1]
-
-
 def kinds(found: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
     """By kind of failure (and, of a crash, what was raised) and op: the cases and samples."""
     ways: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -94,7 +78,7 @@ def kinds(found: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
             if unit["status"] == "failed":
                 kind = unit["kind"]
                 if kind == "crash":
-                    kind += f" {re.sub('[0-9]+', '0', last_raised(unit['message']))[:160]}"
+                    kind += f" {last_raised(unit['message'])[:160]}"
                 ways[kind, one["name"]].append(f"{one['case']}, {unit['label']}")
     return dict(sorted(ways.items()))
 
@@ -106,7 +90,7 @@ def summary(found: Sequence[dict[str, Any]], seconds: float, of: int) -> str:
     never = sorted({one["name"] for one in found} - held)
     declined = Counter(reason for one in found for reason in one["declined"])
     left = [u for u in units if u["status"] in ("torch", "invalid")]
-    raised = Counter(re.sub("[0-9]+", "0", last_raised(u["message"]))[:120] for u in left)
+    raised = Counter(last_raised(u["message"])[:120] for u in left)
     fused = [one for one in found if one["fused"]]
     holding = [one for one in found if any(u["held"] for u in one["units"])]
     lines = [
@@ -125,33 +109,12 @@ def summary(found: Sequence[dict[str, Any]], seconds: float, of: int) -> str:
     return "\n".join(lines)
 
 
-def hunt(pool: Pool, args: argparse.Namespace, todo: Sequence[Case], until: float) -> list[dict[str, Any]]:
-    found = []
-    with (args.out / "cases.jsonl").open("w") as log:
-        tasks = (Task(case, args.device, args.samples) for case in todo)
-        for task, result in pool.run(tasks, args.case_limit, until):
-            one = record(task, result)
-            found.append(one)
-            print(json.dumps(one), file=log, flush=True)
-            for line in told(one):
-                print(line, flush=True)
-            if len(found) % 100 == 0:
-                print(f"{len(found)} of {len(todo)} cases", flush=True)
-    return found
-
-
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS[:-1])
     parser.add_argument("--only", default="", help="a regular expression that a case's name has to match")
-    parser.add_argument("--samples", type=int, default=1, help="of a case, beside the enlarged ones")
     parser.add_argument("--start", type=int, default=0, help="leave out so many cases: what a run before did")
-    parser.add_argument("--every", type=int, default=1, help="n: every n-th case")
     parser.add_argument("--time-box", type=float, default=400, help="seconds; no case begins in the last 30")
-    parser.add_argument("--case-limit", type=float, default=90, help="seconds after which a case hangs")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
@@ -161,12 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    todo = [c for c in cases(args.device, args.groups) if re.search(args.only, str(c))]
-    todo = todo[args.start :: args.every]
-    environment = ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if args.device == "interpreter" else {})
-    pool = Pool(args.workers, "torch_cases", "work", environment)
+    todo = [Task(c, args.device) for c in cases(args.device) if re.search(args.only, str(c))][args.start :]
+    pool = Pool.of_compiles(args.workers, "torch_cases", args.device)
     try:
-        found = hunt(pool, args, todo, started + args.time_box - min(30, args.time_box / 4))
+        until = started + args.time_box - min(30, args.time_box / 4)
+        found = pool.logged(todo, CASE_LIMIT, until, args.out / "cases.jsonl", record, told)
     finally:
         pool.close()
     text = summary(found, time.monotonic() - started, len(todo))

@@ -33,13 +33,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from distributed import WAYS, Compile, Model, Sizes, alone
 from lab import arguments
 from lab.compilers import how, multiprocessors
+from lab.parallel import WAYS, Model, Sizes, batch_of, exact, products_in_parallel, tp, whole
 from lab.processes import write_whole
 from lab.ranks import PROGRAMS, RANKS, Group, Program, off
 from lab.tables import head, line
-from torch import Tensor, nn
+from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALLOWED = {"fp32": 2e-5, "bf16": 5e-2}  # of a gradient, against float64; TF32 is off
@@ -146,10 +146,7 @@ class Rank:
         """From eager, in float64, on this process alone."""
         if way.startswith("graph:"):
             return self.exact_program(way.partition(":")[2])[self.rank]
-        model = Model(self.scale.sizes).to(self.device, DTYPES[dtype]).double()
-        tokens, targets = (t.to(self.device) for t in self.batch())
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
-        return tuple(p.grad.cpu() for p in model.parameters() if p.grad is not None)
+        return tuple(g.cpu() for g in exact(self.scale.sizes, self.device, DTYPES[dtype]).values())
 
     def once(self, job: Job, mixorder: bool) -> tuple[tuple[Tensor, ...], list[Any]]:
         """Results of the first step, and the collectives of the third, when DDP has its buckets."""
@@ -163,13 +160,6 @@ class Rank:
         return results, calls
 
     # Models.
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """The whole one: tokens, and the ones to predict."""
-        sizes = self.scale.sizes
-        draw = torch.Generator().manual_seed(1)
-        both = torch.randint(sizes.vocabulary, (sizes.batch, sizes.tokens + 1), generator=draw)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
     def min_numel(self, job: Job) -> int:
         sizes = self.scale.sizes
@@ -188,14 +178,11 @@ class Rank:
 
     def model_step(self, job: Job, mixorder: bool) -> Callable[[], Iterator[Tensor]]:
         """Whole gradients of the parameters at every call; a collective."""
-        from torch.distributed.tensor import DTensor
-
         sizes = self.scale.sizes
         model = Model(sizes).to(self.device, DTYPES[job.dtype])
         options = how(self.device.type, mixorder, self.min_numel(job))
-        distribute = tensor_parallel if job.way == "tp" else WAYS["tp" if job.way == "sp" else job.way]
-        run = distribute(model, options)
-        tokens, targets = (t.to(self.device) for t in self.batch())
+        run = {**WAYS, "tp": products_in_parallel, "sp": tp}[job.way](model, options)
+        tokens, targets = batch_of(sizes, self.device)
         share = 1.0 / targets.numel()
         if job.way in ("ddp", "fsdp"):  # which average over ranks
             share *= RANKS
@@ -206,10 +193,6 @@ class Rank:
             logits = run(tokens).float().flatten(0, 1)
             (F.cross_entropy(logits, targets.flatten(), reduction="sum") * share).backward()
             return (whole(p.grad) for p in model.parameters())
-
-        def whole(grad: Tensor | None) -> Tensor:
-            assert grad is not None
-            return grad.full_tensor() if isinstance(grad, DTensor) else grad
 
         return step
 
@@ -235,23 +218,6 @@ class Rank:
             return compiled[0]
 
         return lambda: program.run(group, arguments, once)
-
-
-def tensor_parallel(model: Model, options: Compile) -> nn.Module:
-    """Products in columns, then in rows; norms, embedding and head on every rank."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (RANKS,))
-    plan = {
-        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-        "attention.out": RowwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(),
-    }
-    for block in model.blocks:
-        parallelize_module(block, mesh, plan)
-    return alone(model, options)
 
 
 class called:

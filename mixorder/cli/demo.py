@@ -154,14 +154,14 @@ def _interpret_triton(parser: argparse.ArgumentParser) -> None:
 def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
     import torch
 
-    from mixorder.inductor.versions import fresh_caches
+    from mixorder.inductor.config import fresh_cache
     from mixorder.options import Options
     from mixorder.plugin import compile_for_interpreter
     from mixorder.report import RegionRecord, collect
 
     torch.compiler.reset()
     options = Options(enabled, strict=True, interpret=True, min_numel=0)
-    with fresh_caches(), collect() as records:
+    with fresh_cache(), collect() as records:
         compiled = torch.compile(problem.module, backend=compile_for_interpreter(options))
         grads = problem.gradients(compiled)
     fused = sum(record.num_nodes for record in records if isinstance(record, RegionRecord))
@@ -171,13 +171,13 @@ def _measure_interpreted(problem: Problem, exact: Sequence[Tensor], enabled: boo
 def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) -> Outcome:
     import torch
 
-    from mixorder.inductor.versions import fresh_caches
+    from mixorder.inductor.config import fresh_cache
     from mixorder.report import collect
 
     options = {"mixorder": True, "mixorder_strict": True} if enabled else {"mixorder": False}
     _warm_up_compiler(options)
     torch.compiler.reset()
-    with fresh_caches():
+    with fresh_cache():
         with collect() as records:
             start = time.perf_counter()
             compiled = torch.compile(problem.module, options=options)
@@ -195,10 +195,10 @@ def _warm_up_compiler(options: dict[str, bool]) -> None:
     import torch
 
     from mixorder.demo_model import Problem
-    from mixorder.inductor.versions import fresh_caches
+    from mixorder.inductor.config import fresh_cache
 
     small = Problem.create(1, (2, 64, 64), "layer", "float32", "cuda")
-    with fresh_caches():
+    with fresh_cache():
         small.gradients(torch.compile(small.module, options={**options, "mixorder_min_numel": 0}))
         torch.cuda.synchronize()
 

@@ -11,10 +11,11 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+from torch._inductor.utils import fresh_cache
 
 from .versions import is_deterministic
 
-__all__ = ["cache_dir", "inductor_config", "triton_cache_dir"]
+__all__ = ["cache_dir", "fresh_cache", "inductor_config", "triton_cache_dir"]
 
 TUNING_OFF = {"max_autotune": False, "max_autotune_pointwise": False, "coordinate_descent_tuning": False}
 

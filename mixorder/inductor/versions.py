@@ -10,7 +10,6 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -94,13 +93,6 @@ def mutation_analysis(triton_kernel_wrap: ModuleType) -> str:
 def is_deterministic(config: ModuleType) -> bool:
     """Whether Inductor has and uses its mode without timing on the device."""
     return bool(getattr(config, "deterministic", False))
-
-
-def fresh_caches() -> AbstractContextManager[None]:
-    """Empty compile caches. 2.11 may have `fresh_cache` by its older name only."""
-    import torch._inductor.utils as utils
-
-    return (getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache)()
 
 
 def loads_with_less(autotuner: type) -> bool:

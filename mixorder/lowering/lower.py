@@ -1,6 +1,6 @@
 """Lower a `Region` to a `LoopProgram`: one nest in the inner reductions' order, one in the outer ones'.
 
-Pointwise ops and views go through Inductor's own lowerings (`boxes.py`), whose loaders are traced with
+Pointwise ops and views go through Inductor's own lowerings (`pointwise.py`), whose loaders are traced with
 symbolic indices. A value is traced once per node and index.
 
 The graph is read here, never written. Raises `Decline` for an op whose lowering is not a loop.

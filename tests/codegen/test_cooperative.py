@@ -62,7 +62,7 @@ class TestWhole(TestCase):
             "\n".join(lines),
             """\
 @triton.jit
-def triton_mixorder_test_683e663f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, words_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_ff350c87(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, mailbox_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 2048
     own = tl.program_id(0) % 8
     s = tl.program_id(0) // 8
@@ -97,7 +97,7 @@ def triton_mixorder_test_683e663f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
             tmp6 = tmp4 * tmp1
             tmp7 = tmp5 * tmp6
             tmp8 = tl.sum(tmp7, 1)[:, None]
-            tl.store(words_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
+            tl.store(mailbox_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
             ready1 = (tile - 8 >= 0) & (tile - 8 < tiles)
             polls = tl.where(mine & ready1 & (missed1 == 0), 16384, 0)
             total1_0_0 = ...
@@ -141,7 +141,7 @@ def test_same_inputs_same_text() -> None:
 
 def test_the_words_are_written_and_the_last_argument() -> None:
     source = kernel_of(rms())
-    assert source.buffers[-1] == "words" in source.written
+    assert source.buffers[-1] == "mailbox" in source.written
 
 
 @pytest.mark.parametrize(("rows", "ragged"), [(64, False), (63, True)])
@@ -190,7 +190,7 @@ TWO_STAGES = (two_stages, ((64, 1024), f32), ((64, 1024), f32), ((1024,), f32))
 def test_a_word_is_not_told_where_the_tile_is_none_or_a_wait_was_in_vain() -> None:
     """A later stage works with what it waited for; the first one knows all it needs."""
     text = kernel_of(program_of(*TWO_STAGES)).text
-    first, second = (line for line in text.splitlines() if "tl.store(words_ptr" in line)
+    first, second = (line for line in text.splitlines() if "tl.store(mailbox_ptr" in line)
     assert "x >= 0" not in first and "failed" not in first
     assert "(x >= 0) & (failed1 == 0) & " in second
     assert text.index("failed1 = tl.max(missed1 +") < text.index(second)
@@ -240,8 +240,8 @@ def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
 
     full = ((64, 1031), bf16)  # a prime number of columns is not cut into narrower ones
     source = kernel_of(program_of(function, full, full))
-    assert not any(word in source.text for word in ("words", "missed", "asm", "again"))
-    assert "words" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
+    assert not any(word in source.text for word in ("mailbox", "missed", "asm", "again"))
+    assert "mailbox" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
 
 
 def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> None:

@@ -34,7 +34,7 @@ def fresh(monkeypatch, tmp_path):
     counters["mixorder"].clear()
     cache._unwritten.clear()
     tuner._say_once.cache_clear()
-    monkeypatch.setattr(tuner, "_cache_folder", lambda: tmp_path / "mixorder")
+    monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -149,7 +149,7 @@ def test_every_schedule_that_may_win_computes_the_same():
         taken = Outcome(candidate, 2.0, 1.0, 1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tuner, "search", lambda spaces, measure, taken=taken: taken)
-            patch.setattr(tuner, "_cache_folder", lambda: None)
+            patch.setattr(tuner.config, "winners_folder", lambda: None)
             found, (record,) = compiled(module, x, dy)
         assert record.schedule == candidate.schedule
         for mine, truth in zip(found, exact, strict=True):

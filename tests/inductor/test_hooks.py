@@ -95,14 +95,6 @@ def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch
     assert runs == []
 
 
-@pytest.mark.parametrize(
-    ("version", "older"),
-    [("2.9.1", True), ("2.10.0+cu128", True), ("2.11.0a0+git1", False), ("3.0", False), ("unknown", False)],
-)
-def test_which_versions_are_too_old(version: str, older: bool) -> None:
-    assert versions.older(version, versions.OLDEST) == older
-
-
 def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> None:
     """Torch compiles the backward at its first call and, for values that come from `config.patch`
     and not from `torch.compile(options=...)`, under the config of that moment: the backward

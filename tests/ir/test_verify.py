@@ -213,13 +213,13 @@ def half_exchanged(nest: Nest) -> Nest:
 
 @pytest.mark.parametrize(
     "change",
-    [replaced(Carry, stages=2), replaced(Carry, stages=0), uncarried, unexchanged, exchanged_late]
+    [replaced(Carry, phases=2), replaced(Carry, phases=0), uncarried, unexchanged, exchanged_late]
     + [half_exchanged],
     ids=["carried too far", "carried nowhere", "uncarried", "unexchanged", "exchanged late", "in part"],
 )
 def test_a_value_of_another_stage(change: Change, programs: Programs) -> None:
     broken = changed(programs[Form.COOPERATIVE], 0, change)
-    with pytest.raises(ValueError, match="is in stage"):
+    with pytest.raises(ValueError, match="is in phase"):
         verify(broken, Form.COOPERATIVE)
 
 
@@ -263,4 +263,4 @@ def test_values_know_what_they_depend_on() -> None:
     assert nest.dependence() == {
         "a": {x, y}, "r": {x}, "b": {x, y}, "c": frozenset(),
     }  # fmt: skip
-    assert nest.stages() == {"a": 0, "r": 0, "b": 1, "c": 0}
+    assert nest.reductions_above() == {"a": 0, "r": 0, "b": 1, "c": 0}

@@ -12,7 +12,7 @@ from devices import A100, B200, H200, REAL, DeviceInfo
 
 from mixorder.errors import TooWide
 from mixorder.schedule import device as device_module
-from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import device_info
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent import choose
@@ -86,4 +86,4 @@ def test_a_row_that_no_program_holds_says_so() -> None:
     [(1.0, 4, 8192), (1.0, 6, 4096), (1.0, 8, 4096), (1.25, 4, 8192), (1.25, 6, 8192), (1.25, 8, 4096)],
 )
 def test_elements_of_a_tile_are_a_power_of_two(rounding: float, each: int, elements: int) -> None:
-    assert Constants(rounding=rounding).elements(32768, each) == elements
+    assert dataclasses.replace(FITTED, rounding=rounding).elements(32768, each) == elements

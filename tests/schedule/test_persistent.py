@@ -14,10 +14,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
-from mixorder.schedule import cost
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
-from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
+from mixorder.schedule.persistent import (
+    MAX_COLS,
+    MAX_REGISTERS,
+    NOT_SPILLED,
+    choose,
+    even,
+    layouts,
+    registers_of,
+)
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.transform.reread import reread
 
@@ -119,8 +126,8 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
         assert schedule.r0_block == lanes == schedule.chunks * schedule.chunk
         # The lanes that are saved take no registers.
         per_thread = lanes / (schedule.tile.num_warps * H200.warp_size)
-        most = cost.MAX_REGISTERS if schedule.chunks == 1 else cost.NOT_SPILLED
-        assert work.registers(int(per_thread), schedule.chunks) <= most
+        most = MAX_REGISTERS if schedule.chunks == 1 else NOT_SPILLED
+        assert registers_of(work, int(per_thread), schedule.chunks) <= most
         # A thread's part of a chunk is a whole access.
         assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
 

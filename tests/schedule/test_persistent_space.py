@@ -38,7 +38,7 @@ def test_every_neighbour_is_legal_and_new(rows: int, cols: int, device: DeviceIn
     assert here.legal(here.start) and here.start not in near and len(set(near)) == len(near)
     for schedule in near:
         assert here.legal(schedule)
-        assert (schedule.r0_block, schedule.chunks) in layouts(here.work)
+        assert (schedule.r0_block, schedule.chunks) in layouts(here.facts)
         assert schedule.tile.num_warps * device.warp_size <= 1024
         assert 1 <= schedule.num_splits <= max(-(-rows // schedule.tile.xblock), here.start.num_splits)
 

@@ -13,8 +13,7 @@ import fit
 import graphs
 import pytest
 import torch
-import tune
-from lab import schedules
+from lab import candidates, schedules, sweep, targets
 from lab.by_hand import BY_HAND
 from lab.schedules import Data, Row, Target
 
@@ -52,8 +51,8 @@ def made_up(**better: int) -> Data:
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
-    target = tune.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
-    shared = tune.measured(target, 97.4, [row(BY_HAND, 50.0)])
+    target = targets.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
+    shared = sweep.measured(target, 97.4, [row(BY_HAND, 50.0)])
     assert [f.cols for f in shared.facts.values()] == 3 * [16384]
     assert shared.facts["cooperative"].exchanges == 1 and shared.facts["reread"].rereads == 2
     data = Data(META, (*made_up(final_per_thread=32).targets, shared))
@@ -79,12 +78,12 @@ def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
     found = {
         (c.schedule.r0_block, c.schedule.chunks)
-        for c in tune.candidates(program, H200)
+        for c in candidates.candidates(program, H200)
         if c.strategy.name == "persistent"
     }
     assert found == {(8192, 1), (6144, 3), (5120, 5)}
     wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
-    found = {(c.strategy.name, c.schedule.chunks) for c in tune.candidates(wide, H200)}
+    found = {(c.strategy.name, c.schedule.chunks) for c in candidates.candidates(wide, H200)}
     assert found == {("cooperative", 1), ("persistent", 3)}
 
 
@@ -96,9 +95,9 @@ def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
             begun.append(i)
             yield i
 
-    for i in tune.ahead(2, items()):
+    for i in sweep.ahead(2, items()):
         assert begun == list(range(min(6, i + 3)))
-    assert i == 5 and list(tune.ahead(2, iter(()))) == []
+    assert i == 5 and list(sweep.ahead(2, iter(()))) == []
 
 
 def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:

@@ -282,9 +282,7 @@ def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
     found = [
         {"seed": s, "status": "failed", "kind": "values", "message": "result 0", "fused": 1} for s in (3, 5)
     ]
-    args = argparse.Namespace(
-        out=tmp_path, seed=3, cases=3, device="cpu", case_limit=1.0, shrink_box=9.0, shrink=5, stock_every=1
-    )
+    args = argparse.Namespace(out=tmp_path, seed=3, cases=3, device="cpu", shrink_box=9.0)
     fuzz.shrink_all(InProcess(lambda program: False), args, found)  # type: ignore[arg-type]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["failures.json", "test_fuzz_3.py"]
     assert fuzz.summary(found, 2.0).startswith("2 cases in 2 s: 2 failed\n2 regions fused, in 2 cases")

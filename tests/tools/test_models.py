@@ -57,7 +57,6 @@ def test_mix_order_kernels_go_on_in_aten_and_others_do_not() -> None:
     assert [kind for _, kind, _ in found.kernels] == ["norm", "norm", "other", "other", "bias", "other"]
     assert found.copies == 1
     assert found.by_class() == {"norm": [2, 1.0], "other": [3, 1.5], "bias": [1, 0.5]}
-    assert found.by_name()[aten] == [3, 1.5, "other"]
 
 
 def test_own_kernels_have_the_class_of_their_region() -> None:
@@ -76,7 +75,7 @@ def finished(provider: str, step: float, peak: int, repeat: int = 0) -> Run:
     launches = {"backward": {"norm": [2, 0.5], "other": [4, 8.0]}, "forward": {"other": [3, 1.0]}}
     steps = [step * 0.9, step, step, step * 1.1]
     run = Run("gpt2", provider, repeat, "ok", step_ms=steps, peak=peak, launches=launches, losses=[4.0, 2.0])
-    run.phase_ms, run.host_ms, run.compile_s = {"backward": 6.0}, 1.5, 30.0
+    run.phase_ms, run.compile_s = {"backward": 6.0}, 30.0
     return run
 
 

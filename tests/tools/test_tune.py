@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import tune
 from graphs import bf16
-from lab import targets
+from lab import candidates, targets
+from lab.schedules import Row
+from lab.sweep import measured
 
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
@@ -18,12 +20,12 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     work = facts_of(target.program)
     assert (work.rows * work.batch * work.cols, target.limit_numel) == (2**25, 2**25)
     assert work.divergent == (kind == "gelu-tanh") and work.levels == (0 if "gelu" in kind else 1)
-    first, *others = tune.candidates(target.program, H200)
+    first, *others = candidates.candidates(target.program, H200)
     assert first.schedule == choose(work, H200)
     schedules = [first.schedule, *(c.schedule for c in others)]
     assert len(set(schedules)) == len(schedules) > 20
     # A load's latency is left to the warps only where there are many of them, since there is much to compute.
-    heavy = work.instructions >= tune.HEAVY
+    heavy = work.instructions >= candidates.HEAVY
     assert any(s.tile.num_stages == 1 for s in schedules) == heavy == ("gelu" in kind)
     most = max(s.tile.num_warps * s.num_splits * work.batch / H200.num_sm for s in schedules)
     assert (most > 16) == heavy
@@ -40,3 +42,15 @@ def test_regions_of_a_case() -> None:
     assert [facts_of(t.program).levels for t in found] == [0]
     # One of its regions is declined.
     assert targets.case_targets("post-norm residual", bf16)
+
+
+def test_the_best_schedules_and_the_rule_s_are_printed() -> None:
+    target = targets.norm_target("rms", 4096, 4096, bf16)
+    schedules = [c.schedule for c in candidates.candidates(target.program, H200)[:4]]
+    times = (30.0, 25.0, None, 20.0)
+    rows = [Row("held", s, 168, 0, 24720, us) for s, us in zip(schedules, times, strict=True)]
+    text = tune.report(measured(target, 18.0, rows), best=1)
+    assert "limit 18.0 us, 3/4 candidates ran" in text
+    best, rule = (line.split("|")[1:-1] for line in text.splitlines()[-2:])
+    assert [cell.strip() for cell in best[:3]] == ["90.0%", "20.0", "held"] and not best[-1].strip()
+    assert rule[0].strip() == "60.0%" and rule[-1].strip() == "heuristic"

@@ -83,7 +83,7 @@ class TestWhole(TestCase):
         self.assertExpectedInline(
             self.show("layer"),
             """\
-words: i32[528]
+mailbox: i32[528]
 once: %div: f32 = constant(0.00390625, f32)
 once: %mul_2: f32 = constant(256, f32)
 once: %w_1: f32 = load in2[y]
@@ -101,7 +101,7 @@ for s in split(num_splits):
       %mul: f32 = mul(%sub, %rstd_1)
       %mul_3: f32 = mul(%mul_1, %mul)
     %sum_2: f32 = sum[y](%mul_3)
-    exchange %sum_1, %sum_2 through words
+    exchange %sum_1, %sum_2 through mailbox
     for y in column(256):
       %dy_1.in1: f32 = carry[1] %dy_1
       %x_1.in1: f32 = carry[1] %x_1
@@ -128,7 +128,7 @@ for s in split(num_splits):
         self.assertExpectedInline(
             self.show("two_stages"),
             """\
-words: i32[528]
+mailbox: i32[528]
 once: %mul: f32 = constant(127.0, f32)
 once: %w_1: f32 = load in2[y]
 for s in split(num_splits):
@@ -137,7 +137,7 @@ for s in split(num_splits):
       %x_1: f32 = load in0[256*x + y]
       %abs_1: f32 = abs(%x_1)
     %amax: f32 = amax[y](%abs_1)
-    exchange %amax through words
+    exchange %amax through mailbox
     for y in column(256):
       %x_1.in1: f32 = carry[1] %x_1
       %reciprocal: f32 = reciprocal(%amax)
@@ -147,7 +147,7 @@ for s in split(num_splits):
       %mul_3: f32 = mul(%mul_1, %dy_1)
       %mul_4: f32 = mul(%mul_3, %w_1)
     %sum_1: f32 = sum[y](%mul_4)
-    exchange %sum_1 through words
+    exchange %sum_1 through mailbox
     for y in column(256):
       %dy_1.in2: f32 = carry[1] %dy_1
       %x_1.in2: f32 = carry[2] %x_1
@@ -183,7 +183,7 @@ def test_what_only_the_last_stage_needs_is_loaded_there_and_not_carried() -> Non
 
 def test_each_stage_carries_from_where_a_value_is_first_found() -> None:
     body = shared(PROGRAMS["two_stages"]()).nests[0].body
-    carries = {str(s.value): s.stages for s in body if isinstance(s, Carry) and s.name.endswith(".in2")}
+    carries = {str(s.value): s.phases for s in body if isinstance(s, Carry) and s.name.endswith(".in2")}
     assert carries == {"%x_1": 2, "%dy_1": 1, "%amax": 1}
     exchanged = [ref.name for s in body if isinstance(s, Exchange) for ref in s.values]
     assert exchanged == ["amax", "sum_1"]

@@ -107,7 +107,7 @@ def test_rows_that_are_shifted_are_stored_as_they_lie():
     (_, schedule, sources) = graphs.kernels(graphs.only(graphs.rms_norm_backward(4096, 768)))
     assert "tl.split" in sources[0].text and "place" in sources[1].text and schedule.parts == 1
     writer = Writer(program, program.nests[0], (X, Y_DIM), 4)
-    writer.skew = AlignmentPhase(768, 8)
+    writer.phase = AlignmentPhase(768, 8)
     (partial,) = partials(program)
     writer.store_tile(partial, "value")
     assert "tl.split" not in writer.code.getvalue() and "(y % 4)" in writer.code.getvalue()

@@ -123,7 +123,7 @@ def test_each_full_tensor_is_loaded_once(name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_stages_are_in_order(name: str) -> None:
     main = merge(reorder(split(GRAPHS[name]()))).nests[0]
-    stage = main.stages()
+    stage = main.reductions_above()
     at = [stage[s.name] for s in main.body if isinstance(s, Reduce | Compute)]
     assert at == sorted(at)
 

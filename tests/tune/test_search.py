@@ -105,7 +105,7 @@ def test_the_number_of_candidates_is_bounded() -> None:
 
 
 def test_another_variant_is_entered_if_its_start_is_faster() -> None:
-    other = dataclasses.replace(SPACE, work=dataclasses.replace(WORK, held_words=2))
+    other = dataclasses.replace(SPACE, facts=dataclasses.replace(WORK, held_words=2))
     clock = Clock(lambda c: 20.0 if c.variant == "reread" else 30.0)
     found = search({"held": SPACE, "reread": other}, clock)
     assert found.best == Candidate("reread", other.start)

@@ -8,16 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, pairs, wide
-from .norms import LlamaNorm
+from .case import MATRIX, TOKENS, Case, Dropout, Fused, Shapes, columns, pairs, wide
+from .norms import LlamaNorm, Weighted
 
 
-class PreNorm(nn.Module):
-    """Two sublayers of a residual stream; the norms share one weight."""
+class NormAndMix(nn.Module):
+    """A norm and a Linear beside it, before it or behind it."""
+
+    kind: type[nn.Module] = nn.LayerNorm
+    bias = True
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm, self.mix = nn.RMSNorm(dim), nn.Linear(dim, dim)
+        self.norm, self.mix = self.kind(dim), nn.Linear(dim, dim, bias=self.bias)
+
+
+class PreNorm(NormAndMix):
+    """Two sublayers of a residual stream; the norms share one weight."""
+
+    kind = nn.RMSNorm
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mix(self.norm(x))
@@ -35,22 +44,20 @@ class PostNorm(nn.Module):
         return self.norm2(x + self.second(x))
 
 
-class SumAndNorm(nn.Module):
+class SumAndNorm(NormAndMix):
     """Fused add and norm (prenorm): the sum goes on as the residual stream, in its own dtype."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm, self.mix = LlamaNorm(dim), nn.Linear(dim, dim)
+    kind = LlamaNorm
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         residual = residual + self.mix(x)
         return self.norm(residual).to(x.dtype), residual
 
 
-class DropoutBefore(nn.Module):
+class DropoutBefore(NormAndMix):
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm, self.mix, self.drop = nn.LayerNorm(dim), nn.Linear(dim, dim), Dropout()
+        super().__init__(dim)
+        self.drop = Dropout()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.drop(self.mix(x)))
@@ -69,12 +76,10 @@ class Attention(nn.Module):
         return self.q(y), self.k(y), self.v(y)
 
 
-class SharedGradient(nn.Module):
+class SharedGradient(NormAndMix):
     """The gradient that reaches the norm goes to a Linear as well."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm, self.mix = nn.LayerNorm(dim), nn.Linear(dim, dim, bias=False)
+    bias = False
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(self.norm(x) + self.mix(x))
@@ -114,19 +119,14 @@ class ClassToken(nn.Module):
         return self.norm(torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1))
 
 
-class SharedNorm(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(dim), nn.Linear(dim, dim)
-
+class SharedNorm(NormAndMix):
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.linear(self.norm(self.linear(self.norm(x)))))
+        return self.norm(self.mix(self.norm(self.mix(self.norm(x)))))
 
 
-class LayerScale(nn.Module):
+class LayerScale(NormAndMix):
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm, self.mix = nn.LayerNorm(dim), nn.Linear(dim, dim)
+        super().__init__(dim)
         self.gamma = nn.Parameter(torch.randn(dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,16 +148,12 @@ class ConvNeXt(nn.Module):
         return x + y.permute(0, 3, 1, 2)
 
 
-class SwinWindows(nn.Module):
+class SwinWindows(NormAndMix):
     """Norm, partition into windows, a Linear in place of attention, and back; (batch, h, w, dim)."""
-
-    def __init__(self, dim: int, window: int = 7) -> None:
-        super().__init__()
-        self.norm, self.mix, self.window = nn.LayerNorm(dim), nn.Linear(dim, dim), window
 
     def forward(self, x: Tensor) -> Tensor:
         b, h, w, dim = x.shape
-        size = self.window
+        size = 7
         y = self.norm(x).view(b, h // size, size, w // size, size, dim)
         y = self.mix(y.permute(0, 1, 3, 2, 4, 5).reshape(-1, size * size, dim))
         y = y.view(b, h // size, w // size, size, size, dim).permute(0, 1, 3, 2, 4, 5)
@@ -169,9 +165,7 @@ def rows_and_columns(*kinds: str) -> Callable[..., Callable[[Tensor], tuple[Tens
 
     def make(*shape: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def function(x: Tensor) -> tuple[Tensor, ...]:
-            return tuple(
-                f(x, d) for name in kinds for d, f in ((-1, REDUCTIONS[name]), (0, REDUCTIONS[name]))
-            )
+            return tuple(REDUCTIONS[name](x, dim) for name in kinds for dim in (-1, 0))
 
         return function
 
@@ -201,13 +195,9 @@ def fp8_rowwise(*shape: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
     return function
 
 
-class SoftmaxWithBias(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(dim))
-
+class SoftmaxWithBias(Weighted):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x + self.bias, -1)
+        return torch.softmax(x + self.weight, -1)
 
 
 class ConvBiasAndGate(nn.Module):
@@ -275,24 +265,22 @@ def after_norm(then: Callable[[Tensor], Tensor]) -> Callable[..., nn.Module]:
 
 
 AROUND = {
-    "pre-norm residual": Case(lambda *s: PreNorm(s[-1]), TOKENS, pairs((1, 2), (1, 1))),
-    "post-norm residual": Case(lambda *s: PostNorm(s[-1]), TOKENS, pairs((2, 2), (2, 4))),
-    "prenorm, sum returned": Case(lambda *s: SumAndNorm(s[-1]), TOKENS, pairs((1, 2)), inputs=(None, None)),
-    "fp32 residual stream": Case(
-        lambda *s: SumAndNorm(s[-1]), TOKENS, pairs((1, 2)), inputs=(None, torch.float32)
-    ),
-    "dropout before": Case(lambda *s: DropoutBefore(s[-1]), TOKENS, pairs((2, 3)), random=True),
+    "pre-norm residual": Case(columns(PreNorm), TOKENS, pairs((1, 2), (1, 1))),
+    "post-norm residual": Case(columns(PostNorm), TOKENS, pairs((2, 2), (2, 4))),
+    "prenorm, sum returned": Case(columns(SumAndNorm), TOKENS, pairs((1, 2)), inputs=(None, None)),
+    "fp32 residual stream": Case(columns(SumAndNorm), TOKENS, pairs((1, 2)), inputs=(None, torch.float32)),
+    "dropout before": Case(columns(DropoutBefore), TOKENS, pairs((2, 3)), random=True),
     "dropout after": Case(
         lambda *s: nn.Sequential(nn.LayerNorm(s[-1]), Dropout()), TOKENS, pairs((2, 2)), random=True
     ),
-    "q, k, v of one norm": Case(lambda *s: Attention(s[-1]), TOKENS, pairs((1, 1))),
-    "gradient with two readers": Case(lambda *s: SharedGradient(s[-1]), TOKENS, pairs((2, 2))),
+    "q, k, v of one norm": Case(columns(Attention), TOKENS, pairs((1, 1))),
+    "gradient with two readers": Case(columns(SharedGradient), TOKENS, pairs((2, 2))),
     "reshape after": Case(after_norm(lambda y: y.reshape(-1, y.shape[-1]).sin()), TOKENS, pairs((2, 2))),
     "transpose after": Case(after_norm(lambda y: y.transpose(1, 2)), TOKENS, pairs((2, 2))),
-    "depthwise Conv1d after": Case(lambda *s: NormAndConv(s[-1]), CONV1D, pairs((2, 3))),
+    "depthwise Conv1d after": Case(columns(NormAndConv), CONV1D, pairs((2, 3))),
     "mean over tokens after": Case(after_norm(lambda y: y.mean(1)), TOKENS, pooled),
     "slice after": Case(after_norm(lambda y: y[:, 1:]), TOKENS, pairs((2, 2))),
-    "class token before": Case(lambda *s: ClassToken(s[-1]), TOKENS, with_token),
+    "class token before": Case(columns(ClassToken), TOKENS, with_token),
     "cat after": Case(after_norm(lambda y: torch.cat((y, y.sin()), -1)), TOKENS, pairs((2, 2))),
     "Linear before": Case(
         lambda *s: nn.Sequential(nn.Linear(s[-1], s[-1]), nn.LayerNorm(s[-1])), TOKENS, pairs((2, 3))
@@ -302,15 +290,15 @@ AROUND = {
         TOKENS,
         pairs((2, 2), (0, 1)),
     ),
-    "norms that share a weight": Case(lambda *s: SharedNorm(s[-1]), TOKENS, pairs((2, 3), (2, 3), (2, 2))),
+    "norms that share a weight": Case(columns(SharedNorm), TOKENS, pairs((2, 3), (2, 3), (2, 2))),
     "norms in a chain": Case(
         lambda *s: nn.Sequential(nn.LayerNorm(s[-1]), nn.LayerNorm(s[-1])), TOKENS, pairs((4, 4))
     ),
-    "LayerScale": Case(lambda *s: LayerScale(s[-1]), TOKENS, pairs((2, 2), (0, 2))),
+    "LayerScale": Case(columns(LayerScale), TOKENS, pairs((2, 2), (0, 2))),
     "ConvNeXt block": Case(
         lambda n, c, h, w: ConvNeXt(c), CONVNEXT, convnext, memory_format=torch.channels_last
     ),
-    "Swin windows": Case(lambda *s: SwinWindows(s[-1]), SWIN, pairs((2, 2), (0, 1))),
+    "Swin windows": Case(columns(SwinWindows), SWIN, pairs((2, 2), (0, 1))),
 }
 
 OTHERS = {
@@ -323,8 +311,8 @@ OTHERS = {
     ),
     "row and column scales": Case(rows_and_columns("scale"), MATRIX, pairs((1, 1)), training=False),
     "row and column scales, fp8 cast": Case(fp8_rowwise, MATRIX, pairs((1, 1)), training=False),
-    "softmax with bias": Case(lambda *s: SoftmaxWithBias(s[-1]), SOFTMAX, pairs((1, 1))),
+    "softmax with bias": Case(columns(SoftmaxWithBias), SOFTMAX, pairs((1, 1))),
     "conv bias and gate": Case(lambda n, c, h, w: ConvBiasAndGate(n, c), CONV, common_axis),
-    "Linear, GELU, Linear": Case(lambda *s: GeluMLP(s[-1]), MLP, mlp_bias),
+    "Linear, GELU, Linear": Case(columns(GeluMLP), MLP, mlp_bias),
     "GroupNorm": Case(lambda n, c, h, w: nn.GroupNorm(2, c), GROUPS, channels_of_groups),
 }

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._functorch.config
@@ -23,6 +23,9 @@ from mixorder.errors import Decline
 from mixorder.report import RegionRecord
 from mixorder.schedule.cost import MIN_ROWS
 
+from .errors import relative_error
+
+T = TypeVar("T")
 Shape = tuple[int, ...]
 Fused = tuple[str, int, int]
 """A region: its space, and how many inner and outer reductions it computes."""
@@ -117,8 +120,9 @@ def pairs(*counts: tuple[int, int], cols: int = 1) -> Callable[..., list[Fused]]
     return fused
 
 
-def nothing(*shape: int) -> list[Fused]:
-    return []
+def columns(make: Callable[[int], T]) -> Callable[..., T]:
+    """What is made for so many columns, from the sizes of a shape."""
+    return lambda *shape: make(shape[-1])
 
 
 @contextlib.contextmanager
@@ -187,11 +191,8 @@ def _tuple(outputs: Any) -> tuple[Tensor, ...]:
 
 
 def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """Of each result: the norm of its error over that of the exact one, or itself where that is zero."""
-    return [
-        float((r.double() - e).norm() / (e.norm() if e.norm() > 0 else 1))
-        for r, e in zip(results, exact, strict=True)
-    ]
+    """Of each result."""
+    return [relative_error(*pair) for pair in zip(results, exact, strict=True)]
 
 
 def found_in(records: Sequence[RegionRecord | Decline]) -> tuple[list[Fused], list[str]]:

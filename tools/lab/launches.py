@@ -87,20 +87,11 @@ class Launches:
 
     def by_class(self) -> dict[str, list[float]]:
         """Number and milliseconds per class."""
-        return self._summed(lambda entry: entry[1])
-
-    def by_name(self) -> dict[str, list[Any]]:
-        """Number, milliseconds and class per name, the longest first."""
-        classes = {name: kind for name, kind, _ in self.kernels}
-        sums = sorted(self._summed(lambda entry: entry[0]).items(), key=lambda item: -item[1][1])
-        return {name: [*entry, classes[name]] for name, entry in sums}
-
-    def _summed(self, key: Callable[[tuple[str, str, float]], str]) -> dict[str, list[float]]:
         sums: dict[str, list[float]] = {}
-        for entry in self.kernels:
-            total = sums.setdefault(key(entry), [0, 0.0])
+        for _, kind, ms in self.kernels:
+            total = sums.setdefault(kind, [0, 0.0])
             total[0] += 1
-            total[1] += entry[2]
+            total[1] += ms
         return sums
 
 

@@ -9,15 +9,23 @@ from torch.utils.checkpoint import checkpoint
 
 from mixorder.region.axes import Reduced, columns_alone
 
-from .case import HEADS, TOKENS, Case, Fused, Shapes, pairs, wide
+from .case import HEADS, TOKENS, Case, Fused, Shapes, columns, pairs, wide
 
 
-class CohereNorm(nn.Module):
-    """Mean and variance in fp32, no bias; a weight of one head or of several (QK-norm)."""
+class Weighted(nn.Module):
+    """With a weight of random numbers: ones would hide an error."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(shape))
+
+
+def over_rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class CohereNorm(Weighted):
+    """Mean and variance in fp32, no bias; a weight of one head or of several (QK-norm)."""
 
     def forward(self, x: Tensor) -> Tensor:
         dtype, x = x.dtype, wide(x)
@@ -27,25 +35,15 @@ class CohereNorm(nn.Module):
         return (wide(self.weight) * x).to(dtype)
 
 
-class LlamaNorm(nn.Module):
+class LlamaNorm(Weighted):
     """Hugging Face's: fp32 inside, cast, then the weight."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(dim))
-
     def forward(self, x: Tensor) -> Tensor:
-        y = wide(x)
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * y.to(x.dtype)
+        return self.weight * over_rms(wide(x)).to(x.dtype)
 
 
-class T5Norm(nn.Module):
+class T5Norm(Weighted):
     """The variance in fp32, of the input as it is; cast to the weight's dtype."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         variance = wide(x).pow(2).mean(-1, keepdim=True)
@@ -53,15 +51,9 @@ class T5Norm(nn.Module):
         return self.weight * x.to(self.weight.dtype)
 
 
-class GemmaNorm(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(dim))
-
+class GemmaNorm(Weighted):
     def forward(self, x: Tensor) -> Tensor:
-        y = wide(x)
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return (y * (1.0 + wide(self.weight))).type_as(x)
+        return (over_rms(wide(x)) * (1.0 + wide(self.weight))).type_as(x)
 
 
 class Fp32LayerNorm(nn.LayerNorm):
@@ -222,32 +214,30 @@ def of_chunks(b: int, s: int, d: int) -> list[Fused]:
 
 
 NORMS = {
-    "LayerNorm": Case(lambda *s: nn.LayerNorm(s[-1]), TOKENS, pairs((2, 2))),
+    "LayerNorm": Case(columns(nn.LayerNorm), TOKENS, pairs((2, 2))),
     "LayerNorm, no bias": Case(lambda *s: nn.LayerNorm(s[-1], bias=False), TOKENS, pairs((2, 1))),
     "LayerNorm over two dims": Case(lambda *s: nn.LayerNorm(s[-2:]), TWO_DIMS, pairs((2, 2), cols=2)),
-    "LayerNorm in fp32": Case(lambda *s: Fp32LayerNorm(s[-1]), TOKENS, pairs((2, 2))),
-    "RMSNorm": Case(lambda *s: nn.RMSNorm(s[-1]), TOKENS, pairs((1, 1))),
+    "LayerNorm in fp32": Case(columns(Fp32LayerNorm), TOKENS, pairs((2, 2))),
+    "RMSNorm": Case(columns(nn.RMSNorm), TOKENS, pairs((1, 1))),
     "RMSNorm over two dims": Case(lambda *s: nn.RMSNorm(s[-2:]), TWO_DIMS, pairs((1, 1), cols=2)),
-    "Hugging Face Llama": Case(lambda *s: LlamaNorm(s[-1]), TOKENS, pairs((1, 1))),
-    "T5": Case(lambda *s: T5Norm(s[-1]), TOKENS, pairs((1, 1))),
-    "Gemma (1 + weight)": Case(lambda *s: GemmaNorm(s[-1]), TOKENS, pairs((1, 1))),
-    "Cohere": Case(lambda *s: CohereNorm(s[-1]), TOKENS, pairs((3, 1))),
+    "Hugging Face Llama": Case(columns(LlamaNorm), TOKENS, pairs((1, 1))),
+    "T5": Case(columns(T5Norm), TOKENS, pairs((1, 1))),
+    "Gemma (1 + weight)": Case(columns(GemmaNorm), TOKENS, pairs((1, 1))),
+    "Cohere": Case(columns(CohereNorm), TOKENS, pairs((3, 1))),
     "Cohere QK-norm": Case(lambda *s: CohereNorm(*s[-2:]), HEADS, per_head),
-    "Qwen3 QK-norm": Case(lambda *s: LlamaNorm(s[-1]), QWEN3, pairs((1, 1))),
+    "Qwen3 QK-norm": Case(columns(LlamaNorm), QWEN3, pairs((1, 1))),
     "Qwen3 QK-norm, transpose, RoPE": Case(lambda b, s, h, d: Qwen3Query(s, d), QUERIES, pairs((1, 1))),
-    "adaLN": Case(lambda *s: AdaLayerNorm(s[-1]), IMAGES, modulated),
-    "DiT block": Case(lambda *s: DiTBlock(s[-1]), IMAGES, with_bias, inputs=(None, None)),
-    "scale-shift table": Case(lambda *s: ScaleShiftTable(s[-1]), TOKENS, pairs((2, 2))),
-    "no parameters, Linear as gate": Case(lambda *s: GatedByLinear(s[-1]), TOKENS, pairs((1, 1))),
-    "norm of a gated product": Case(lambda *s: NormOfGatedProduct(s[-1]), TOKENS, of_chunks),
+    "adaLN": Case(columns(AdaLayerNorm), IMAGES, modulated),
+    "DiT block": Case(columns(DiTBlock), IMAGES, with_bias, inputs=(None, None)),
+    "scale-shift table": Case(columns(ScaleShiftTable), TOKENS, pairs((2, 2))),
+    "no parameters, Linear as gate": Case(columns(GatedByLinear), TOKENS, pairs((1, 1))),
+    "norm of a gated product": Case(columns(NormOfGatedProduct), TOKENS, of_chunks),
 }
 
 BIT_LINEAR = {
-    "BitLinear": Case(lambda *s: BitLinear(s[-1]), TOKENS, pairs((1, 1))),
-    "BitLinear, residual": Case(lambda *s: BitLinearResidual(s[-1]), TOKENS, pairs((1, 1))),
-    "BitLinear, prenorm": Case(
-        lambda *s: BitLinearPrenorm(s[-1]), TOKENS, pairs((1, 1)), inputs=(None, None)
-    ),
+    "BitLinear": Case(columns(BitLinear), TOKENS, pairs((1, 1))),
+    "BitLinear, residual": Case(columns(BitLinearResidual), TOKENS, pairs((1, 1))),
+    "BitLinear, prenorm": Case(columns(BitLinearPrenorm), TOKENS, pairs((1, 1)), inputs=(None, None)),
 }
 
 CHECKPOINTED = {

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import multiprocessing
 import multiprocessing.connection as connection
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+FIRST_S = 120  # what a task may take longer in a new process
+ENVIRONMENT = {
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Pool:
         self._warm: set[_Worker] = set()  # those that have given a result
 
     def run(
-        self, tasks: Iterable[Any], limit: float, until: float = float("inf"), first: float = 120
+        self, tasks: Iterable[Any], limit: float, until: float = float("inf"), first: float = FIRST_S
     ) -> Iterator[tuple[Any, Any]]:
         """Pairs of a task and its result, as they come.
 
@@ -92,6 +101,32 @@ class Pool:
                     self._warm.add(worker)
                     idle.append(worker)
                 yield worker.task, result
+
+    @classmethod
+    def of_compiles(cls, size: int, module: str, device: str) -> Pool:
+        """That run a module's `work`, which compiles for "cuda" or the "interpreter"."""
+        interpreted = {"TRITON_INTERPRET": "1"} if device == "interpreter" else {}
+        return cls(size, module, "work", ENVIRONMENT | interpreted)
+
+    def logged(
+        self,
+        tasks: Iterable[Any],
+        limit: float,
+        until: float,
+        log: Path,
+        record: Callable[[Any, Any], dict[str, Any]],
+        told: Callable[[dict[str, Any]], Iterable[str]],
+    ) -> list[dict[str, Any]]:
+        """Run tasks, with a line of JSON in `log` for each as it ends: its `record`, of task and result.
+        Prints what is `told` of it. Returns the records."""
+        found = []
+        with log.open("w") as lines:
+            for task, result in self.run(tasks, limit, until):
+                found.append(one := record(task, result))
+                print(json.dumps(one), file=lines, flush=True)
+                for line in (*told(one), *([] if len(found) % 100 else [f"{len(found)} cases"])):
+                    print(line, flush=True)
+        return found
 
     @staticmethod
     def _result(worker: _Worker) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,3 +25,16 @@ def told(error: Exception) -> str:
 def lost(text: str) -> bool:
     """Whether an exception of this text leaves the GPU of no use to the process."""
     return any(words in text for words in ("CUDA error", "an illegal memory access", "misaligned address"))
+
+
+def last_raised(message: str) -> str:
+    """What tells one crash from another: the stage of mixorder's that failed, or what was raised at last.
+    Numbers are 0."""
+    first = message.splitlines()[:1]
+    raised = [
+        line
+        for line in message.splitlines()
+        if re.match(r"[\w.]*(Error|Exception|Failed|Unsupported)\b", line)
+    ]
+    in_stage = first and "mixorder failed in stage" in first[0]
+    return re.sub("[0-9]+", "0", first[0] if in_stage else (raised or first or [""])[-1])

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "float16", "int32", "uint8", "float64", "int16", "int8")
-GROUPS = ("reductions", "norms", "losses", "modules", "pointwise")
+GROUPS = ("reductions", "norms", "losses", "modules")
 ENLARGED = {2: (37, 24), 3: (9, 8, 24), 4: (5, 8, 6, 12)}  # shapes, by the number of dims
 MOST_ENLARGED = 3
 MOST_SAMPLES = 64  # that are looked at, of an op and a dtype
@@ -127,23 +127,20 @@ def _group(op: Any) -> str | None:
     plain = op.name.removeprefix("masked.").removeprefix("linalg.")
     if isinstance(op, ReductionOpInfo):
         return "norms" if "norm" in plain else "reductions"
-    if _EXCLUDED.search(name) or _EXCLUDED.search(op.name):
+    pointwise = isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo))
+    if pointwise or _EXCLUDED.search(name) or _EXCLUDED.search(op.name):
         return None
-    if isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)):
-        return "pointwise"
     for group, words in (("losses", _LOSS), ("norms", _NORM), ("reductions", _REDUCTION)):
         if words.search(plain):
             return group
     return None
 
 
-def cases(device: str, groups: Sequence[str] = GROUPS[:-1]) -> list[Case]:
+def cases(device: str) -> list[Case]:
     """All of them, in an order in which those that follow one another have little in common."""
     kind = "cuda" if device == "cuda" else "cpu"
     found = []
     for name, (group, info) in infos().items():
-        if group not in groups:
-            continue
         for backward in (False, True):
             found += [Case(group, name, dtype, backward) for dtype in _dtypes(info, kind, backward)]
     random.Random(0).shuffle(found)
@@ -214,7 +211,7 @@ def _large(case: Case, order: Sequence[Unit], modes: Sequence[str]) -> list[Unit
 def _modes(case: Case) -> tuple[str, ...]:
     if not case.backward:
         return ("beside", "behind")
-    smooth = not _JUMPS.search(case.name) and case.group != "pointwise"
+    smooth = not _JUMPS.search(case.name)
     return ("layer", "rms", "through") if smooth else ("layer", "rms")
 
 

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from .launches import Kind, Launches, classify, kinds_of_regions, marked, profile
 from .zoo import Spec, batch_of, build
 
-WARMUP_STEPS, HOST_STEPS, LOSSES = 5, 10, 5
+WARMUP_STEPS, LOSSES = 5, 5
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -48,9 +47,7 @@ class Run:
 
     Times in milliseconds unless named otherwise, memory in bytes, `seconds` the whole run. `compile_s`: wall
     seconds of the first forward and backward, with empty caches; imports and the start of the compile workers
-    are in `warm_up_s`. `host_ms`: what the CPU takes to enqueue a
-    step into an empty queue. `peak` covers steady steps, `peak_backward` their backward. `launches`: phase
-    to class to [kernels, milliseconds].
+    are in `warm_up_s`. `peak` covers steady steps. `launches`: phase to class to [kernels, milliseconds].
     """
 
     model: str
@@ -64,13 +61,9 @@ class Run:
     compile_s: float | None = None
     step_ms: list[float] = field(default_factory=list)
     phase_ms: dict[str, float] = field(default_factory=dict)
-    host_ms: float | None = None
-    host_backward_ms: float | None = None
     held: int | None = None
     peak: int | None = None
-    peak_backward: int | None = None
     launches: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    kernels: dict[str, list[Any]] = field(default_factory=dict)
     copies: int | None = None
     losses: list[float] = field(default_factory=list)
     graphs: int = 0
@@ -136,10 +129,7 @@ class Step:
 
 
 def measure(run: Run, spec: Spec, compiler: Compiler, steps: int, cache: Path) -> None:
-    """Fill `run` on a GPU; what was filled before an exception stays. `cache` is Inductor's, empty yet.
-
-    With `steps` 0 it ends after the compile.
-    """
+    """Fill `run` on a GPU; what was filled before an exception stays. `cache` is Inductor's, empty yet."""
     from torch._dynamo.utils import counters
 
     training = build(spec, "cuda")
@@ -153,14 +143,11 @@ def measure(run: Run, spec: Spec, compiler: Compiler, steps: int, cache: Path) -
     run.graphs = counters["stats"]["unique_graphs"]
     run.losses.append(float(step.loss.detach()))
     say(run, f"compiled in {run.compile_s:.1f} s")
-    if not steps:
-        return
     step.update()
     run.losses += [step() for _ in range(LOSSES - 1)]
     for _ in range(WARMUP_STEPS):
         step()
     _time_steps(step, run, steps)
-    _host_times(step, run)
     say(run, f"{run.median_ms:.2f} ms a step, now its kernels")
     _launches(step, run, classify(cache) | kinds)
 
@@ -228,36 +215,11 @@ def _time_steps(step: Step, run: Run, steps: int) -> None:
     run.held = torch.cuda.memory_allocated()
     marks = [marked(step.phases) for _ in range(steps)]
     torch.cuda.synchronize()
-    run.peak = _peak()
+    # What tensors asked for: the allocator gives each up to 1 MiB more, by what is free just then.
+    run.peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     run.step_ms = [events[0].elapsed_time(events[-1]) for events in marks]
     for i, name in enumerate(PHASES):
         run.phase_ms[name] = statistics.median(events[i].elapsed_time(events[i + 1]) for events in marks)
-
-
-def _peak() -> int:
-    """The most bytes that tensors asked for at one time. The allocator gives each up to 1 MiB more, by what
-    is free just then, so that the same tensors may take more in one process than in another."""
-    return torch.cuda.memory_stats()["requested_bytes.all.peak"]
-
-
-def _host_times(step: Step, run: Run) -> None:
-    """CPU times of steps that start with an empty queue and are not waited for; the backward's peak."""
-    whole, backward, peaks = [], [], []
-    for _ in range(HOST_STEPS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step.forward()
-        torch.cuda.reset_peak_memory_stats()
-        before = time.perf_counter()
-        step.backward()
-        after = time.perf_counter()
-        peaks.append(_peak())
-        step.update()
-        whole.append(time.perf_counter() - start)
-        backward.append(after - before)
-    torch.cuda.synchronize()
-    run.host_ms, run.host_backward_ms = (statistics.median(s) * 1e3 for s in (whole, backward))
-    run.peak_backward = max(peaks)
 
 
 def _launches(step: Step, run: Run, kinds: dict[str, Kind]) -> None:
@@ -271,4 +233,3 @@ def _launches(step: Step, run: Run, kinds: dict[str, Kind]) -> None:
     run.copies = sum(part.copies for part in found.values())
     for name, part in found.items():
         run.launches[name] = part.by_class()
-        run.kernels |= {f"{name}: {kernel}": entry for kernel, entry in part.by_name().items()}

@@ -1,0 +1,53 @@
+"""Bounds of index expressions, and what is known of symbolic sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic as Dim
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
+
+from mixorder.inductor import lowerings
+from mixorder.inductor.symbols import FloorDiv, ModularIndexing, bounds, depends_on_data, hint_of, simplified
+from mixorder.inductor.tensors import FakeTensorMode
+
+X = sympy.Symbol("x", integer=True, nonnegative=True)
+SIZES = {X: sympy.Integer(100)}
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (X, (0, 99)),
+        (3 * X - 7, (-7, 290)),
+        (FloorDiv(X, 8), (0, 12)),
+        (ModularIndexing(X, 1, 8), (0, 7)),
+        (sympy.Integer(5), (5, 5)),
+    ],
+)
+def test_bounds_are_of_all_values_of_the_loops(expr: Any, expected: tuple[int, int]) -> None:
+    assert bounds(expr, SIZES) == expected
+
+
+@pytest.fixture
+def rows() -> torch.Tensor:
+    """A fake tensor of `s0` rows, 48 of them when it was traced."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext([Dim.DYNAMIC, Dim.STATIC])
+    return mode.from_tensor(torch.empty(48, 8), symbolic_context=context)
+
+
+def test_a_size_has_the_value_that_it_was_traced_with(rows: torch.Tensor) -> None:
+    (symbol,) = rows.shape[0].node.expr.free_symbols  # type: ignore[attr-defined]
+    assert not depends_on_data(symbol)
+    with lowerings.context(rows):
+        assert hint_of(symbol) == 48
+        assert simplified(FloorDiv(X, 100), SIZES) == 0
+
+
+def test_a_size_that_comes_from_data_is_known() -> None:
+    (symbol,) = ShapeEnv().create_unbacked_symint().node.expr.free_symbols
+    assert depends_on_data(symbol)

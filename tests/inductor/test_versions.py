@@ -1,0 +1,27 @@
+"""Branches for versions of torch that are not the one at hand."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from mixorder.inductor import versions
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [("2.9.1", True), ("2.10.0+cu128", True), ("2.11.0a0+git1", False), ("3.0", False), ("unknown", False)],
+)
+def test_which_versions_are_too_old(version: str, older: bool) -> None:
+    assert versions.older(version, versions.OLDEST) == older
+
+
+@pytest.mark.parametrize("name", ["identify_accessed_tensors", "identify_mutated_tensors"])
+def test_the_analysis_is_found_by_the_name_that_it_has(name: str) -> None:
+    assert versions.mutation_analysis(types.SimpleNamespace(**{name: None})) == name
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, False), ({"deterministic": True}, True)])
+def test_a_torch_without_the_option_is_not_deterministic(settings: dict[str, bool], expected: bool) -> None:
+    assert versions.is_deterministic(types.SimpleNamespace(**settings)) == expected

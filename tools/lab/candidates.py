@@ -1,0 +1,154 @@
+"""The schedules that `tools/tune.py` tries: what the rules choose, and a grid around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+from mixorder.errors import Decline
+from mixorder.ir.program import LoopProgram
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.cooperative import MAX_PARTS
+from mixorder.schedule.device import DeviceInfo
+from mixorder.schedule.facts import ALIGNMENT, Facts
+from mixorder.schedule.finalisation import final
+from mixorder.schedule.persistent import choose, even, layouts
+from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.strategies import STRATEGIES, Strategy
+
+from .by_hand import BY_HAND
+
+SHARE_FROM = 8192  # columns; narrower rows were never faster shared
+IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
+HEAVY = 24  # instructions per element, from which on computing takes its time beside memory
+HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # then
+CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a region: the strategy, the loops as it runs them, and a schedule."""
+
+    strategy: Strategy
+    loops: LoopProgram
+    schedule: Schedule
+
+
+def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
+    """The rules' pick first, then a grid around each strategy's own, each schedule once.
+
+    A strategy that reads rows more often is swept where no other takes them.
+    """
+    found: list[Candidate] = []
+    chunked: list[Candidate] = []
+    for strategy in STRATEGIES:
+        with contextlib.suppress(Decline):
+            strategy.applies(program)
+            loops = strategy.transform(program)
+            facts = strategy.facts(loops)
+            if (facts.rereads and found) or (facts.exchanges and facts.cols <= SHARE_FROM):
+                continue
+            try:
+                schedules = grid(strategy, facts, device, strategy.choose(facts, device, 0, FITTED))
+            except Decline:
+                chunked += _candidates(strategy, loops, in_chunks(strategy, facts, device))
+                continue
+            found += _candidates(strategy, loops, schedules)
+    return list(dict.fromkeys([*found, *chunked]))
+
+
+def _candidates(strategy: Strategy, loops: LoopProgram, schedules: Iterable[Schedule]) -> Iterator[Candidate]:
+    for schedule in schedules:
+        yield Candidate(strategy, strategy.place(loops, schedule), schedule)
+
+
+def grid(strategy: Strategy, facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Schedules over the whole of the space that a strategy is searched in."""
+    return (single if strategy.space is PersistentSpace else several)(facts, device, base)
+
+
+def several(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of several programs to a row: parts, rows per tile, depth and stages."""
+    yield base
+    for per_sm, xblock, warps, depth, stages in itertools.product(
+        (1, 2, 4), (1, 2, 4), (2, 4, 8), (1, 2, 3), (3, 4)
+    ):
+        for elements in (4096, 8192):
+            r0_block = elements // (per_sm * xblock)
+            parts = max(2, -(-facts.cols // (r0_block - ALIGNMENT * (base.period > 1))))
+            if per_sm * warps != 8 or r0_block < 512 or not 2 <= parts <= MAX_PARTS:
+                continue
+            part_cols = math.ceil(facts.cols / parts / ALIGNMENT) * ALIGNMENT
+            if elements * facts.staged_bytes * (stages - 1) > device.shared_memory:
+                continue
+            yield dataclasses.replace(
+                base,
+                tile=Tile(xblock, warps, stages),
+                r0_block=r0_block,
+                parts=-(-facts.cols // part_cols),
+                part_cols=part_cols,
+                depth=depth,
+                num_splits=whole(min(per_sm * device.num_sm // parts, -(-facts.rows // xblock)), base),
+            )
+
+
+def whole(splits: int, base: Schedule) -> int:
+    """So many of each kind of rows (`Schedule.period`)."""
+    return max(1, splits // base.period) * base.period
+
+
+def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
+    """Of one program to a row: what the numbers found by hand choose, the finalisation, then a grid
+    over what a program can hold, for each way to lay a row over lanes."""
+    yield base
+    with contextlib.suppress(Decline):
+        yield choose(facts, device, constants=BY_HAND)
+    for block, warps in itertools.product((8, 16, 32), (2, 4, 8)):
+        yield dataclasses.replace(base, final_block=min(block, base.r0_block), final_warps=warps)
+    for lanes, chunks in layouts(facts):
+        layout = dataclasses.replace(base, r0_block=lanes, chunks=chunks)
+        for tile, per_sm in tiles(facts, lanes, chunks):
+            count = -(-facts.rows // tile.xblock)
+            splits = min(-(-per_sm * device.num_sm // facts.batch), count)
+            splits = whole(splits, base) if base.period > 1 else even(count, splits)
+            final_block, final_warps = final(splits, lanes, device, FITTED)
+            yield dataclasses.replace(
+                layout, tile=tile, num_splits=splits, final_block=final_block, final_warps=final_warps
+            )
+
+
+def in_chunks(strategy: Strategy, facts: Facts, device: DeviceInfo) -> Iterator[Schedule]:
+    """Of a row that the rules have no program hold: chunks, where with them next to nothing is spilled."""
+    constants = dataclasses.replace(FITTED, chunk_saving=0.0)
+    if strategy.space is PersistentSpace and not facts.rereads:
+        with contextlib.suppress(Decline):
+            start = choose(facts, device, constants=constants, spill_factor=CHUNKED_SPILL_FACTOR)
+            yield from (s for s in single(facts, device, start) if s.chunks > 1)
+
+
+def tiles(facts: Facts, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
+    """Tiles of rows of so many lanes, and how many programs to run on a multiprocessor."""
+    for xblock, warps in itertools.product((2**i for i in range(15)), (1, 2, 4, 8, 16, 32)):
+        elements = xblock * lanes
+        per_thread = elements // (warps * 32)
+        # Accesses of fewer than 4 elements of a chunk are too narrow.
+        least = 8 if facts.instructions < HEAVY else 4
+        fits_a_thread = least <= per_thread <= 40 and per_thread >= 4 * chunks
+        if xblock > facts.rows or not 80 * least <= elements <= 16384 or not fits_a_thread:
+            continue
+        for stages, per_sm in itertools.product(range(1, 7), (1, 2, 4, 8, 16)):
+            staged = per_sm * elements * facts.staged_bytes * (stages - 1)
+            in_flight = per_sm * xblock * facts.cols * facts.load_bytes * (stages - 1)
+            if staged > 225_000 or per_sm * warps < 4:
+                continue
+            # Many warps hide a load's latency themselves: one stage.
+            if facts.instructions >= HEAVY:
+                wanted = per_sm * warps <= 64 and (stages == 1 or in_flight in HEAVY_IN_FLIGHT)
+            else:
+                wanted = per_sm * warps <= 16 and in_flight in IN_FLIGHT
+            if wanted:
+                yield Tile(xblock, warps, stages), per_sm
