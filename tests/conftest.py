@@ -38,3 +38,12 @@ def plan_with() -> Iterator[Callable[..., None]]:
 
     with contextlib.ExitStack() as stack:
         yield lambda **changes: stack.enter_context(planning_with(**changes))
+
+
+@pytest.fixture
+def runs() -> Iterator[object]:
+    """Calls of the pipeline, which a recorder replaces (recorder.py)."""
+    from recorder import recorded
+
+    with recorded() as calls:
+        yield calls

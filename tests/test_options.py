@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import inspect
-import os
 import pickle
 import subprocess
 import sys
@@ -14,25 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as config
+from fresh_process import python
 
 from mixorder import options as options_module
 from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import SOURCE_HASH_KEY, Options, config_key, register
 
 KEYS = [config_key(f) for f in dataclasses.fields(Options)]
-
-
-def python(code: str, **env: str) -> str:
-    """The output of a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_the_list_of_options() -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch._inductor.config as config
 from graphs import f32, traced
-from test_hooks import Recorder, runs  # noqa: F401
+from recorder import Recorder
 
 import mixorder
 from mixorder import pipeline
@@ -145,7 +145,7 @@ def launched(graph: torch.fx.Graph) -> list[tuple[Any, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_threads_with_and_without_the_option(runs: Recorder, round: int) -> None:  # noqa: F811
+def test_threads_with_and_without_the_option(runs: Recorder, round: int) -> None:
     """Each compile has the options that it was given; nothing is left in the config."""
     x = torch.randn(4 + round, 4 + round)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
-from test_options import python
+from fresh_process import python
+from recorder import Recorder
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -26,28 +27,6 @@ from mixorder.errors import CannotExplain
 from mixorder.inductor import hooks as install
 from mixorder.inductor import versions
 from mixorder.options import SOURCE_HASH_KEY, Options
-
-Recorder = list[tuple[torch.fx.Graph, Options, bool]]
-"""Per call of the pipeline: the graph, the options, and the built-in mix-order switch."""
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Calls of the pipeline, which is replaced by a recorder. No graph comes from a cache."""
-    seen: Recorder = []
-    pipeline = types.ModuleType("mixorder.pipeline")
-
-    def run(graph: torch.fx.Graph, options: Options) -> list[Any]:
-        seen.append((graph, options, config.triton.mix_order_reduction))
-        return []
-
-    pipeline.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mixorder.pipeline", pipeline)
-    monkeypatch.setattr(mixorder, "pipeline", pipeline, raising=False)
-    torch._dynamo.reset()
-    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
-        yield seen
-    torch._dynamo.reset()
 
 
 def loss(x: torch.Tensor) -> torch.Tensor:
