@@ -1,0 +1,110 @@
+"""The registry of strategies: what every entry must do, and that nothing else has to know an entry."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32
+
+import mixorder
+from mixorder import pipeline, strategies
+from mixorder.errors import Decline
+from mixorder.ir.verify import verify
+from mixorder.options import Options
+from mixorder.schedule.constants import FITTED
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import PERSISTENT, STRATEGIES, Strategy
+from mixorder.tune import tuner
+
+PACKAGE = Path(mixorder.__file__).parent
+ENTRIES = {name for name, value in vars(strategies).items() if isinstance(value, Strategy)}
+OPTIONS = Options(enabled=True, strict=True, interpret=True)
+WIDE = {
+    "rms": graphs.rms_norm_backward(2048, 16384),
+    "layer": graphs.layer_norm_backward(2048, 12288, f32),
+    "narrow": graphs.layer_norm_backward(2048, 768, bf16),
+}
+
+
+def test_every_entry_is_listed_once() -> None:
+    assert {"PERSISTENT", "COOPERATIVE", "REREAD"} == ENTRIES
+    assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == len(ENTRIES)
+
+
+def test_no_other_module_names_an_entry() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "strategies.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            assert not ENTRIES & set(names), path
+            assert not (
+                isinstance(node, ast.Constant)
+                and node.value in {s.name for s in STRATEGIES} - {"cooperative"}
+            ), path
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("norm", WIDE)
+def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strategy: Strategy) -> None:
+    merged = graphs.merged(graphs.only(WIDE[norm]))
+    try:
+        strategy.applies(merged)
+        loops = strategy.transform(merged)
+        facts = strategy.facts(loops)
+        schedule = strategy.choose(facts, H200, 0, FITTED)
+    except Decline:
+        return
+    assert (facts.rows, facts.cols) == tuple(int(axis.size) for axis in merged.tile_axes)
+    placed = verify(strategy.place(loops, schedule), strategy.form)
+    main, final = strategy.generate(placed, schedule, "test")
+    assert main.written and final.written and main.grid > 0
+    assert strategy.title(schedule).startswith(strategy.name)
+    space = strategy.space(facts, H200, schedule, False)
+    assert space.start == schedule and space.legal(schedule) and space.near(schedule)
+    assert strategy.stretch(1) >= 1.0
+
+
+def one_row_at_a_time(facts: Facts, *rest: Any) -> Schedule:
+    chosen = PERSISTENT.choose(facts, *rest)
+    return dataclasses.replace(chosen, tile=dataclasses.replace(chosen.tile, xblock=1))
+
+
+SLOW = dataclasses.replace(
+    PERSISTENT, name="one row at a time", choose=one_row_at_a_time, stretch=lambda _: 9.0
+)
+
+
+def test_a_new_entry_is_planned_reported_predicted_and_tuned() -> None:
+    """All that a strategy takes is its entry."""
+    records = {}
+    for strategy in (PERSISTENT, SLOW):
+        setting = pipeline.Setting(H200, (strategy,))
+        (records[strategy.name],) = pipeline.run(graphs.rms_norm_backward(32768, 768), OPTIONS, setting)
+    slow, usual = records[SLOW.name], records[PERSISTENT.name]
+    assert slow.strategy == "one row at a time" and usual.strategy == "persistent"
+    assert slow.schedule.tile.xblock == 1 < usual.schedule.tile.xblock
+    assert slow.expected.fused_us > 5 * usual.expected.fused_us
+    merged = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 8192)))
+    loops, schedule = graphs.run_by(PERSISTENT, merged)
+    chosen = tuner.Start(PERSISTENT, loops, PERSISTENT.facts(loops), schedule)
+    problem = tuner.Problem("r", "rms", merged, chosen, (*STRATEGIES, SLOW), torch.device("cpu"), H200)
+    assert SLOW.name in tuner.variants(problem)
+
+
+def test_what_no_strategy_takes_is_declined() -> None:
+    def never(*args: Any) -> Schedule:
+        raise Decline(mixorder.errors.DeclineReason.ROW_TOO_WIDE, "for the test")
+
+    graph = graphs.pair_graph()
+    before = graphs.snapshot(graph)
+    setting = pipeline.Setting(H200, (dataclasses.replace(PERSISTENT, choose=never),))
+    assert pipeline.run(graph, OPTIONS, setting) == [] and graphs.snapshot(graph) == before
