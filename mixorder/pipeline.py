@@ -7,11 +7,10 @@ that is declined, or that a bug stops, leaves it as it was; Inductor carries on 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 from torch.fx import Graph
@@ -23,7 +22,7 @@ from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
 from .options import Options
-from .planning import Plan, check_layout, plan, tuned
+from .planning import Plan, Setting, by_first_strategy, check_layout, plan, setting_in_force, tuned
 from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
@@ -34,42 +33,17 @@ from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
 from .runner import Runner
 from .schedule import cost
-from .schedule.device import DeviceInfo, device_info
-from .strategies import STRATEGIES, Strategy
+from .schedule.device import device_info
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.reorder import merge, reorder
 from .transform.split import split_outer
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a compile plans with beside the user's options: the device, None to ask torch for the graph's; and
-    the strategies, in the order to try them."""
-
-    device: DeviceInfo | None = None
-    strategies: tuple[Strategy, ...] = STRATEGIES
-
-
-# Not a context variable: autograd compiles a GPU's backward on a thread of its own.
-_in_force = [Setting()]
-
-
-@contextlib.contextmanager
-def planning_with(**changes: Any) -> Iterator[None]:
-    """Have every compile plan with other fields of `Setting` while the context is open, on any thread."""
-    setting = dataclasses.replace(_in_force[-1], **changes)
-    _in_force.append(setting)
-    try:
-        yield
-    finally:
-        _in_force.remove(setting)
-
-
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
     """Fuse every region of a functional post-grad graph, in place; gives their records. Raises only in strict
     mode. `setting`: None for the one in force."""
-    setting = setting or _in_force[-1]
+    setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
     started = time.perf_counter()
@@ -120,8 +94,8 @@ def fuse(
     )
     loops, schedule, strategy = chosen.loops, chosen.schedule, chosen.strategy
     if strategy.in_place:
-        loops = step("in_place", reuse_in_place, loops, step("liveness", dead_after, region))
-        show("in_place.txt", loops, Form.MERGED)
+        over = step("in_place", reuse_in_place, loops, step("liveness", dead_after, region))
+        loops = loops if over == loops else show("in_place.txt", over, Form.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
@@ -141,24 +115,15 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     if across := step("layout", cost.across_memory, merged):
         region, copied = step("layout", check_layout, region, merged, across)
         lowered, merged = loops_of(region, runner)
-    refusals: list[Decline] = []
-    for strategy in setting.strategies:
-        try:
-            step("applies", strategy.applies, merged)
-            loops = step("transform", strategy.transform, merged)
-            facts = step("facts", strategy.facts, loops)
-            schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
-        except Decline as refusal:
-            refusals.append(refusal)
-            continue
-        show("schedule.txt", schedule)
-        loops = show(f"{strategy.name}.txt", step("place", strategy.place, loops, schedule), strategy.form)
-        traffic = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
-        return Plan(key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device)
-    too_wide = [refusal for refusal in refusals if isinstance(refusal, TooWide)]
-    if not too_wide:
-        raise refusals[0]
-    return too_wide[0]
+    found = by_first_strategy(merged, device, setting.strategies, runner)
+    if isinstance(found, TooWide):
+        return found
+    strategy, loops, facts, schedule = found
+    show("schedule.txt", schedule)
+    if loops is not merged:
+        show(f"{strategy.name}.txt", loops, strategy.form)
+    traffic = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
+    return Plan(key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device)
 
 
 def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:

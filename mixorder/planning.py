@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 from .codegen.source import KernelSource
 from .errors import Decline, MixorderError, TooWide
@@ -20,9 +22,37 @@ from .schedule.device import DeviceInfo
 from .schedule.facts import Facts
 from .schedule.predicted import expected
 from .schedule.schedule import Schedule
-from .strategies import Strategy
+from .strategies import STRATEGIES, Strategy
 from .tune import tuner
 from .tune.search import Tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a compile plans with beside the user's options: the device, None to ask torch for the graph's; and
+    the strategies, in the order to try them."""
+
+    device: DeviceInfo | None = None
+    strategies: tuple[Strategy, ...] = STRATEGIES
+
+
+# Not a context variable: autograd compiles a GPU's backward on a thread of its own.
+_in_force = [Setting()]
+
+
+@contextlib.contextmanager
+def planning_with(**changes: Any) -> Iterator[None]:
+    """Have every compile plan with other fields of `Setting` while the context is open, on any thread."""
+    setting = dataclasses.replace(_in_force[-1], **changes)
+    _in_force.append(setting)
+    try:
+        yield
+    finally:
+        _in_force.remove(setting)
+
+
+def setting_in_force() -> Setting:
+    return _in_force[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +143,27 @@ def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
     key = runner.step("key", structural_key, region)
     answer = runner.once(key, lambda: build(key, region))
     return answer.of(region) if isinstance(answer, Plan) else answer
+
+
+def by_first_strategy(
+    merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
+) -> tuple[Strategy, LoopProgram, Facts, Schedule] | TooWide:
+    """The first strategy that takes a merged program, with its loops, their facts and their schedule. Gives
+    the refusal where every strategy would hold too much; raises any other `Decline`."""
+    step, refusals = runner.step, list[Decline]()
+    for strategy in strategies:
+        try:
+            step("applies", strategy.applies, merged)
+            loops = step("transform", strategy.transform, merged)
+            facts = step("facts", strategy.facts, loops)
+            schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
+            return strategy, step("place", strategy.place, loops, schedule), facts, schedule
+        except Decline as refusal:
+            refusals.append(refusal)
+    too_wide = [one for one in refusals if isinstance(one, TooWide)]
+    if not too_wide:
+        raise refusals[0]
+    return too_wide[0]
 
 
 def _written_between(plan: Plan, whole: Region) -> int:

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def plan_with() -> Iterator[Callable[..., None]]:
     """A function that changes the `Setting` of all compiles of a test, from then on."""
-    from mixorder.pipeline import planning_with
+    from mixorder.planning import planning_with
 
     with contextlib.ExitStack() as stack:
         yield lambda **changes: stack.enter_context(planning_with(**changes))

@@ -72,8 +72,8 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "The two nests now have the same loops and become one, which reads each tensor once. What does "
         "not depend on the row is hoisted (`once:`). In fp32, dx takes products before they are rounded "
-        "(`transform/fma.py`). Wider rows are shared by several programs (`transform/cooperative.py`) "
-        "or read twice (`transform/reread.py`) instead.",
+        "(`transform/fma.py`). Other strategies go on from here: several programs share a wide row "
+        "(`transform/cooperative.py`), or one reads it again (`transform/reread.py`).",
     ),
     "schedule.txt": (
         "Schedule",

@@ -25,7 +25,7 @@ from lab.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted
 from running import OFF, ON, with_options
 from torch.fx import Node
 
-from mixorder import pipeline
+from mixorder import pipeline, planning
 from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
@@ -63,7 +63,7 @@ def reasons(records: list[Any]) -> set[str]:
 def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
     """Run programs on one rank, each in a process group of its own, and save what they gave."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    pipeline._in_force[0] = pipeline.Setting(dataclasses.replace(H200, num_sm=5))  # as conftest.py does here
+    planning._in_force[0] = planning.Setting(dataclasses.replace(H200, num_sm=5))  # as conftest.py does here
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # memory that nothing has written is NaN
     timeout = datetime.timedelta(seconds=STUCK)

@@ -37,7 +37,7 @@ def how(
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
     """Have mixorder plan for a GPU of so few, that small tensors are worked on as large ones are."""
-    from mixorder.pipeline import planning_with
+    from mixorder.planning import planning_with
     from mixorder.schedule.device import H200
 
     with planning_with(device=dataclasses.replace(H200, num_sm=count)):

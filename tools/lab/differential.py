@@ -24,7 +24,7 @@ from torch._inductor.runtime.hints import ReductionHint
 from torch.fx.experimental import _config as symbolic
 
 from mixorder.errors import Decline
-from mixorder.pipeline import planning_with
+from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.strategies import STRATEGIES
