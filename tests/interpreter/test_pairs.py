@@ -133,7 +133,7 @@ def test_batch_axis_outside_the_rows(kind: str, prologue: str) -> None:
     check(function, values(3, 5, 11), "batch 3 x row 5 x column 11", 4)
 
 
-@pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
+@pytest.mark.parametrize(("kind", "prologue"), crossed(["sum", "mean", "amax", "amin", "any"], PROLOGUES))
 def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
@@ -143,7 +143,7 @@ def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
     check(function, values(5, 2, 3, 11), "row 5 x batch 2 x row 3 x column 11", 8)
 
 
-@pytest.mark.parametrize(("kind", "prologue"), crossed([k for k in KINDS if k != "prod"], PROLOGUES))
+@pytest.mark.parametrize(("kind", "prologue"), crossed(["sum", "mean", "amax", "amin", "any"], PROLOGUES))
 def test_common_axis(kind: str, prologue: str) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> Any:
         value = PROLOGUES[prologue](x, b)
