@@ -5,6 +5,7 @@ Every call of every stage is made to fail, on graphs that take all ways through 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import graphs
 import pytest
@@ -23,6 +25,7 @@ from mixorder import pipeline, planning
 from mixorder import runner as runner_module
 from mixorder.errors import MixorderError
 from mixorder.options import Options
+from mixorder.planning import planning_with
 from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.schedule.device import H200
 from mixorder.tune import tuner
@@ -114,16 +117,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
     yield Failing(monkeypatch)
 
 
-def prepared(
-    name: str, monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None], tmp_path: Path
-) -> tuple[Way, Options]:
+@contextlib.contextmanager
+def prepared(name: str, tmp_path: Path) -> Iterator[tuple[Way, Options]]:
     way = WAYS[name]
-    if not way.shares:
-        plan_with(device=ALONE)
-    if way.tuned:
-        monkeypatch.setattr(tuner, "tune", take_the_same_again)
+    device = planning_with(device=None if way.shares else ALONE)
+    tune = mock.patch.object(tuner, "tune", take_the_same_again if way.tuned else tuner.tune)
     dump_dir = str(tmp_path / "dump") if way.dumped else ""
-    return way, dataclasses.replace(STRICT, autotune=way.tuned, dump_dir=dump_dir)
+    with device, tune:
+        yield way, dataclasses.replace(STRICT, autotune=way.tuned, dump_dir=dump_dir)
 
 
 def calls(stages: list[str]) -> list[int]:
@@ -133,32 +134,29 @@ def calls(stages: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_failure_in_any_call_of_any_stage(
-    name: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failure_in_any_call_of_any_stage(name: str, failing: Failing, tmp_path: Path) -> None:
     """Up to the first rewrite nothing has happened to the graph; up to the second, one region is fused."""
-    way, options = prepared(name, monkeypatch, tmp_path)
-    stages = failing.run(way.graph(), options, at=None)
-    assert counters["mixorder"]["fused_regions"] == stages.count("rewrite") >= 1
-    graph = way.graph()
-    before = graphs.snapshot(graph)
-    for at in calls(stages[: stages.index("rewrite") + 1]):
-        with pytest.raises(MixorderError, match="injected") as caught:
-            failing.run(graph, options, at)
-        assert caught.value.stage == stages[at] and isinstance(caught.value.__cause__, RuntimeError)
-        assert graphs.snapshot(graph) == before, (at, stages[at])
-    graph.lint()
-    assert failing.run(graph, options, at=None) == stages, "and nothing is remembered of the failures"
-    graph.lint()
+    with prepared(name, tmp_path) as (way, options):
+        stages = failing.run(way.graph(), options, at=None)
+        assert counters["mixorder"]["fused_regions"] == stages.count("rewrite") >= 1
+        graph = way.graph()
+        before = graphs.snapshot(graph)
+        for at in calls(stages[: stages.index("rewrite") + 1]):
+            with pytest.raises(MixorderError, match="injected") as caught:
+                failing.run(graph, options, at)
+            assert caught.value.stage == stages[at] and isinstance(caught.value.__cause__, RuntimeError)
+            assert graphs.snapshot(graph) == before, (at, stages[at])
+        graph.lint()
+        assert failing.run(graph, options, at=None) == stages, "and nothing is remembered of the failures"
+        graph.lint()
 
 
-def test_the_ways_take_every_stage(failing: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = inspect.getsource(pipeline) + inspect.getsource(planning)
+def test_the_ways_take_every_stage(failing: Failing, tmp_path: Path) -> None:
+    source = "".join(map(inspect.getsource, (pipeline, planning, runner_module)))
     declared = set(re.findall(r"""step\(\s*"(\w+)",""", source))
     seen: set[str] = set()
     for name in ("held", "shared", "read again", "cut", "copied", "tuned", "dumped"):
-        with monkeypatch.context() as patch:
-            way, options = prepared(name, patch, tmp_path)
+        with prepared(name, tmp_path) as (way, options):
             seen.update(failing.run(way.graph(), options, at=None))
     assert seen == declared and len(declared) > 20
 

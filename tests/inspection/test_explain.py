@@ -73,7 +73,7 @@ def test_regions_say_where_they_come_from() -> None:
     layer_norms = [r for r in report().regions if ("blocks.1.norm", "LayerNorm") in r.provenance.modules]
     (region,) = layer_norms
     assert region.inner_ops == ("sum", "sum") and region.outer_ops == ("sum", "sum")
-    assert region.strategy == "held" and (region.rows, region.cols) == (300, 32)
+    assert region.strategy == "persistent" and (region.rows, region.cols) == (300, 32)
     assert "f32[300, 32]" in map(str, region.inputs) and "f32[32]" in map(str, region.outputs)
     assert any("self.mix(self.norm(x))" in line for line in region.provenance.lines)
 
@@ -81,7 +81,7 @@ def test_regions_say_where_they_come_from() -> None:
 def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
     text = str(report())
     (line,) = (line for line in text.splitlines() if "blocks.3.norm, blocks.2.norm" in line)
-    assert "300x32" in line and "2 sum" in line and "held" in line and line.endswith("%")
+    assert "300x32" in line and "2 sum" in line and "persistent" in line and line.endswith("%")
     assert line.split()[0] == "1-2" and report().kernel(1) == report().kernel(2) != report().kernel(3)
     layers = report().regions[1:]
     assert source(layers) == "blocks.*.norm" and source(layers[:1]) == "blocks.3.norm"

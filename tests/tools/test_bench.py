@@ -277,7 +277,9 @@ def test_what_a_provider_fuses_is_noted() -> None:
     with bench.fusions_into(result):
         options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
         pipeline.run(graphs.layer_norm_backward(64, 32), options)
-    assert re.fullmatch(r" region0: held, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note)
+    assert re.fullmatch(
+        r" region0: persistent, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note
+    )
 
 
 def test_times_taken_in_turns_replace_those_taken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
