@@ -61,9 +61,9 @@ class Way:
 
 
 WAYS = {
-    "held": Way(lambda: graphs.layer_norm_backward(512, 256)),
-    "shared": Way(lambda: graphs.rms_norm_backward(512, 16384)),
-    "read again": Way(lambda: graphs.rms_norm_backward(512, 16384), shares=False),
+    "persistent": Way(lambda: graphs.layer_norm_backward(512, 256)),
+    "cooperative": Way(lambda: graphs.rms_norm_backward(512, 16384)),
+    "reread": Way(lambda: graphs.rms_norm_backward(512, 16384), shares=False),
     "copied": Way(
         lambda: traced(
             lambda x, dy, z: (*pair(x, dy), z * (x * z).sum(1, keepdim=True)),
@@ -71,7 +71,7 @@ WAYS = {
             transposed=(2,),
         )
     ),
-    "cut": Way(lambda: sums(4), shares=False),
+    "partition": Way(lambda: sums(4), shares=False),
     "tuned": Way(lambda: graphs.rms_norm_backward(512, 256), tuned=True),
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
@@ -155,7 +155,7 @@ def test_the_ways_take_every_stage(failing: Failing, tmp_path: Path) -> None:
     source = "".join(map(inspect.getsource, (pipeline, planning, runner_module)))
     declared = set(re.findall(r"""step\(\s*"(\w+)",""", source))
     seen: set[str] = set()
-    for name in ("held", "shared", "read again", "cut", "copied", "tuned", "dumped"):
+    for name in ("persistent", "cooperative", "reread", "partition", "copied", "tuned", "dumped"):
         with prepared(name, tmp_path) as (way, options):
             seen.update(failing.run(way.graph(), options, at=None))
     assert seen == declared and len(declared) > 20
@@ -180,7 +180,7 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
     graph.lint()
 
 
-@pytest.mark.parametrize("name", ["held", "shared", "copied"])
+@pytest.mark.parametrize("name", ["persistent", "cooperative", "copied"])
 def test_a_failure_after_any_node_of_the_rewrite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = WAYS[name].graph()
     before, add = graphs.snapshot(graph), GraphWriter.add

@@ -71,7 +71,8 @@ def test_programs_in_which_a_bug_was_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "found"), [("", "held"), ("shared", "shared by 2"), ("twice", "read twice")]
+    ("strategy", "found"),
+    [("", "persistent"), ("cooperative", "cooperative, 2 programs to 2 rows"), ("reread", "reread")],
 )
 def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: str) -> None:
     wide = NORM if not strategy else dataclasses.replace(NORM, shape=(5, 200), strategy=strategy)

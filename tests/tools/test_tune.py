@@ -48,9 +48,9 @@ def test_the_best_schedules_and_the_rule_s_are_printed() -> None:
     target = targets.norm_target("rms", 4096, 4096, bf16)
     schedules = [c.schedule for c in candidates.candidates(target.program, H200)[:4]]
     times = (30.0, 25.0, None, 20.0)
-    rows = [Row("held", s, 168, 0, 24720, us) for s, us in zip(schedules, times, strict=True)]
+    rows = [Row("persistent", s, 168, 0, 24720, us) for s, us in zip(schedules, times, strict=True)]
     text = tune.report(measured(target, 18.0, rows), best=1)
     assert "limit 18.0 us, 3/4 candidates ran" in text
     best, rule = (line.split("|")[1:-1] for line in text.splitlines()[-2:])
-    assert [cell.strip() for cell in best[:3]] == ["90.0%", "20.0", "held"] and not best[-1].strip()
+    assert [cell.strip() for cell in best[:3]] == ["90.0%", "20.0", "persistent"] and not best[-1].strip()
     assert rule[0].strip() == "60.0%" and rule[-1].strip() == "heuristic"
