@@ -125,7 +125,7 @@ class _CooperativeKernel:
         return f"({' | '.join(found)})" if len(found) > 1 else found[0]
 
     def any_warp(self, phase: int) -> str:
-        """Triton text: the same for any warp. Warps may read different slots; all get the same maximum."""
+        """Triton text: whether one timed out in any warp. Warps may have read different slots."""
         return f"tl.max({self.missed(phase)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
     # Indices.
@@ -243,7 +243,7 @@ class _CooperativeKernel:
         value = self.writer.ops.variables[reduce.name]
         slots = slots_of(self.schedule.parts)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
-        # Every NaN as one whose bits differ from EMPTY.
+        # Store every NaN as one whose bits differ from EMPTY.
         value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
         # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""

@@ -70,7 +70,7 @@ def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
 
 
 def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
-    """The accumulations that add zero where there is no row: after the last one, and in first iterations.
+    """The accumulations that add zero where there is no row: past the last one, and in the first iterations.
 
     Loaded values are zero there, also when they are carried. Other values, and totals of such rows, may be
     anything, including infinite.

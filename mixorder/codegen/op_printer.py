@@ -31,7 +31,7 @@ def check_printable(program: LoopProgram) -> LoopProgram:
 
 
 class OpPrinter(ScalarPrinter):
-    """One kernel's variables. Lines go to `code`, which the kernel writer appends to as well.
+    """One kernel's variables. Lines go to `code`, to which the kernel writer appends as well.
 
     `variables`: IR values by name.
     """

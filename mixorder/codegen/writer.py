@@ -260,10 +260,10 @@ class Writer:
         return ", ".join(d.block for d in self.dims)
 
     def eviction(self, stmt: Load) -> str:
-        """The eviction policy of a load. Full tiles are streamed: evicting them first caches what is read again.
+        """The eviction policy of a load. Full tiles are streamed: evicting them first keeps others in cache.
 
-        That is small tensors, what a gather reads a second time at another place of the row, a table that
-        many rows share, and what a later phase rereads. The two loads of a reread must have different
+        The others are small tensors, what a gather reads again at another place of the row, a table that many
+        rows share, and what a later phase rereads. The two loads of a reread must have different
         policies, or Triton would make one of them and keep the tile in registers.
         """
         rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]

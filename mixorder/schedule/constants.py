@@ -21,7 +21,7 @@ class Constants:
     """The parameters of `persistent.choose` and `cooperative.choose`."""
 
     resident_bytes: int
-    """Of row tiles, loaded per multiprocessor and `num_stages`. Lanes beyond a row's end load no bytes."""
+    """Of row tiles, loaded per multiprocessor in one of `num_stages`. Lanes beyond a row load no bytes."""
 
     few_tiles_share: float
     """Factor on `resident_bytes` and `min_warps_per_sm` if tiles are few: smaller tiles start sooner, and

@@ -36,7 +36,7 @@ ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a 
 class Facts:
     """Extents, and the costs of one element of the space; words are 32-bit registers.
 
-    `rows` (the hint, if symbolic) x `cols` at each of `batch` indices of the batch axis; a program has one.
+    `rows` (the hint, if symbolic) x `cols`, at `batch` indices of the batch axis; a program has one index.
     `load_bytes` stream in from full-size tensors. `staged_bytes` are those of all tile loads, including what
     a gather reads again and what many rows share. `item_bytes`: size of an element of the narrowest full
     tensor. `held_words` stay in registers from one reduction to the next, including accumulators and column

@@ -31,7 +31,7 @@ DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45%
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
-    """Estimated registers of a thread with so many elements.
+    """Estimated registers of a thread with `elements` elements.
 
     Compiled for sm_90 (RMSNorm and LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient,
     fp32 and bf16, 16 and 32 elements per thread): with W words per element, ptxas took about
@@ -114,9 +114,10 @@ def choose(
 
 
 def even(tiles: int, num_splits: int) -> int:
-    """The fewest programs that take no more iterations than so many, if that halves the finalisation.
+    """The fewest programs with as many iterations as `num_splits`, if that halves the finalisation.
 
-    H200, LayerNorm 2048x8192 bf16: 132 and 128 programs take 16 iterations; 132 reach 78.2%, 128 81.0%.
+    H200, LayerNorm 2048x8192 bf16: 132 and 128 programs take 16 iterations; 132 reach 78.2% of the limit,
+    128 reach 81.0%.
     """
     needed = -(-tiles // -(-tiles // num_splits))
     return needed if next_power_of_2(needed) < num_splits else num_splits
@@ -126,7 +127,7 @@ def _tile(
     facts: Facts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
 ) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    # Never more than was measured: twice the bytes take twice the registers, which are limited.
+    # Never more than was measured: twice the bytes take twice the registers, and devices have no more.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
     resident = constants.elements(scale * constants.resident_bytes, facts.load_bytes)
     few_tiles = facts.rows * facts.batch * r0_block < constants.min_tiles * resident * device.num_sm

@@ -19,7 +19,7 @@ from .schedule import Schedule, Tile, is_power_of_2, shifted
 from .space import MOST_STAGES, combined_from, differing
 
 MAX_THREADS = 1024  # of one program
-PER_THREAD = (4, 32)  # elements of a tile, at least and at most
+PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
 PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_block", "final_warps"))

@@ -75,5 +75,5 @@ def expected(
 
 
 def _launches_apart(lowered: LoopProgram, rows: int) -> int:
-    """One per nest, and one more if Inductor splits outer reductions of so many rows."""
+    """One per nest, and one more if Inductor splits outer reductions over `rows`."""
     return len(lowered.nests) + (rows >= MIN_ROWS)

@@ -1,4 +1,4 @@
-"""How the rows of a program lie relative to the boundaries of wide memory accesses.
+"""Where the rows of a program start relative to the boundaries of wide memory accesses.
 
 A GPU reads 16 bytes at once if they start at a boundary, a multiple of 16 bytes. Rows of an odd number of
 elements do not all start at a boundary, but rows that are `period` apart start at the same distance from one.

@@ -23,7 +23,7 @@ WORD = 4  # bytes of a partial
 
 
 class InHalves(sympy.Function):
-    """`InHalves(column, columns)`: the place of a column in an interleaved row of so many columns."""
+    """`InHalves(column, columns)`: the place of a column in an interleaved row of `columns`."""
 
     nargs = 2
     is_integer = True
