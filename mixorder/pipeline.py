@@ -1,8 +1,8 @@
 """The table of contents: every stage that a graph goes through, in order.
 
 `run` is the post-grad pass; `fuse` takes one region from the graph to its kernels; `build` has the stages
-from the region to its loops and their schedule. Up to the rewrite no stage changes the graph, so a region
-that is declined, or that a bug stops, leaves it as it was; Inductor carries on with what is there.
+from the region to its loops and their schedule. No stage before the rewrite changes the graph. A region that
+is declined, or that a bug stops, leaves the graph to Inductor as it was.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .transform.split import split_outer
 
 
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
-    """Fuse every region of a functional post-grad graph, in place; gives their records. Raises only in strict
-    mode. `setting`: None for the one in force."""
+    """Fuse every region of a functional post-grad graph, in place, and return their records. Raises only in
+    strict mode. `setting`: None for the one in force."""
     setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
@@ -69,7 +69,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
         except MixorderError as error:
             runner.warn(error)
             if found is None:
-                break  # the search itself failed: there is nothing to go on with
+                break  # the search itself failed: there is no next region
     finished(ends, time.perf_counter() - started)
     return [end for end in ends if isinstance(end, RegionRecord)]
 
@@ -77,8 +77,8 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 def fuse(
     graph: Graph, found: Region | Decline, runner: Runner, setting: Setting
 ) -> tuple[Region, RegionRecord]:
-    """Take one region from the graph to its kernels. Gives it, or the part of it that was taken, and its
-    record. Raises `Decline`, or `MixorderError` on a bug."""
+    """Take one region from the graph to its kernels. Returns the region, or the part of it that was fused,
+    and its record. Raises `Decline`, or `MixorderError` on a bug."""
     if isinstance(found, Decline):
         raise found
     step, show = runner.step, runner.show
@@ -106,8 +106,8 @@ def fuse(
 
 
 def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:
-    """The loops of a region and their schedule, by the first strategy that takes it. Gives the refusal where
-    the region holds too much; raises every other `Decline`."""
+    """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
+    the region needs too many registers; raises every other `Decline`."""
     step, show = runner.step, runner.show
     device = setting.device or step("device", device_info, device_of(region))
     lowered, merged = loops_of(region, runner)
@@ -127,7 +127,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
 
 
 def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
-    """The region's loops as they are lowered, and merged: a nest over rows, and the finalisation."""
+    """The region's loops as lowered, and as merged into one nest over rows and the finalisation."""
     step, show = runner.step, runner.show
     show("region.txt", region)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
@@ -135,6 +135,6 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
     loops = step("merge", merge, loops)
-    if not emulates_precision_casts():  # which rounds every product, as eager does
+    if not emulates_precision_casts():  # that setting rounds every product, as eager does
         loops = step("fma", form_fma, loops)
     return lowered, show("merged.txt", loops, Form.MERGED)

@@ -29,8 +29,8 @@ from .tune.search import Tuning
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a compile plans with beside the user's options: the device, None to ask torch for the graph's; and
-    the strategies, in the order to try them."""
+    """What a compile plans with, in addition to the user's options. `device`: None for the graph's, which
+    torch describes. `strategies`: in the order to try them."""
 
     device: DeviceInfo | None = None
     strategies: tuple[Strategy, ...] = STRATEGIES
@@ -42,7 +42,7 @@ _in_force = [Setting()]
 
 @contextlib.contextmanager
 def planning_with(**changes: Any) -> Iterator[None]:
-    """Have every compile plan with other fields of `Setting` while the context is open, on any thread."""
+    """Change fields of the `Setting` in force, for compiles on any thread, while the context is open."""
     setting = dataclasses.replace(_in_force[-1], **changes)
     _in_force.append(setting)
     try:
@@ -57,10 +57,10 @@ def setting_in_force() -> Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a region is run, and what that takes. All but the region is the same for all with its key.
+    """How a region is run, and its traffic. All but `region` is the same for all regions with the same key.
 
-    `copied`: the buffers of the nodes that are made contiguous. `lowered`: its loops before any rewrite;
-    `merged`: after the rewrites that every strategy starts from; `loops`: as the strategy runs them.
+    `copied`: the buffers of the nodes that are made contiguous. `lowered`: the loops before any rewrite;
+    `merged`: after the rewrites that all strategies share; `loops`: as the strategy runs them.
     """
 
     key: Hashable | None
@@ -84,7 +84,7 @@ class Plan:
         return dataclasses.replace(self, region=region)
 
     def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
-        """What there is to say of the region, with the loops and kernels that are launched."""
+        """The region's record, with the loops and kernels that are launched."""
         accumulators = len(loops.role(BufferRole.WORKSPACE))
         copies = sum(node in self.region.made_contiguous for node in self.region.inputs)
         stretch = self.strategy.stretch(accumulators)
@@ -105,12 +105,12 @@ class Plan:
 
 
 Build = Callable[[Hashable | None, Region], Plan | TooWide]
-"""Makes the plan of a region; gives the refusal where it holds too much, raises every other `Decline`."""
+"""Makes the plan of a region; returns `TooWide` if it needs too many registers, raises other `Decline`s."""
 
 
 def plan(region: Region, build: Build, runner: Runner) -> Plan:
-    """The plan of a region, or of what is left of it without what stands in the way: operators that cannot
-    be lowered, results that are used too early, then gathers."""
+    """The plan of a region, or of the region without what prevents a plan: operators that cannot be lowered,
+    results that are used too early, then gathers."""
     try:
         return _best_part(region, build, runner)
     except Decline as decline:
@@ -122,13 +122,13 @@ def plan(region: Region, build: Build, runner: Runner) -> Plan:
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
-    """The plan of a region or, where it holds too much, of the part of it that saves the most bytes."""
+    """The plan of a region or, if it needs too many registers, of its part that saves the most bytes."""
     tried = [region]
     while True:
         answers = [(part, _remembered(part, build, runner)) for part in tried]
         plans = [answer for _, answer in answers if isinstance(answer, Plan)]
         if plans:
-            # What a partition makes a part write, somebody reads: bytes that the whole region would not move.
+            # What a part writes for the rest of the region is also read. The whole region moves neither.
             return max(plans, key=lambda plan: plan.traffic.saved - 2 * _written_between(plan, region))
         refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
         _, narrowest = min(refusals, key=lambda one: one[0].words)
@@ -138,7 +138,7 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
 
 
 def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
-    """The plan of this very region; one with the same key may have been planned already."""
+    """The plan of this region. It is reused if a region with the same key was planned before."""
     runner.step("legality", legality.check, region)
     key = runner.step("key", structural_key, region)
     answer = runner.once(key, lambda: build(key, region))
@@ -148,8 +148,8 @@ def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
 ) -> tuple[Strategy, LoopProgram, Facts, Schedule] | TooWide:
-    """The first strategy that takes a merged program, with its loops, their facts and their schedule. Gives
-    the refusal where every strategy would hold too much; raises any other `Decline`."""
+    """The first strategy that accepts a merged program, with its loops, their facts and their schedule. If
+    all decline, returns the first `TooWide`; if there is none, raises the first `Decline`."""
     step, refusals = runner.step, list[Decline]()
     for strategy in strategies:
         try:
@@ -167,7 +167,7 @@ def by_first_strategy(
 
 
 def _written_between(plan: Plan, whole: Region) -> int:
-    """Bytes of what a part of a region writes and the whole region does not."""
+    """Bytes that a part of a region writes and the whole region does not."""
     outputs = zip(plan.loops.role(BufferRole.OUTPUT), plan.region.outputs, strict=True)
     return cost.size(plan.loops, [buffer.name for buffer, node in outputs if node not in whole.outputs])
 
@@ -175,8 +175,8 @@ def _written_between(plan: Plan, whole: Region) -> int:
 def check_layout(
     region: Region, merged: LoopProgram, across: Sequence[str]
 ) -> tuple[Region, tuple[str, ...]]:
-    """The region with the buffers that are read or written `across` memory as contiguous copies, and which of
-    them have to be copied for that. Raises `Decline` where these are most of the bytes."""
+    """The region with contiguous copies of the buffers in `across`, and the names of those that have to be
+    copied for that. Raises `Decline` if these are most of the bytes."""
     nodes = {name: region.buffers[name] for name in across}
     copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
     cost.check_layout(merged, copied)
@@ -184,7 +184,7 @@ def check_layout(
 
 
 def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner) -> Plan:
-    """The plan with what timing finds fastest; as it is where tuning is off or fails."""
+    """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
     options = runner.options
     try:
         if not runner.step("tune", tuner.wanted, options):

@@ -1,4 +1,4 @@
-"""Runs the stages of the pipeline: times and checks them, dumps what they give, and says what is a bug."""
+"""Runs the stages of the pipeline: times and checks them, dumps their results, and reports bugs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Runner:
-    """Runs stages for one region: what is neither a result nor a `Decline` is a bug, and says where.
+    """Runs stages for one region. Any exception but `Decline` is a bug, and is reported with its stage.
 
     `known`: results by key, of this region and those before it in the graph.
     """
@@ -31,7 +31,7 @@ class Runner:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def step(self, stage: str, function: Callable[..., T], *args: Any) -> T:
-        """What a stage gives. Raises `MixorderError` for all that it raises, other than `Decline`."""
+        """The result of a stage. Raises `MixorderError` for every exception of it other than `Decline`."""
         started = time.perf_counter()
         try:
             return function(*args)
@@ -43,14 +43,14 @@ class Runner:
             self.seconds[stage] += time.perf_counter() - started
 
     def show(self, name: str, value: T, form: Form | None = None) -> T:
-        """Dump a value; in strict mode, verify a program that is to be of a form."""
+        """Dump a value and return it. In strict mode, first verify a program that must have a `form`."""
         if form is not None and self.options.strict:
             self.step("verify", verify, value, form)
         self.step("dump", self.files.write, self.region, name, value)
         return value
 
     def once(self, key: Hashable | None, make: Callable[[], T]) -> T:
-        """What `make` gave for the key the first time; made anew without a key, and for dumps of each."""
+        """The first result of `make` for a key. Without a key, or with dumps, `make` runs every time."""
         if key is None or self.options.dump_dir:
             return make()
         if key not in self.known:

@@ -28,14 +28,14 @@ from .schedule.space import Space
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
 
-TUNED_SPILL_FACTOR = 1.5  # how far beyond the registers a row is still timed: docs/tuning.md, section 11
+TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
 
 Choose = Callable[[Facts, DeviceInfo, int, Constants], Schedule]
-"""From facts, a device, rows per program (0: as many as is best) and constants; raises `Decline`."""
+"""From facts, a device, rows per program (0: the best number) and constants; raises `Decline`."""
 
 
 def _applies(program: LoopProgram) -> None:
-    """To every merged program."""
+    """Accepts every merged program."""
 
 
 def _unchanged(program: LoopProgram) -> LoopProgram:
@@ -50,11 +50,11 @@ def _with_nothing_more(program: LoopProgram, schedule: Schedule) -> LoopProgram:
 class Strategy:
     """One way of running a merged program.
 
-    `applies` raises `Decline` for a merged program that cannot be run so. `transform` gives the loops, which
-    are then of `form`. `place` adds the buffers whose size a schedule decides. `starts` are schedules that a
-    search begins from, beside the one chosen; `space` has those near one. `emit` writes the main kernel.
-    `stretch`: how many times longer than its bytes take the kernels take, for a number of accumulators.
-    `in_place`: a result may be written over an input that is read before.
+    `applies` raises `Decline` for a merged program that cannot be run in this way. `transform` makes the
+    loops, which then have `form`. `place` adds the buffers whose size depends on the schedule. `starts` are
+    schedules that a search begins from, in addition to the chosen one; `space` has those near one. `emit`
+    writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
+    accumulators. `in_place`: an output may reuse the memory of an input that is read before.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Strategy:
     in_place: bool = True
 
     def generate(self, loops: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
-        """The kernels of placed loops, in the order of their launches."""
+        """The kernels of loops that `place` returned, in the order of their launches."""
         return generate(self.emit, loops, schedule, label)
 
     def title(self, schedule: Schedule) -> str:
-        """The strategy with what a schedule settles of it, such as `cooperative, 8 programs to a row`."""
+        """The strategy with what a schedule determines, such as `cooperative, 8 programs to a row`."""
         return ", ".join(filter(None, (self.name, self.describe(schedule))))
 
 
 def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
-    """The schedule chosen where more may be spilled than is chosen without timing."""
+    """The schedule chosen if more spills are allowed than without timing."""
     yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
 
 
@@ -92,7 +92,7 @@ PERSISTENT = Strategy(
     space=PersistentSpace,
     emit=persistent_kernel,
 )
-"""A program holds a row from its first reduction to its last."""
+"""A program keeps a row in registers from its first reduction to its last."""
 
 
 COOPERATIVE = Strategy(
@@ -124,7 +124,7 @@ def _choose_rereading(
     facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
 ) -> Schedule:
     _rereads(facts)
-    # LayerNorm in bf16 at 16384 columns spills 72 bytes, and is faster than any other way of one program.
+    # LayerNorm in bf16 at 16384 columns spills 72 bytes, and is the fastest with one program per row.
     return persistent.choose(facts, device, split_size, constants, spill_factor=1.25)
 
 
@@ -146,4 +146,4 @@ REREAD = Strategy(
 """A program reads a row again after each of its reductions; the second read comes from L2."""
 
 STRATEGIES = (PERSISTENT, COOPERATIVE, REREAD)
-"""In the order to try them."""
+"""In the order in which they are tried."""

@@ -1,7 +1,7 @@
-"""Inline PTX in a kernel's text, marked so that the interpreter knows it again.
+"""Inline PTX in a kernel's text, marked so that the interpreter recognises it.
 
-The mark is the name of a register that nothing uses. It is no comment, because Inductor's C++ wrapper puts a
-kernel's text into one.
+The mark is the name of an unused register. It is not a comment, because Inductor's C++ wrapper puts a
+kernel's text into a comment.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _MARK = "mixorder_"
 
 
 def inline(mark: str, body: str, constraints: str, args: Sequence[str], dtype: str, pack: int = 1) -> str:
-    """Triton text: the results of `body`. `mark` is letters, digits and underscores. Pure in the eyes of the
-    compiler. `pack` elements to a register; 0 would end the process (triton 3.6 and 3.7)."""
+    """Triton text: the results of `body`, which the compiler takes as pure. `mark` is letters, digits and
+    underscores. `pack`: elements per register; 0 would end the process (triton 3.6 and 3.7)."""
     assert pack > 0, (mark, pack)
     text = f"{{ .reg .b32 {_MARK}{mark}; {body} }}"
     return (

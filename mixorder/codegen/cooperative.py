@@ -1,11 +1,12 @@
-"""Write the main kernel of a region whose rows are shared: `parts` programs have a row, each some columns.
+"""Write the main kernel of the cooperative strategy: `parts` programs share a row, each with some columns.
 
-Phase after phase, a program works on a row tile, tells the others its parts of the phase's reductions, and
-goes on with its next tiles; `depth` tiles later the row's totals have come in, and the next phase follows.
+In each phase, a program works on a row tile, stores its parts of the phase's reductions in the mailbox, and
+continues with its next tiles. The tile's next phase runs `depth` tiles later, when the totals are known.
 
-The programs of a group need not run at the same time for the result to be right. One that has waited too
-long for the others runs the same loop once more for each of their parts, to tell what they have not told yet,
-and then for its own. All turns are one piece of code: whoever computes a sum, its bits are the same.
+The result is correct even if the programs of a group do not run at the same time. A program that has waited
+too long takes the recompute fallback: it runs the same loop once more for each part, to fill the slots that
+are still empty, and then for its own part. All turns run the same code, so the bits of a sum do not depend on
+the program that computes it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .writer import TileDim, Writer
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
-_CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # what a register holds as it was loaded
+_CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # carried in registers without a cast
 
 
 def cooperative_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
@@ -87,22 +88,22 @@ class _CooperativeKernel:
         return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
 
     def turns(self) -> None:
-        """One turn for the program's own part. If that waited in vain, one for each part of the others and
-        each exchange but for its own first words, which it has told already; then its own again."""
-        code, helped = self.code, (len(self.phases) - 1) * self.schedule.parts - 1
+        """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each
+        part and exchange, but for its own part's first exchange, which is done; then its own part again."""
+        code, recomputed = self.code, (len(self.phases) - 1) * self.schedule.parts - 1
         code.writeline("turn = tl.full([], 0, tl.int32)")
         code.writeline("turns = tl.full([], 1, tl.int32)")
         code.writeline("while turn < turns:")
         with code.indent():
-            code.writeline(f"{MINE} = (turn == 0) | (turn == {helped + 1})")
+            code.writeline(f"{MINE} = (turn == 0) | (turn == {recomputed + 1})")
             code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.parts})")
             self.turn()
             missed = self.any_warp(len(self.phases) - 1)
-            code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {helped + 2}, turns)")
+            code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {recomputed + 2}, turns)")
             code.writeline("turn += 1")
 
     def turn(self) -> None:
-        """All of a part's rows, and its partial results."""
+        """All rows of a part, and the store of its partials."""
         writer = self.writer
         self.columns()
         for stmt in self.nest.preamble:
@@ -119,18 +120,18 @@ class _CooperativeKernel:
 
     @staticmethod
     def missed(phase: int) -> str:
-        """Whether the program has waited in vain for what phases up to `phase` need."""
+        """Triton text: whether a wait of the phases up to `phase` timed out."""
         found = [f"missed{k}" for k in range(1, phase + 1)]
         return f"({' | '.join(found)})" if len(found) > 1 else found[0]
 
     def any_warp(self, phase: int) -> str:
-        """Whether some warp has: they may have seen different words, and the maximum is the same in all."""
+        """Triton text: whether one timed out in any warp. Warps may have read different slots."""
         return f"tl.max({self.missed(phase)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
     # Indices.
 
     def columns(self) -> None:
-        """The columns of the part, and which lanes have one."""
+        """The columns of the part, and the mask of the lanes that have one."""
         cols, y = self.schedule.part_cols, self.y
         if self.phase is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
@@ -144,14 +145,14 @@ class _CooperativeKernel:
             self.code.writeline(f"{y.mask} = {inside}")
 
     def anchor(self) -> None:
-        """A load that never takes place, of a layout that suits the tiles: where a reduction has no load over
-        columns in it, Triton would lay its tile out as the row's word is stored, a row to a thread."""
+        """A load that is always masked off, in the layout of the tiles. A reduction that depends on no load
+        over columns would otherwise have the layout of its mailbox store, with a row per thread."""
         full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
         pointer = self.writer.pointer(next(full).buffer)
         self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, phase: int) -> None:
-        """The rows of the tile that a phase works on in this turn of the loop."""
+        """The rows of the tile that a phase works on in this iteration."""
         tile = self.tile_of(phase)
         x = self.x
         if self.phase is None:
@@ -167,7 +168,7 @@ class _CooperativeKernel:
         return f"tile - {late - ahead}" if late > ahead else "tile"
 
     def record(self, phase: int, group: int, row: int, tile: str) -> str:
-        """The record of a row of the tile that a phase works on, within what there is."""
+        """Triton text: the address of the record of a row of a tile, clamped to the existing tiles."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
         row_of = f"({tile} * XBLOCK + {row})"
         if self.phase is not None:
@@ -200,7 +201,7 @@ class _CooperativeKernel:
                 code.writeline(f"{name}_1 = {self.held(name)}")
 
     def loads(self, k: int) -> None:
-        """Outside every branch, so that Triton fetches them ahead of time."""
+        """A phase's loads. They are outside every branch, so that Triton prefetches them."""
         found = [s for s in self.phases[k].body if isinstance(s, Load)]
         if found or k == 0:
             self.rows(k)
@@ -215,7 +216,7 @@ class _CooperativeKernel:
         code.writeline(f"{ready} = ({self.tile_of(k)} >= 0) & ({self.tile_of(k)} < tiles)")
         self.totals(k)
         self.rows(k)
-        # No branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with one, 91% with masks.
+        # Masks, no branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with a branch, 91% with masks.
         self.body(k)
 
     def body(self, k: int) -> None:
@@ -242,15 +243,15 @@ class _CooperativeKernel:
         value = self.writer.ops.variables[reduce.name]
         slots = slots_of(self.schedule.parts)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
-        # A NaN of other bits than EMPTY.
+        # Store every NaN as one whose bits differ from EMPTY.
         value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
-        # Before its first tile, and after a wait in vain, a later phase has nothing that is true to tell.
+        # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
         inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
         self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, {known}({inside}))")
 
     def totals(self, k: int) -> None:
-        """Wait for what phase `k` needs of its tile, and begin to read what it will need of the next."""
+        """Wait for the totals that phase `k` needs for its tile, and issue the reads for its next tile."""
         code = self.code
         missed = self.missed(len(self.phases) - 1)
         code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
@@ -282,10 +283,10 @@ class _CooperativeKernel:
             for row in range(self.schedule.tile.xblock)
         ]
 
-    # What is carried from phase to phase.
+    # Values that are carried from phase to phase.
 
     def _ages(self) -> dict[str, int]:
-        """For how many turns of the loop each carried value is held, by the name it is held under."""
+        """The iterations for which each carried value stays in registers, by its name in the kernel."""
         ages: dict[str, int] = {}
         for stmt in self.nest.body:
             if isinstance(stmt, Carry):
@@ -300,7 +301,7 @@ class _CooperativeKernel:
         return ages
 
     def is_raw(self, load: Load) -> bool:
-        """Whether a tile is held as it was loaded; a few values per row are not worth it."""
+        """Whether a load is carried without a cast: full tiles only, as few values per row gain nothing."""
         dtype = self.program.buffer(load.buffer).dtype
         return dtype in _CARRIED_RAW and len(self.writer.deps[load.name]) == 2
 
@@ -351,16 +352,16 @@ class _CooperativeKernel:
 
 
 class _CooperativeWriter(Writer):
-    """Loads that are carried are kept as loaded, too; column vectors and accumulators have one row. Where
-    rows are exchanged, results are stored in a program's own turns only."""
+    """Loads that are carried are also kept without a cast. Column vectors and accumulators have one row. In a
+    kernel with exchanges, results are stored only in turns for the program's own part."""
 
     spread_columns = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.held: dict[str, str] = {}  # values that are carried, and the name that they are held under
-        self.raw: set[str] = set()  # the loads among them that are held as loaded
-        self.floating: frozenset[str] = frozenset()  # reductions of what no load over columns is in
+        self.held: dict[str, str] = {}  # carried values, and their names in the kernel
+        self.raw: set[str] = set()  # the loads among them that are carried without a cast
+        self.floating: frozenset[str] = frozenset()  # reductions that depend on no load over columns
 
     def reduce(self, stmt: Reduce) -> None:
         value = self.ops.variables[stmt.value.name]
@@ -383,7 +384,7 @@ class _CooperativeWriter(Writer):
         return name
 
     def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
-        """Accumulate a tile's rows at once: a thread has all of them."""
+        """Reduce a tile over its rows, which a thread has all of, and accumulate the result."""
         dims = self.reduced_dims(stmt) if masked else ()
         value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
         value = self.reduced(stmt.kind, value, axis=0)

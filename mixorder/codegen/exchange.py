@@ -1,14 +1,15 @@
-"""How the programs that share a row tell one another their parts of its reductions: PTX, and what it means.
+"""How the programs that share a row exchange their parts of its reductions: PTX, and its meaning in NumPy.
 
-A row has a record of 32-bit words, one per reduction and part, at first all `EMPTY`. A program stores its
-word, and later reads those of the others. One word is one store, so nothing has to be fenced. Reading comes
-in two steps, because a read waits behind all that the program has on its way from memory (H200, 16384x16384
-bf16: reading and waiting at once took RMSNorm to 60% of the limit, reading one tile ahead to 91%): `peek`
-issues the read, `total` uses what came, and asks again while a word is missing.
+A row has a record of 32-bit slots in the mailbox, one per reduction and part, which are `EMPTY` at first. A
+program stores its slot, and later reads the others. A slot is written by one store, so no fence is needed.
 
-Each lane of a warp reads one word, and the warp adds them up: every lane gets the same total, in an order
-that depends on the number of parts only. Pure in the eyes of the compiler, because torch's analysis of which
-arguments a kernel writes gives up at an `asm` with side effects.
+A read waits behind all other loads that the program has in flight, so it has two steps: `peek` issues it one
+tile early; `total` uses the result, and reads again while a slot is empty (H200, RMSNorm 16384x16384 bf16:
+60% of the limit if it reads and waits at once, 91% if it reads one tile early).
+
+Each lane of a warp reads one slot, and the warp combines them. Every lane gets the same total, in an order
+that depends only on the number of parts. The compiler takes the assembly as pure, because torch's analysis of
+the arguments that a kernel writes gives up at an `asm` with side effects.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..ir.reductions import KINDS, ReductionKind
 from ..transform.cooperative import EMPTY, slots_of
 from .assembly import inline, mark_of
 
-MAX_WORDS = 32  # of one read: a word for each lane of a warp
+MAX_WORDS = 32  # slots of one read: one for each lane of a warp
 POLLS = 1 << 14  # reads before a program gives up waiting, about a microsecond each
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """`values` reductions of one kind, each of `parts` words; `lanes` words are set apart for each."""
+    """`values` reductions of one kind, each with `parts` slots; `lanes` slots are reserved for each."""
 
     kind: ReductionKind
     values: int
@@ -39,13 +40,13 @@ class Record:
         return slots_of(self.parts)
 
     def peek(self, pointer: str) -> str:
-        """Triton text: start to read the record at `pointer`; gives what `total` takes as `seen`."""
+        """Triton text: issue the read of the record at `pointer`; gives what `total` takes as `seen`."""
         body = f"{self._address(1)}mov.b32 $0, {_bits(self.kind)}; @q ld.relaxed.gpu.global.b32 $0, [a]; }}"
         return _asm("peek", self, body, "=r,l", [f"({pointer}).to(tl.int64)"], "tl.int32")
 
     def total(self, pointer: str, seen: str, polls: str) -> str:
-        """Triton text: wait for the record, for `polls` reads at most. Gives a flag, 0 if a word is missing
-        still, and the reductions over all parts."""
+        """Triton text: wait for the record, for `polls` reads at most. Gives a flag, 0 if a slot is still
+        empty, and the reductions over all parts."""
         at = self.values + 1
         steps = [
             f"{{ .reg .pred p, m; .reg .b32 n, v, w; {self._address(at)[1:]}",
@@ -65,7 +66,7 @@ class Record:
         return _asm("total", self, "".join(steps) + "}", constraints, args, dtypes)
 
     def _address(self, pointer: int) -> str:
-        """PTX: `a`, the address of the lane's word, and `q`, whether it has one."""
+        """PTX: `a`, the address of the lane's slot, and `q`, whether it has one."""
         return (
             "{ .reg .pred q; .reg .b32 l, k; .reg .b64 a; mov.u32 l, %laneid; "
             f"and.b32 k, l, {self.lanes - 1}; setp.lt.u32 q, k, {self.parts}; "
@@ -74,8 +75,8 @@ class Record:
 
 
 def carried(value: str, bits: int, dtype: str) -> str:
-    """Triton text: `value`, of `bits` per element, as a new value. Triton does not pipeline a loop in which
-    one iteration hands on what it was handed by the last."""
+    """Triton text: a copy of `value`, of `bits` per element, that is a new value to Triton. Triton does not
+    pipeline a loop in which an iteration passes on, unchanged, a value from the iteration before."""
     if bits == 64:
         return inline("carry", "mov.b64 $0, $1;", "=l,l", [value], dtype)
     return inline("carry", "mov.b32 $0, $1;", "=r,r", [value], dtype, pack=32 // bits)

@@ -1,4 +1,4 @@
-"""The phases of a program that shares rows, and what holds in them; read off the nest that it runs."""
+"""The phases of a cooperative kernel and their properties, read off its nest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..ir.program import (
 from ..transform.cooperative import slots_of
 from .exchange import MAX_WORDS
 
-# Ops that give zero if their operands, of that number, are zero.
+# Ops that give zero if all operands are zero, and their number of operands.
 _KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What runs between two exchanges; `groups` are the reductions that are exchanged in one record."""
+    """What runs between two exchanges. A group of reductions is exchanged in one record."""
 
     body: tuple[Statement, ...]
     groups: tuple[tuple[Reduce, ...], ...]
@@ -48,7 +48,7 @@ def phases_of(body: tuple[Statement, ...], parts: int) -> tuple[Phase, ...]:
 
 
 def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
-    """Reductions of one kind, as many as one read brings in."""
+    """Groups of reductions of one kind, each of as many as one read has slots for."""
     most = MAX_WORDS // slots_of(parts)
     groups: list[list[Reduce]] = []
     for kind in dict.fromkeys(r.kind for r in reductions):
@@ -58,7 +58,7 @@ def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...],
 
 
 def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
-    """The reductions over columns of what depends on no load over columns: a label's place, say."""
+    """The reductions of values that depend on no load over columns, such as the column of a label."""
     deps = nest.dependence()
     known = [s for s in nest.statements if not isinstance(s, Reduce | Exchange)]
     return frozenset(
@@ -70,10 +70,10 @@ def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
 
 
 def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
-    """What accumulates nothing where there is no row: beyond the last one, and in the first turns.
+    """The accumulations that add zero where there is no row: past the last one, and in the first iterations.
 
-    What is loaded is zero there, then or carried. Other values, and totals of such rows, may be anything,
-    infinite ones included.
+    Loaded values are zero there, also when they are carried. Other values, and totals of such rows, may be
+    anything, including infinite.
     """
     deps = nest.dependence()
     loads = {s.name for s in nest.body if isinstance(s, Load)}

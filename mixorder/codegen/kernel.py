@@ -2,10 +2,10 @@
 
 Both come from the same writer: a nest's axes are laid out over a two-dimensional tile, (row, column) for the
 main kernel and (split, column) for the finalisation. What a statement becomes follows from the axes that it
-depends on; nothing here knows a norm.
+depends on; nothing here is specific to a norm.
 
-Same inputs, same text: no device access, no timing, no names of graph nodes in the text, so that equal
-regions share one kernel.
+Equal inputs give equal text, without device access, timing, or names of graph nodes, so that equal regions
+share one kernel.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def load_function(module_text: str, name: str) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def load_kernel(source: KernelSource) -> Any:
-    """The kernel as a `triton.runtime.Autotuner` over its one configuration, which is how Inductor learns
-    of warps and stages; equal sources give one object."""
+    """The kernel as a `triton.runtime.Autotuner` over its one configuration, from which Inductor reads
+    `num_warps` and `num_stages`. Equal sources give one object."""
     import triton
 
     if source.waits:

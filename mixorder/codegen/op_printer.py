@@ -1,6 +1,6 @@
 """Print pointwise statements as Triton, through Inductor's own op printer.
 
-Takes `Compute` statements one by one, appends `tmpN = ...` lines to a buffer, and hands out the variables.
+Takes `Compute` statements one by one, appends `tmpN = ...` lines to a buffer, and returns the variables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_printable(program: LoopProgram) -> LoopProgram:
 
 
 class OpPrinter(ScalarPrinter):
-    """One kernel's variables. `code` is where the next line goes; the kernel writer moves it along.
+    """One kernel's variables. Lines go to `code`, to which the kernel writer appends as well.
 
     `variables`: IR values by name.
     """

@@ -1,7 +1,7 @@
-"""Write the main kernel of a region whose rows each have one program.
+"""Write the main kernel of the strategies in which one program has whole rows: persistent and reread.
 
-A program holds a row tile at a time, in one or several chunks of columns, or reads it again after each
-reduction: which of the two, the program's loads say.
+A program keeps one row tile at a time, in one or several chunks of columns, or rereads it after each
+reduction. Its loads state which (`Load.again`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     for acc in accumulators:
         writer.empty(acc)
-    ahead = Prefetch(writer, x)
-    ahead.fetch(first)
+    prefetch = Prefetch(writer, x)
+    prefetch.fetch(first)
     code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
         if phase is None:
@@ -55,10 +55,10 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
             writer.shifted_rows("tile")
             if x.masked:
                 code.writeline(f"{x.mask} = {x.symbol} < {x.extent}")
-        ahead.take()
-        ahead.fetch(f"(tile + {step})")
+        prefetch.take()
+        prefetch.fetch(f"(tile + {step})")
         for stmt in nest.body:
-            if stmt not in ahead.loads:
+            if stmt not in prefetch.loads:
                 writer.statement(stmt)
     if schedule.overlap:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")

@@ -1,8 +1,9 @@
-"""Fetch values of a row for the next turn of the loop, where Triton would not.
+"""Prefetch per-row values for the next iteration of the loop, where Triton would not.
 
-It fetches ahead what asynchronous copies can move, four bytes at least. Statistics in 16 bits would come in
-only when they are needed, and with one program per multiprocessor nothing hides that: LayerNorm 16384x2048
-with all in bf16 took 47% of the limit on an H200, with four programs 78% (docs/tuning.md, section 26).
+Triton prefetches what asynchronous copies can move, four bytes at least. Statistics in 16 bits would be
+loaded only when they are needed. With one program per multiprocessor, nothing hides that latency: LayerNorm
+16384x2048 with all in bf16 reached 47% of the limit on an H200, 78% with four programs (docs/tuning.md,
+section 26).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LEAST_BYTES = 4
 
 
 class Prefetch:
-    """The loads of a main kernel's loop that are made a turn before their values are used."""
+    """The loads of a main kernel's loop that are issued one iteration before their values are used."""
 
     def __init__(self, writer: Writer, rows: TileDim) -> None:
         self.writer, self.rows = writer, rows
@@ -29,7 +30,7 @@ class Prefetch:
         return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.phase is None
 
     def fetch(self, tile: str) -> None:
-        """Load the values of a tile, of which there need be none."""
+        """Load the values of a tile, which may be beyond the last one."""
         if not self.loads:
             return
         writer, rows = self.writer, self.rows
@@ -41,7 +42,7 @@ class Prefetch:
             writer.code.writeline(f"ahead{i} = tl.load({pointer}, {name} < {rows.extent}, other=0)")
 
     def take(self) -> None:
-        """Name the values that were fetched last."""
+        """Define the values of this iteration as those that were fetched last."""
         for i, load in enumerate(self.loads):
             text = f"ahead{i}"
             if self.dtype(load) != load.dtype:

@@ -1,12 +1,12 @@
 """Programmatic dependent launch: the finalisation is set up while the main kernel still runs.
 
 A program of the first kernel releases the second after its last row; the second waits, before it reads
-anything, until the first has ended and its writes can be seen. What is saved is the time between two launches
+anything, until the first has ended and its writes are visible. This saves the time between two launches
 (docs/tuning.md, section 16).
 
 NVIDIA, sm_90 on; both instructions do nothing where the launch does not ask for it (Triton's `launch_pdl`),
-as under AOTInductor. Each hands a program number through, so that all that depends on the number comes after
-it: like what `codegen.exchange` has, they are pure in the eyes of the compiler.
+as under AOTInductor. The compiler takes both as pure, like the assembly of `codegen.exchange`. Each therefore
+passes a program number through, so that everything that depends on the number runs after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What codegen gives: kernel text, and what a launch of it needs."""
+"""The result of codegen: kernel text, and what its launch needs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Write statements of the loop IR as Triton, over a two-dimensional tile.
 
 A nest's axes are laid out over the tile, (row, column) for a main kernel and (split, column) for a
-finalisation. What a statement becomes follows from the axes that it depends on; nothing here knows a norm.
+finalisation. What a statement becomes follows from the axes that it depends on.
 
-A tile's columns may be held in several chunks of a power of two each, for widths that are far from one: what
-depends on the columns is then written once per chunk, and a reduction first joins the chunks lane by lane.
+For widths that are far from a power of two, a tile's columns may be in several chunks, each of a power of
+two. What depends on the columns is then written once per chunk, and a reduction first combines the chunks
+lane by lane.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ _INT32_LIMIT = 2**31
 SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
 
-PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in a workspace in halves
+PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in an interleaved workspace
 
 
 @dataclasses.dataclass(frozen=True)
 class TileDim:
-    """One dim of the tile: its loop symbol, its extent in the kernel's words, and its block's constexpr.
+    """One dim of the tile: its loop symbol, its extent as Triton text, and its block's constexpr.
 
-    `masked` where some lane of a tile may lie beyond the extent. `chunk`: the number of one of several tiles
-    that hold the columns, and `start` what its first lane has.
+    `masked`: some lane of a tile may lie beyond the extent. `chunk`: the number of this chunk, if the columns
+    have several; `start`: the column of its first lane.
     """
 
     symbol: sympy.Symbol
@@ -82,7 +83,7 @@ class TileDim:
 
 
 class _Chunk(NamedTuple):
-    """Some columns: where they are in the tile, the values that vary over them, and their symbol's name."""
+    """One chunk of the columns: its dim, the values that vary over it, and its symbol's name."""
 
     dim: TileDim
     variables: MutableMapping[str, CSEVariable]
@@ -92,8 +93,8 @@ class _Chunk(NamedTuple):
 class Writer:
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
-    `spread_columns`: column vectors are loaded over the rows of a tile, too. `columns`: the chunks of the
-    last dim, of which `dims` has the one that is being written.
+    `spread_columns`: column vectors are loaded as full tiles. `columns`: the chunks of the last dim, of which
+    `dims` has the one that is being written.
     """
 
     spread_columns = True
@@ -114,7 +115,7 @@ class Writer:
         self.buffers = _buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
-        self._half = False  # whether the lanes of one half of a workspace's row have a name
+        self._half = False  # whether the kernel has defined `half`, the lanes of half a workspace row
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
         self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
 
@@ -140,7 +141,7 @@ class Writer:
         )
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
-        """Number the programs: by their place on the batch axis, if there is one, then as `name`."""
+        """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
         if self.batch_symbol is None:
             self.code.writeline(f"{name} = {number}")
             return
@@ -160,8 +161,8 @@ class Writer:
             self.code.writeline(f"{dim.mask} = {dim.name} < {dim.extent}")
 
     def place_columns(self, text: str) -> None:
-        """The columns of a finalisation, in the order in which its workspaces have them, so that it reads
-        them without gaps: `place` numbers them then."""
+        """The columns of a finalisation, in the order of its workspaces, so that it reads them without gaps.
+        If a workspace is interleaved, `place` numbers the columns in that order."""
         y, columns = self.dims[1], int(self.dims[1].extent)
         if not any(isinstance(s, Load) and beside(s.index) is not None for s in self.nest.body):
             self.index(y, text)
@@ -172,7 +173,7 @@ class Writer:
         self.code.writeline(f"{y.name} = {texpr(column_at(PLACE, columns))}")
 
     def chunks(self) -> Iterator[None]:
-        """Write what follows for one chunk of the columns after the other."""
+        """Iterate over the chunks of the columns; statements are then written for the current chunk."""
         before = self.dims, self.ops.variables, self.ops.names
         for dim, values, names in self.columns:
             self.dims, self.ops.variables, self.ops.names = (self.dims[0], dim), values, names
@@ -228,8 +229,8 @@ class Writer:
         index = stmt.index if rest is None else PLACE + rest
         pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
-            # A [1, R0_BLOCK] load has a register layout of its own, and Triton would carry it through the
-            # loop, converting every tile. H200, LayerNorm 1000000x256 bf16: 41% -> see docs/tuning.md.
+            # A [1, R0_BLOCK] load has a register layout of its own, to which Triton would convert every tile
+            # of the loop. H200, LayerNorm 1000000x256 bf16: 41% with that, see docs/tuning.md.
             pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
         elif stmt.predicate is not None and (not symbols or varies - symbols):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
@@ -239,16 +240,16 @@ class Writer:
         self.ops.define(text, stmt.dtype, stmt.name)
 
     def loaded(self, stmt: Load, text: str) -> str:
-        """What the rest of the kernel makes of a load; a subclass may give it a name."""
+        """The text by which the kernel uses a load; a subclass may assign it to a name first."""
         return text
 
     def predicate(self, name: str) -> str:
-        """A bool value as part of a mask: with both dims of the tile, which a constant has not."""
+        """A bool value as part of a mask, which has both dims of the tile: a constant is broadcast."""
         value = str(self.ops.variables[name])
         return value if self.deps[name] else f"(tl.full([1, 1], True, tl.int1) & {value})"
 
     def pointer(self, buffer: str) -> str:
-        """The parameter for a buffer, or for the input whose memory it takes."""
+        """The parameter for a buffer, or for the input whose memory it reuses."""
         return self.program.buffer(self.program.buffer(buffer).over or buffer).pointer
 
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
@@ -259,11 +260,11 @@ class Writer:
         return ", ".join(d.block for d in self.dims)
 
     def eviction(self, stmt: Load) -> str:
-        """Full tiles are streamed: evicting them first keeps the small tensors in cache.
+        """The eviction policy of a load. Full tiles are streamed: evicting them first keeps others in cache.
 
-        What a gather reads a second time, at another place of the row, should be in cache as well, and so
-        should a table that many rows share, and what a later stage reads again. The two reads must differ,
-        or Triton would make one of them and hold the tile.
+        The others are small tensors, what a gather reads again at another place of the row, a table that many
+        rows share, and what a later phase rereads. The two loads of a reread must have different
+        policies, or Triton would make one of them and keep the tile in registers.
         """
         rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
         if rereads:
@@ -283,7 +284,7 @@ class Writer:
         self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
 
     def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
-        """The chunks' tiles as one, lane by lane: so that threads exchange their parts of a row once."""
+        """Combine the chunks' tiles lane by lane, so that threads exchange their parts of a row only once."""
         value, *others = values
         for other in others:
             value = str(self.ops.define(self.ops.combine(kind.combine, value, other, dtype), dtype))
@@ -326,10 +327,10 @@ class Writer:
         if rest is None or self.phase is not None:
             self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
         else:
-            self.store_halves(stmt, rest, value)
+            self.store_interleaved(stmt, rest, value)
 
-    def store_halves(self, stmt: PartialAccumulate, rest: sympy.Expr, value: str) -> None:
-        """Store a row's partials in two halves, each without gaps: see `transform/interleave.py`."""
+    def store_interleaved(self, stmt: PartialAccumulate, rest: sympy.Expr, value: str) -> None:
+        """Store interleaved partials, in two stores without gaps (`transform/interleave.py`)."""
         y, line, columns = self.dims[1], self.code.writeline, self.program.buffer(stmt.buffer).shape[-1]
         group = f"tl.arange(0, {y.block} // {GROUP})[:, None]"
         if not self._half:
@@ -350,7 +351,7 @@ class Writer:
                 self.code.writeline(f"{name} = tl.full([{self.tile_shape}], {identity})")
 
     def accumulators(self, stmt: PartialAccumulate) -> list[str]:
-        """The tiles that hold a partial: the sum, and what was added to it too much by rounding."""
+        """Names of a partial's tiles: the sum and, if it is compensated, its excess from rounding."""
         chunk = self.dims[1].suffix
         return [f"{stmt.buffer}_acc{chunk}"] + [f"{stmt.buffer}_error{chunk}"] * stmt.compensated
 
@@ -359,8 +360,8 @@ class Writer:
     ) -> str:
         """The value over the whole tile, with the reduction's identity in lanes beyond the extents of `dims`.
 
-        The identity goes on the value, not on the loads below it: what a prologue makes of a zero fill is
-        not zero.
+        The identity replaces the value, not the loads that it is computed from: a prologue may turn a zero
+        fill into another number.
         """
         value = str(self.ops.variables[name])
         if self.deps[name] != self.tiled:
@@ -370,7 +371,7 @@ class Writer:
         return value
 
     def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
-        """A tile reduced over one of its dims, which stays, as one of size 1."""
+        """A tile reduced over one of its dims, which stays with size 1."""
         return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
 
     def without(self, kind: ReductionKind, value: str, axis: int) -> str:
@@ -392,7 +393,7 @@ class Writer:
         self.code.writeline(f"tl.store({pointer}, {value}{masked})")
 
     def stored_where(self, mask: str) -> str:
-        """The condition for a store; a subclass may have one of its own."""
+        """The mask of a store; a subclass may restrict it."""
         return mask
 
     def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
@@ -406,7 +407,7 @@ class Writer:
         return f"float('{identity}')" if math.isinf(identity) else str(identity)
 
     def filler(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        """The identity beside values of `dtype`; an integer with its width, which a plain number lacks."""
+        """The identity for use with values of `dtype`; an integer gets a width, which a literal lacks."""
         if dtype in INTEGERS:
             return f"tl.full([1, 1], {self.identity(kind, dtype)})"
         return self.literal(kind, dtype)
@@ -415,7 +416,7 @@ class Writer:
         return frozenset(index.free_symbols) & self.tiled
 
     def mask(self, symbols: frozenset[sympy.Symbol], columns: str | None = None) -> str:
-        """The condition for what varies over `symbols`; `columns` instead of the last dim's own."""
+        """The mask of what varies over `symbols`; `columns` replaces the last dim's own mask."""
         masks = {d.symbol: d.mask for d in self.dims if d.masked and d.symbol in symbols}
         if columns is not None:
             masks[self.dims[1].symbol] = columns
@@ -424,18 +425,18 @@ class Writer:
     # Rows that do not start at a boundary of wide accesses.
 
     def is_shifted(self, index: sympy.Expr) -> bool:
-        """Whether an access is to a tile of such rows."""
+        """Whether an access is to a full tile in a kernel with shifted rows."""
         return self.phase is not None and self.symbols(index) == self.tiled
 
     def shift(self, phase: AlignmentPhase) -> None:
-        """The offset of this program's rows from a boundary. Each of its programs has rows `period` apart."""
+        """The offset of this program's rows from a boundary: one, because they are `period` apart."""
         self.phase = phase
         self.code.writeline(f"first = {SPLIT_SYMBOL} % {phase.period}")
         self.code.writeline(f"shift = (first * {phase.stride}) % {phase.elements}")
 
     def shifted_columns(self, start: str, end: str) -> None:
-        """Columns `start` to `end`, shifted so that lanes begin at a boundary. `whole`: an access has nothing
-        but columns of ours; `near`: some."""
+        """Columns `start` to `end`, shifted so that lanes begin at a boundary. Masks for wide accesses:
+        `whole` where all of its columns are in this range, `near` where some are."""
         assert self.phase is not None
         y, n = self.dims[1], self.phase.elements
         self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
@@ -446,25 +447,25 @@ class Writer:
         self.code.writeline(f"{WHOLE} = ({group} >= {start}) & ({group} <= {end} - {n})")
 
     def shifted_rows(self, tile: str) -> None:
-        """Every `period`-th row from `first`, and where their columns begin."""
+        """Every `period`-th row from `first`, and the offsets at which their columns begin."""
         assert self.phase is not None
         x, phase = self.dims[0], self.phase
         wide = "XBLOCK" if not self.wide else "tl.full([], XBLOCK, tl.int64)"
         rows = f"({tile}) * {wide} + tl.arange(0, XBLOCK)[:, None]"
         self.code.writeline(f"{x.symbol} = ({rows}) * {phase.period} + first")
-        # Divided and multiplied, so that Triton sees that it is a multiple (a hint does not survive one row).
+        # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
         n = phase.elements
         self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
 
 
 def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
-    """Names of the buffers that a kernel gets and writes: for an output over an input, that input."""
+    """Names of the buffers that a kernel writes; for an output that reuses an input, that input."""
     stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
     return frozenset(program.buffer(name).over or name for name in stored)
 
 
 def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
-    """What a kernel gets. An output that is written over an input has no pointer of its own."""
+    """The parameters of a kernel. An output that reuses an input's memory has no pointer of its own."""
     used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
     order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)
     return [b for role in order for b in program.role(role) if b.name in used]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 
 BOOL = torch.bool
-FLOAT8 = frozenset(  # which Triton can cast to
+FLOAT8 = frozenset(  # those that Triton can cast to
     {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 )
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def computed_in(stored: torch.dtype) -> torch.dtype:
-    """The dtype in which values are computed that memory holds as `stored`."""
+    """The compute dtype of values that memory holds as `stored`."""
     return torch.float32 if stored in (torch.float16, torch.bfloat16) else stored
 
 
 def added_up_in(dtype: torch.dtype) -> torch.dtype:
-    """The widest dtype in which partial results of `dtype` may be added up."""
+    """The widest dtype in which partials of `dtype` may be added up."""
     return torch.float64 if dtype == torch.float32 else dtype
 
 

@@ -27,7 +27,7 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     loads = [s for s in main.statements if isinstance(s, Load) and s.buffer == source.name]
     if any(load.predicate is not None or not _same(load.index, store.index) for load in loads):
         return "an element is read at another place than it is written"
-    # In every thread, a load that the stored value depends on precedes the store, in any of Triton's layouts.
+    # In any of Triton's layouts, every thread loads what its stored value depends on before it stores.
     if not {load.name for load in loads} <= _needed(main, store):
         return "the input is read for something else"
     return None
@@ -51,7 +51,7 @@ def _same(a: sympy.Expr, b: sympy.Expr) -> bool:
 
 
 def _needed(nest: Nest, store: Store) -> set[str]:
-    """Names of the values before a store that it depends on."""
+    """Names of the values that a store depends on."""
     needed = set(operands(store))
     for stmt in reversed(nest.statements[: nest.statements.index(store)]):
         if not isinstance(stmt, Store) and getattr(stmt, "name", None) in needed:

@@ -22,7 +22,7 @@ from .dtypes import short_dtype
 from .reductions import ReductionKind
 
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
-"""How many groups of programs the rows are divided among; a schedule has the number."""
+"""Number of groups of programs that the rows are divided among; the schedule sets it."""
 SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
 
 
@@ -33,7 +33,7 @@ class AxisClass(enum.Enum):
     COLUMN = "column"  # the inner reduction only
     BATCH = "batch"  # neither
     COMMON = "common"  # both
-    SPLIT = "split"  # numbers the groups of programs among which the rows are divided
+    SPLIT = "split"  # the groups of programs that the rows are divided among
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +52,16 @@ class BufferRole(enum.Enum):
     INPUT = "in"
     OUTPUT = "out"
     WORKSPACE = "ws"
-    MAILBOX = "mailbox"  # by which the programs that share a row tell one another their parts
+    MAILBOX = "mailbox"  # through which programs that share a row exchange partial reductions
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
 
-    `over`: the input in whose memory an output is written, after it has been read. `offset`: elements of its
-    storage before the first. `widened`: it is wider than the graph states, and rounded by who reads it.
-    `fill`: what every element holds before the launch; None where that does not matter.
+    `over`: the input whose memory an output reuses, after the input's last read. `offset`: elements of its
+    storage before its first one. `widened`: its dtype is wider than the graph states; its readers round it.
+    `fill`: the value of every element before the launch; None if it does not matter.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Buffer:
 
     @property
     def pointer(self) -> str:
-        """The name of the kernels' parameter for it."""
+        """The name of its kernel parameter."""
         return f"{self.name}_ptr"
 
     @property
@@ -99,8 +99,8 @@ class Buffer:
 class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
-    Where the bool value `predicate` is false nothing is read, and the index may be out of range. `again`:
-    the nest has read the same element before an earlier reduction.
+    Where the bool value `predicate` is false, nothing is read and the index may be out of range. `again`:
+    the nest also reads the same element before an earlier reduction.
     """
 
     name: str
@@ -133,10 +133,10 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Reduce:
-    """`name = kind over axes of value`: the loops over `axes` end, and the result does not depend on them.
+    """`name = kind over axes of value`: closes the loops over `axes`; the result does not depend on them.
 
-    `dtype`: of the value, the accumulator and the result. `stored`: what the graph states for the result; the
-    next statement casts to it.
+    `dtype`: of the value, the accumulator and the result. `stored`: the dtype that the graph states for the
+    result; the next statement casts to it.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """`name = value` as it was for the row tile that is `phases` phases further on its way."""
+    """`name = value`, as it was `phases` phases earlier for the same row tile."""
 
     name: str
     value: Ref
@@ -196,7 +196,7 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The end of a phase where a row is shared: each reduction named turns from a part's into the row's."""
+    """The end of a phase of a cooperative kernel: each reduction of a part in `values` becomes the row's."""
 
     buffer: str
     values: tuple[Ref, ...]
@@ -238,8 +238,8 @@ def operands(stmt: Statement) -> Iterator[str]:
 class Nest:
     """Statements under a list of loops, outermost first. A `Reduce` closes loops; later uses reopen them.
 
-    `preamble` holds what runs once per program, before the loops over rows (column loads and what follows
-    from them alone).
+    `preamble` runs once per program, before the loops over rows: column loads and values that depend on no
+    other loads.
     """
 
     loops: tuple[Axis, ...]
@@ -279,9 +279,9 @@ class Nest:
 
 @dataclasses.dataclass(frozen=True)
 class AlignmentPhase:
-    """How rows lie relative to the boundaries of wide memory accesses, where not all lie alike.
+    """Where rows start relative to the boundaries of wide memory accesses, if not all start alike.
 
-    Rows are `stride` elements apart, and `elements` of them make one wide access.
+    Rows are `stride` elements apart; a wide access has `elements` elements.
     """
 
     stride: int
@@ -289,7 +289,7 @@ class AlignmentPhase:
 
     @property
     def period(self) -> int:
-        """So many rows on, a row lies as this one does."""
+        """Rows this many apart start at the same distance from a boundary."""
         return self.elements // math.gcd(self.stride, self.elements)
 
 
@@ -298,7 +298,7 @@ class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
-    how the rows of a merged program lie, None where all lie alike.
+    where the rows of a merged program start; None if all start alike.
     """
 
     buffers: tuple[Buffer, ...]
@@ -312,7 +312,7 @@ class LoopProgram:
         return tuple(sorted({s for nest in self.nests for s in self.sizes_of(nest)}, key=str))
 
     def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
-        """The symbolic sizes that one nest needs: in its extents, its indices, and as numbers."""
+        """The symbolic sizes that one nest needs: in its extents, its indices, and as values."""
         found = {s for axis in nest.loops for s in axis.size.free_symbols}
         found.update(*map(index_symbols, nest.statements))
         return tuple(sorted(found & dict(self.hints).keys(), key=str))
@@ -327,7 +327,7 @@ class LoopProgram:
         return tuple(b for b in self.buffers if b.role is role)
 
     def axis(self, kind: AxisClass) -> Axis | None:
-        """The one axis of a class, or None; ValueError where the nests hold several."""
+        """The one axis of a class, or None. Raises ValueError if the nests have several."""
         found = {axis for nest in self.nests for axis in nest.loops if axis.kind is kind}
         if len(found) > 1:
             raise ValueError(f"{len(found)} {kind.value} axes, at most one expected")
@@ -386,8 +386,8 @@ def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset
 def _nest_lines(nest: Nest) -> list[str]:
     """Print each statement under the loops that enclose it.
 
-    A reduction closes its loops and the next statement that needs them opens them again; a value that could
-    stand further out is printed where the loops are as they stand.
+    A reduction closes its loops, and the next statement that needs them opens them again. A load or
+    computation that could stand further out is printed inside the loops that are open.
     """
     deps = nest.dependence()
     lines = [f"once: {stmt}" for stmt in nest.preamble]

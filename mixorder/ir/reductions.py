@@ -1,7 +1,7 @@
-"""The kinds of reduction: everything that the stages need to know about one, as data.
+"""The kinds of reduction: all that the stages need to know about one, as data.
 
-A new kind is one `ReductionKind` in `KINDS`, and the ATen overload that it is the meaning of in
-`REDUCTIONS` of `region/nodes.py`. No other module compares kinds: it asks for a field.
+A new kind needs one `ReductionKind` in `KINDS`, and its ATen overload in `REDUCTIONS` of `region/nodes.py`.
+No other module compares kinds: they read the fields.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ReductionKind:
     `combine`: Inductor's op for two values. `tile`: the Triton function that reduces one dim of a tile; it
     propagates NaN as eager does. `identity`: for floating-point numbers and bools.
 
-    `ptx` and `numpy`: the PTX instruction and the NumPy function for two float32. The programs of a
-    cooperative kernel exchange a reduction by them; the NumPy function stands for the instruction in the
-    interpreter. Without them, a row that is too wide for one program is read again.
+    `ptx` and `numpy`: the PTX instruction and the NumPy function that combine two float32. A cooperative
+    kernel combines its parts with the instruction; the interpreter uses the NumPy function instead. Without
+    them, a row that is too wide for one program is reread.
     """
 
     name: str
@@ -34,13 +34,13 @@ class ReductionKind:
     numpy: str | None = None
     on_floats: bool = True  # has a meaning for floating-point numbers
     on_bools: bool = False  # has a meaning for bools, as for the integers 0 and 1
-    of_truth: bool = False  # first casts each element to bool, of whatever dtype it is
+    of_truth: bool = False  # casts each element to bool first, whatever its dtype
     widens_integers: bool = False  # combines narrow integers in 32 bits: the stored bits are the same
-    compensable: bool = False  # an addition: the rounding error of each step can be carried along
+    compensable: bool = False  # an addition, whose rounding errors can be compensated
 
     @property
     def can_be_exchanged(self) -> bool:
-        """Whether programs that share a row can join their results in float32."""
+        """Whether the programs of a cooperative kernel can combine their parts of it, in float32."""
         return self.ptx is not None
 
     @property
@@ -53,9 +53,9 @@ class ReductionKind:
         return BOOL if self.of_truth else stored
 
     def accumulates_in(self, stored: torch.dtype) -> torch.dtype:
-        """The dtype in which values are combined whose result the graph states as `stored`.
+        """The accumulator's dtype for a result that the graph states as `stored`.
 
-        Raises ValueError where the operation has no meaning in `stored`.
+        Raises ValueError if the operation has no meaning in `stored`.
         """
         if self.of_truth:
             return BOOL
@@ -68,7 +68,7 @@ class ReductionKind:
         return torch.int32 if self.widens_integers and stored.itemsize < 4 else stored
 
     def identity_in(self, dtype: torch.dtype) -> float:
-        """The identity as a value of `dtype`: an int or a bool where that is none of floating point."""
+        """The identity as a value of `dtype`: a float, a bool or an int."""
         if dtype.is_floating_point or dtype == BOOL:
             return self.identity
         if not math.isinf(self.identity):

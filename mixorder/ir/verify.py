@@ -1,6 +1,6 @@
 """What a loop program may look like in each form. Raises `ValueError` on the first broken rule.
 
-The pipeline calls this in strict mode, at every stage border.
+The pipeline calls this between stages, in strict mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .program import (
 
 
 class Form(enum.Enum):
-    """What a program has become."""
+    """The last stage that a program has passed."""
 
     LOWERED = "lowered"
     SPLIT = "split"
@@ -59,12 +59,12 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     if form in (Form.MERGED, Form.COOPERATIVE):
         over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
         _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
-    _verify_overwriting(program, form)
+    _verify_in_place(program, form)
     return program
 
 
-def _verify_overwriting(program: LoopProgram, form: Form) -> None:
-    """An output lies over one input, which is read before, and no two outputs over the same."""
+def _verify_in_place(program: LoopProgram, form: Form) -> None:
+    """An output reuses one input's memory, after its last read, and no two outputs reuse the same input's."""
     over = [b for b in program.buffers if b.over is not None]
     _require(not over or form is Form.MERGED, "an output is over an input before the merge")
     _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
@@ -99,13 +99,13 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
 
 
 def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
-    """Nothing changes its dtype but by a cast that says so, other than between half precision in memory and
-    the float32 that it is computed in; and a reduction is combined in what its result's dtype asks for."""
+    """Only a cast changes a dtype, except that half precision in memory is computed in float32. A reduction
+    accumulates in the dtype that its result requires."""
     dtypes = {s.name: s.dtype for s in nest.statements if isinstance(s, Value)}
     for stmt in nest.statements:
         if isinstance(stmt, Reduce):
             wanted = stmt.kind.accumulates_in(stmt.stored)
-            # Partial sums may be added up in more than they were summed up in.
+            # The sum of partials may have a wider dtype than the partials.
             _require(stmt.dtype in (wanted, added_up_in(wanted)), f"{stmt} is to be in {wanted}")
             _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
         elif isinstance(stmt, Carry):
@@ -128,7 +128,7 @@ def _verify_split(program: LoopProgram) -> None:
 
 
 def _verify_order(nest: Nest) -> None:
-    """Rows enclose columns, and what precedes a loop does not depend on it."""
+    """Rows enclose columns, and the preamble does not depend on rows."""
     kinds = [axis.kind for axis in nest.loops]
     if AxisClass.ROW in kinds and AxisClass.COLUMN in kinds:
         _require(kinds.index(AxisClass.ROW) < kinds.index(AxisClass.COLUMN), "columns enclose rows")
@@ -139,7 +139,8 @@ def _verify_order(nest: Nest) -> None:
 
 
 def _verify_phases(nest: Nest) -> None:
-    """A phase uses what varies over rows only if it is its own, carried to it, or exchanged before it."""
+    """A phase uses a value that varies over rows only if it computes it, or the value is carried to it or
+    exchanged just before it."""
     deps = nest.dependence()
     rows = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
     phase, phase_of = 0, dict[str, int]()
@@ -151,7 +152,7 @@ def _verify_phases(nest: Nest) -> None:
         age = stmt.phases if isinstance(stmt, Carry) else 0
         for name in operands(stmt):
             if deps[name] & rows:
-                # A reduction is of no phase before it is exchanged.
+                # A reduction belongs to no phase until it is exchanged.
                 here = name in phase_of and phase_of[name] + age == phase
                 _require(here, f"{stmt} is in phase {phase}, %{name} is not")
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):

@@ -1,4 +1,4 @@
-"""Index algebra of row-major shapes: a point of one, as an index of another with as many elements.
+"""Index algebra of row-major shapes: an index of one shape as that of another with as many elements.
 
 Sizes may be symbolic; indices are sympy expressions in Inductor's division functions.
 """
@@ -33,9 +33,9 @@ def delinearize(at: sympy.Expr, shape: Sequence[Size]) -> Index:
 
 
 def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]) -> Index:
-    """An index over `axes` (size, index) as an index over `shape`, of as many elements in the same order.
+    """An index over `axes` (size, index) as an index over `shape`, with as many elements in the same order.
 
-    Dims and axes are matched in the smallest groups of equal size, so that most need no division.
+    Dims and axes are matched in the smallest groups of equal size, so that most groups need no division.
     """
     index: list[sympy.Expr] = []
     left = [(size, at) for size, at in axes if size != 1]
@@ -44,7 +44,7 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
     for dim in shape:
         dims.append(dim)
         total = product(dims)
-        # Take axes while the group is a proper part of the dims, and dims while it is more than they are.
+        # Add axes until the group is a multiple of the dims; then add dims until both have the same size.
         while left and _is_part(product(size for size, _ in group), total):
             group.append(left.pop(0))
         if product(size for size, _ in group) == total:

@@ -81,10 +81,10 @@ def lower(region: Region) -> LoopProgram:
             stores: dict[bool, list[Store]] = {False: [], True: []}
             for i, node in enumerate(region.outputs):
                 stores[node in column_side].append(tracer.store(f"out{i}", node))
-            twice = tracer.read_twice()
-            if not twice:
+            both = tracer.loaded_both_ways()
+            if not both:
                 break
-            everywhere |= twice  # once more, with one load for both
+            everywhere |= both  # trace again, with one load for both
         hints = tracer.hints()
     # A common axis is reduced with the rows, so it stays inside them.
     outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
@@ -99,7 +99,7 @@ _SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", Axi
 
 
 def _axes(space: Space) -> list[Axis]:
-    """One loop per class: axes of a class are one loop, even if others lie between them in memory."""
+    """One loop per class: axes of a class share one, even if other axes lie between them in memory."""
     kinds = dict.fromkeys(kind for _, kind in space.axes)
     return [
         Axis(
@@ -113,7 +113,7 @@ def _axes(space: Space) -> list[Axis]:
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
-    """A value of the IR as an op argument: what Inductor's dtype rules ask of one."""
+    """A value of the IR as an op argument, with the fields that Inductor's dtype rules read."""
 
     name: str
     dtype: torch.dtype
@@ -184,10 +184,10 @@ class _Tracer:
         self.current: str | None = None
         self._members = frozenset(region.nodes)
         self._inputs = {node: f"in{i}" for i, node in enumerate(region.inputs)}
-        self._everywhere = everywhere  # places that are read whatever the predicate
+        self._everywhere = everywhere  # places that are loaded without a predicate
         self._predicate: _Traced | None = None
         self._loads: dict[tuple[_Place, str | None], _Traced] = {}
-        self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # that a value depends on
+        self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # the loops' that each value depends on
         self._values: dict[tuple[Node, Index, str | None], _Traced] = {}
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], _Traced] = {}
@@ -211,7 +211,7 @@ class _Tracer:
         return (*inputs, *outputs)
 
     def store(self, buffer: str, node: Node) -> Store:
-        """The node's value at the point that the loops are at, and where it goes."""
+        """The store of a node's value at the current point of the loops."""
         val = fake(node)
         assert val is not None
         reduced_by: tuple[AxisClass, ...] = ()
@@ -224,7 +224,7 @@ class _Tracer:
         return Store(buffer, self.offset(index, self.strides(node)), Ref(value.name))
 
     def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
-        """The index, into a tensor of `shape` over the axes that are left, of where the loops are."""
+        """The current point of the loops, over all axes but `without`, as an index into `shape`."""
         axes = [
             (size, at)
             for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
@@ -235,7 +235,7 @@ class _Tracer:
         return reshape_index(shape, axes)
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
-        """The value of a node at an index over the two axes' symbols."""
+        """The value of a node at an index over the loops' symbols."""
         index = tuple(self.simplify(sympy.sympify(i)) for i in index)
         key = (node, index, None if self._predicate is None else self._predicate.name)
         if key not in self._values:
@@ -265,7 +265,7 @@ class _Tracer:
         if predicate is not None and place in self._everywhere:
             predicate = None
         if predicate is not None and not self._symbols[predicate.name] <= place[1].free_symbols:
-            # A vector is not worth a tile of its own, if all of it may be read.
+            # The predicate would turn a vector load into a tile load: drop it if all indices are in range.
             predicate = None if self.is_inside(index, symbolic(val.shape)) else predicate
         key = (place, None if predicate is None else predicate.name)
         if key not in self._loads:
@@ -274,12 +274,12 @@ class _Tracer:
             self._loads[key] = self.append(Load(self.fresh(node.name), *place, dtype, condition))
         return self._loads[key]
 
-    def read_twice(self) -> frozenset[_Place]:
-        """What is read both everywhere and under a predicate."""
+    def loaded_both_ways(self) -> frozenset[_Place]:
+        """Places that are loaded both with and without a predicate."""
         return frozenset(place for place, under in self._loads if under and (place, None) in self._loads)
 
     def is_inside(self, index: Index, shape: Index) -> bool:
-        """Whether an index is within `shape` wherever the loops are."""
+        """Whether an index is within `shape` at every point of the loops."""
         sizes = {s: n for s, n in self._ranges.items() if n.is_number}
         symbols = frozenset().union(*(i.free_symbols for i in index))
         if not symbols <= sizes.keys() or not all(n.is_number for n in shape):
@@ -289,7 +289,7 @@ class _Tracer:
 
     @contextlib.contextmanager
     def where(self, mask: _Traced) -> Iterator[None]:
-        """Loads traced inside are for the elements at which `mask` is true, beside what is asked already."""
+        """Predicate the loads traced inside on `mask`, in addition to the predicate in force."""
         outer = self._predicate
         if outer is not None and outer.name != mask.name:
             mask = self.compute("and_", (Ref(outer.name), Ref(mask.name)), {}, torch.bool)
@@ -298,7 +298,7 @@ class _Tracer:
         self._predicate = outer
 
     def check_symbols(self, expr: sympy.Expr) -> None:
-        """Raise `Decline` for an index over more than the loops and sizes of tensors of the region."""
+        """Raise `Decline` for an index with a symbol of neither the loops nor the region's tensors."""
         unknown = expr.free_symbols - self._ranges.keys()
         unknown -= {symbol for symbol, _ in self.hints()} if unknown else set()
         if unknown:
@@ -314,13 +314,13 @@ class _Tracer:
         return _Traced(stmt.name, stmt.dtype)
 
     def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
-        """As the graph states them, or contiguous ones."""
+        """A node's strides as the graph states them; contiguous ones for a node that is made contiguous."""
         val = fake(node)
         assert val is not None
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
     def reduce(self, node: Node, index: Index) -> _Traced:
-        """A reduction runs over the axis of its side; the index keeps the other dims."""
+        """A reduction over the axes of its side, at an index over the dims that it keeps."""
         kind = reduction_kind(node)
         assert kind is not None
         source: Node = node.args[0]  # type: ignore[assignment]
@@ -334,7 +334,7 @@ class _Tracer:
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
         symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
         self.check_reduced([full[d] for d in dims], kept, symbols, node)
-        predicate, self._predicate = self._predicate, None  # a reduction takes all of its elements
+        predicate, self._predicate = self._predicate, None  # a reduction reads all of its elements
         stored = fake(node).dtype  # type: ignore[union-attr]
         value = self.element(kind, self.value(source, full), stored)
         count = product(shape[d] for d in dims)
@@ -353,19 +353,19 @@ class _Tracer:
         return traced
 
     def check_reduced(
-        self, gone: list[sympy.Expr], kept: list[sympy.Expr], symbols: tuple[sympy.Symbol, ...], node: Node
+        self, reduced: list[sympy.Expr], kept: list[sympy.Expr], symbols: tuple[sympy.Symbol, ...], node: Node
     ) -> None:
-        """Raise `Decline` unless a reduction reduces just what its loops run over."""
-        of_gone, of_kept = (
+        """Raise `Decline` unless a reduction reduces exactly the dims that its loops run over."""
+        of_reduced, of_kept = (
             {s for index in indices for s in index.free_symbols & self._ranges.keys()}
-            for indices in (gone, kept)
+            for indices in (reduced, kept)
         )
-        if not of_gone <= set(symbols) or not of_kept.isdisjoint(symbols):
+        if not of_reduced <= set(symbols) or not of_kept.isdisjoint(symbols):
             raise Decline(DeclineReason.AXIS_CLASS, "a reduction of other axes than the region's", node.name)
 
     def element(self, kind: ReductionKind, value: _Traced, stored: torch.dtype) -> _Traced:
-        """An element as a reduction combines it. As in eager it is first cast to the result's dtype, which
-        `dtype=` may have given; to bool for a reduction of truth values."""
+        """An element in the dtype that a reduction combines. As in eager, it is first cast to the result's
+        dtype, which `dtype=` may set, or to bool for a reduction of truth values."""
         with handling(self._recorder):
             cast = ops.to_dtype(OpsValue(value), kind.element_dtype(stored))
             return unwrapped(ops.to_dtype(cast, kind.accumulates_in(stored)))

@@ -1,6 +1,6 @@
 """The pointwise operators, views and gathers of a region as `TensorBox`es, lowered by Inductor.
 
-A box's operands are leaves: loads from them call back for the value of the node that they stand for.
+A box's operands are leaves: a load from a leaf calls back for the value of its node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Boxes:
         self._pieces: dict[Node, list[TensorBox]] = {}
 
     def of(self, node: Node) -> TensorBox:
-        """Raises `Decline` for an op whose lowering is not a loop."""
+        """The box of a node. Raises `Decline` for an op whose lowering is not a loop."""
         if node not in self._boxes:
             if is_piece(node):
                 whole, i = node.args

@@ -1,8 +1,8 @@
 """The numbers in the rules that were fitted to measurements, and where they come from.
 
-`fitted.json` has their values, which `tools/fit.py` made of the schedules that `tools/tune.py` measured, and
-says on what device. Bytes, warps and programs are per multiprocessor, so
-that a device with more of them gets more programs and not other ones.
+`fitted.json` has their values, and names the device. `tools/fit.py` fits them to the schedules that
+`tools/tune.py` measured. Bytes, warps and programs are per multiprocessor, so that a device with more
+multiprocessors gets more programs, and not different ones.
 """
 
 from __future__ import annotations
@@ -18,83 +18,83 @@ FILE = Path(__file__).with_name("fitted.json")
 
 @dataclasses.dataclass(frozen=True)
 class Constants:
-    """What `heuristics.choose` and `sharing.choose_shared` go by."""
+    """The parameters of `persistent.choose` and `cooperative.choose`."""
 
     resident_bytes: int
-    """Of row tiles, loaded per multiprocessor and stage. Useful bytes: lanes beyond a row's end load none."""
+    """Of row tiles, loaded per multiprocessor in one of `num_stages`. Lanes beyond a row load no bytes."""
 
     few_tiles_share: float
-    """Of `resident_bytes` and `min_warps_per_sm`, where tiles are few: smaller ones start sooner, and are
-    shared out more evenly."""
+    """Factor on `resident_bytes` and `min_warps_per_sm` if tiles are few: smaller tiles start sooner, and
+    spread more evenly."""
 
     in_flight: int
-    """Times `resident_bytes`: what has to be on its way, however badly rows fill their power of two."""
+    """In multiples of `resident_bytes`: useful bytes in flight, however poorly rows fill a power of two."""
 
     programs_per_sm: int
-    """Several even out the tail; the fewer there are, the fewer partials are left to finalise."""
+    """At most. Several programs even out the tail; fewer programs leave fewer partials to finalise."""
 
     min_tiles: int
-    """Per multiprocessor. With fewer, one program there leaves the fewest partials."""
+    """Per multiprocessor. With fewer tiles it gets one program, which leaves the fewest partials."""
 
     min_warps_per_sm: int
-    """H200, LayerNorm with a residual 200704x128 bf16: 4 warps 55% of the limit, 16 81%."""
+    """H200, LayerNorm with a residual 200704x128 bf16: 55% of the limit with 4 warps, 81% with 16."""
 
     elements_per_thread: int
-    """At most, so that a row stays within few warps, and its reductions need few barriers."""
+    """At most. With many, a row spans few warps, and its reductions need few barriers."""
 
     stages: int
-    """Row tiles in use or in flight, at least."""
+    """The least `num_stages`: row tiles in use or in flight."""
 
     final_per_thread: int
-    """Partials that a thread of the finalisation holds, at most: more warps, then narrower blocks."""
+    """Partials per thread of the finalisation, at most. Beyond that: more warps, then narrower blocks."""
 
     chunk_saving: float
-    """Share of the lanes of one tile that chunks must save for a row to be held in them; 1: never."""
+    """The least share of the lanes of a single tile that chunks must save to be used; 1: never."""
 
     min_chunk: int
     """Columns of a chunk, at least."""
 
     rounding: float
-    """Times the elements that fit into so many bytes, before the nearest power of two is taken: with 1.25,
-    elements of 6 bytes, as beside a residual in bf16, come in as large tiles as those of 4."""
+    """Factor on a number of elements before it is rounded to a power of two. With 1.25, elements of 6 bytes
+    (bf16 and a residual) get tiles as large as elements of 4 bytes."""
 
     tile_bytes: int
-    """Of shared rows, loaded per multiprocessor and turn of the loop: less does not hide the exchange."""
+    """Of rows of a cooperative kernel, per multiprocessor and iteration: fewer do not hide the exchange."""
 
     parts_of_4: int
-    """Parts of a row, at most, for 4 programs per multiprocessor, which hide one another's barriers."""
+    """Parts of a row, at most, for 4 programs per multiprocessor, which hide each other's barriers."""
 
     parts_of_2: int
-    """The same for 2 programs: one warp reads all words of a row, and more words take longer to come in."""
+    """The same for 2 programs: one warp reads all slots of a row, and more slots take longer to arrive."""
 
     words_of_2_rows: int
-    """Words that a row's programs exchange, at most, for tiles of two rows (half the registers of one)."""
+    """Slots that a row's programs exchange, at most, for tiles of two rows (half the registers of one)."""
 
     max_depth: int
-    """Tiles between a partial result and its total, as many as the registers hold."""
+    """Tiles between a partial result and its total, at most; the registers may hold fewer."""
 
     full_registers: int
-    """By the estimate, for any but `least_depth`. LayerNorm at 248 three tiles deep 85%, two deep 91%
-    (16384x16384; 76 and 87 at 2048x65536), though nothing is spilled; RMSNorm at 232 three deep 90%."""
+    """The most estimated registers, except at `least_depth`. LayerNorm 16384x16384: depth 3, at 248 registers
+    and without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 232, 90%."""
 
     least_depth: int
-    """That deep even where the estimate is up to `sharing.SPILLED_REGISTERS`: less waits for the exchange."""
+    """Used even at up to `cooperative.SPILLED_REGISTERS` estimated registers: less waits for the exchange."""
 
     records_for_4_stages: int
-    """Rows per tile times parts, from which on a fourth stage pays: longer waits for the exchange."""
+    """The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then."""
 
     bandwidth_per_sm: float
-    """Of the device measured, bytes per second; 0 if unknown. Not fitted."""
+    """Of the measured device, in bytes per second; 0 if unknown. Not fitted."""
 
     def elements(self, budget: float, each: int) -> int:
-        """The power of two of elements, of `each` bytes, that is nearest to a budget of bytes."""
+        """The power of two that is nearest to the elements of `each` bytes in a budget of bytes."""
         return 1 << max(0, round(math.log2(self.rounding * budget / max(1, each))))
 
     def bytes_scale(self, bandwidth: float, num_sm: int) -> float:
-        """How many times the bytes in flight another device needs: 1/2, 1 or 2.
+        """The factor on the bytes in flight for another device: 1/2, 1 or 2.
 
-        Latencies are alike, so the bytes that hide them go with the bandwidth per multiprocessor. By powers
-        of two, as tiles are, and no further from what was measured than one of them.
+        Latencies are alike, so the bytes that hide them are proportional to the bandwidth per multiprocessor.
+        The factor is a power of two, as tiles are, and within one step of what was measured.
         """
         if not bandwidth or not self.bandwidth_per_sm:
             return 1.0

@@ -1,12 +1,14 @@
-"""Choose a schedule for rows that several programs share, from plain numbers.
+"""Choose a schedule for a cooperative kernel, from plain numbers.
 
-What a schedule needs: turns of the loop that are long enough to hide the exchange; two rows per tile, because
-an accumulator takes half the registers then; narrow parts, because programs on one multiprocessor hide one
-another's barriers, as long as not too many share a row, and one warp reads a row's record at once; as many
-tiles between a partial result and its total as the registers hold. The numbers are fitted to measurements
-(`constants.py`, `tools/fit.py`; docs/tuning.md, section 12).
+A good schedule has
 
-Raises `TooWide` where no such schedule fits.
+- iterations of the loop that are long enough to hide the exchange;
+- two rows per tile, because an accumulator takes half the registers then;
+- narrow parts, because programs on one multiprocessor hide each other's barriers, but not too many of them,
+  because one warp reads a row's record at once;
+- as many tiles between a partial result and its total as the registers hold.
+
+The numbers are fitted to measurements (`constants.py`, `tools/fit.py`; docs/tuning.md, section 12).
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from .schedule import Schedule, Tile
 
 WARPS_PER_SM = 8
 PER_THREAD = 32  # elements of a tile, at most
-MAX_PARTS = 32  # a word for each lane of a warp
+MAX_PARTS = 32  # a slot for each lane of a warp
 MAX_STAGES = 4
-SPILLED_REGISTERS = 264  # by the estimate: 255 by ptxas, and nothing spilled where parts are powers of two
+SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
 LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
-    """The schedule of a row that two to `MAX_PARTS` programs share.
+    """The schedule for rows that two to `MAX_PARTS` programs share.
 
-    `split_size`: rows for each group of programs, if it is not 0 and so many groups are resident at once.
+    `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
+    `TooWide` if no schedule fits, and `Decline` for a device without the exchange.
     """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"{facts.cols} columns, and no exchange on {device.name}")
@@ -48,29 +51,29 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
 
 
 def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Schedule]:
-    """A schedule for each way to lay a turn's tile over rows and parts; the best guess first."""
-    # Not scaled by the bandwidth: a longer turn hides the exchange all the better.
+    """A schedule for each way to divide an iteration's tile into rows and parts; the best guess first."""
+    # Not scaled by the bandwidth: a longer iteration hides the exchange better.
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
-    # Where one narrow tensor is all that streams in: no more per thread than was measured.
+    # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
-    # Smaller tiles hide less: only for rows that cannot be read twice instead.
+    # Smaller tiles hide less: only for rows that are too wide to reread instead.
     sizes = (elements, elements // 2) if facts.cols > MAX_COLS else (elements,)
     return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
 
 
 def starts(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Iterator[Schedule]:
-    """Schedules that a search begins from; none where programs cannot exchange anything."""
+    """Schedules that a search begins from; none for a device without the exchange."""
     yield from layouts(facts, device) if device.exchanges else ()
 
 
 def _with_groups(schedule: Schedule, groups: int) -> Schedule:
-    """With fewer groups, of each kind of rows as many."""
+    """The schedule with at most `groups` groups, rounded up to a multiple of the period."""
     whole = math.ceil(groups / schedule.period) * schedule.period
     return dataclasses.replace(schedule, num_splits=min(schedule.num_splits, whole))
 
 
 def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
-    """First those of few parts, and of these, whose tiles the registers hold for as long as is needed."""
+    """Schedules with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Schedule]] = []
     for xblock, per_sm, few in _layouts(facts, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
@@ -84,7 +87,7 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
 
 
 def _layouts(facts: Facts, constants: Constants) -> Iterator[tuple[int, int, int]]:
-    """Rows per tile, programs per multiprocessor, and the most parts that this is good for."""
+    """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
     most = min(MAX_PARTS, constants.words_of_2_rows // max(1, facts.exchanged))
     for rows in (2, 4):
         yield rows, 4, min(most, constants.parts_of_4)
@@ -96,8 +99,8 @@ def _layouts(facts: Facts, constants: Constants) -> Iterator[tuple[int, int, int
 def _depth(facts: Facts, tile: Tile, r0_block: int, constants: Constants) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(constants.max_depth, 0, -1):
-        # One tile deep is the least there is; rows of several phases have nothing else. Beside what the last
-        # phase loads itself, the estimate leaves no room for more.
+        # With several exchanges, depth 1 may use all registers: there is no other choice. `least_depth` may,
+        # unless the last phase loads tiles of its own: then the estimate has no room to spare.
         least = (depth == constants.least_depth and not _late(facts)) or (depth == 1 and facts.exchanges > 1)
         most = SPILLED_REGISTERS if least else constants.full_registers
         if registers_of(facts, tile, r0_block, depth) <= most:
@@ -106,7 +109,7 @@ def _depth(facts: Facts, tile: Tile, r0_block: int, constants: Constants) -> int
 
 
 def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
-    """Registers of a thread, by an estimate that is within 25 of what ptxas takes for the norms."""
+    """Estimated registers of a thread; within 25 of what ptxas takes for the norms."""
     per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
     words = (
         TRANSIENT_WORDS
@@ -119,12 +122,12 @@ def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
 
 
 def _late(facts: Facts) -> int:
-    """Bytes per element of what only the last phase loads, such as a gradient that comes in beside."""
+    """Bytes per element that only the last phase loads, such as a residual's gradient."""
     return max(0, facts.staged_bytes - facts.carried_bytes)
 
 
 def _parts(facts: Facts, r0_block: int) -> int:
-    """Shifted columns need up to an access more than there are."""
+    """Parts of a row. Shifted columns need up to one access more than there are columns."""
     return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.period > 1))))
 
 

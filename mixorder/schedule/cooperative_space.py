@@ -1,6 +1,6 @@
-"""The schedules near a given one of rows that several programs share. In: plain numbers. Out: not timed.
+"""The schedules near a given cooperative one. From plain numbers, without timing.
 
-The part of a row and the rows of a tile decide what the loops look like, and are not varied here.
+The columns of a part and the rows of a tile determine the form of the loops, and are not varied here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CooperativeSpace:
     start: Schedule
 
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
-        """The legal schedules that differ from one in one part, without itself, each once."""
+        """The other legal schedules that differ from one in one of `PARTS`, each once."""
         tile = schedule.tile
         found = [dataclasses.replace(schedule, depth=schedule.depth + by) for by in (1, -1)]
         for by in (1, -1):
@@ -38,12 +38,12 @@ class CooperativeSpace:
         return tuple(s for s in dict.fromkeys(found) if s != schedule and self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each part from the fastest of the schedules that change this part alone."""
+        """`around`, with each of `PARTS` from the fastest schedule that changes only this part."""
         result = combined_from(PARTS, times, around)
         return result if self.legal(result) else around
 
     def legal(self, schedule: Schedule) -> bool:
-        """Whether the kernels would be right and would fit."""
+        """Whether the kernels are correct and fit the device."""
         tile, first = schedule.tile, self.start.tile
         if not differing(schedule, self.start) <= {name for part in PARTS for name in part}:
             return False

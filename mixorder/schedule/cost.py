@@ -1,8 +1,8 @@
 """What fusing a region saves: bytes that move between device memory and its kernels.
 
-The nests of a region, one by one, each read their inputs and write their outputs once. The fused kernels
-read and write what several of them need once, and in addition the workspace, once each way. Whatever joins a
-region as it grows takes a round trip through memory away, so of two regions the larger one never moves more.
+As separate kernels, each nest of a region reads its inputs and writes its outputs once. The fused kernels
+read and write once what several nests need, and also write and read the workspace once. Each op that joins a
+growing region saves a round trip through memory, so the larger of two regions never moves more bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MIN_ROWS = 256  # from here on, fusing pays even where it moves more bytes
 class Traffic:
     """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
 
-    `workspace` is written by the main kernel and read by the finalisation, and counted twice, as is what is
-    `copied` before the main kernel can read it.
+    `workspace` counts twice: the main kernel writes it and the finalisation reads it. `copied` counts twice:
+    a copy reads and writes these bytes before the main kernel reads them.
     """
 
     read: int
@@ -58,8 +58,8 @@ class Traffic:
 def traffic(
     lowered: LoopProgram, merged: LoopProgram, num_splits: int, copied: Collection[str] = ()
 ) -> Traffic:
-    """Of a region's merged program with `num_splits` programs, and of the nests that it was merged from;
-    the inputs in `copied` are copies made for it."""
+    """The traffic of a merged program with `num_splits` programs, and of the lowered nests that it was merged
+    from. The buffers in `copied` are copied for it."""
     statements = [s for nest in merged.nests for s in nest.statements]
     return Traffic(
         _read(merged, statements),
@@ -71,7 +71,7 @@ def traffic(
 
 
 def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
-    """Bytes of the partials that `num_splits` programs leave, and of the words that they exchange."""
+    """Bytes of the partials that `num_splits` programs write, and of their mailbox."""
     return sum(
         int(program.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
         for role in (BufferRole.WORKSPACE, BufferRole.MAILBOX)
@@ -80,23 +80,23 @@ def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
 
 
 def _apart(program: LoopProgram) -> int:
-    """Bytes that the nests of a lowered program move if each is a kernel of its own, at best.
+    """The least bytes that the nests of a lowered program move if each is a kernel of its own.
 
-    A nest reads its inputs, or, where that is less, what an earlier nest has stored of its values.
+    A nest reads its inputs or, if that is less, those of its values that an earlier nest has stored.
     """
     stored: dict[str, str] = {}
     total = 0
     for nest in program.nests:
-        again = _without(nest, stored)
-        known = {stored[n] for s in again for n in operands(s) if n in stored}
-        total += min(_read(program, nest.statements), _read(program, again) + size(program, known))
+        rest = _without(nest, stored)
+        known = {stored[n] for s in rest for n in operands(s) if n in stored}
+        total += min(_read(program, nest.statements), _read(program, rest) + size(program, known))
         total += _written(program, nest.statements)
         stored.update({s.value.name: s.buffer for s in nest.statements if isinstance(s, Store)})
     return total
 
 
 def _without(nest: Nest, stored: Collection[str]) -> list[Statement]:
-    """The statements that a nest still needs if the values `stored` are read instead of computed."""
+    """The statements that a nest still needs if it reads the values in `stored` instead of computing them."""
     needed: set[str] = set()
     kept: list[Statement] = []
     for stmt in reversed(nest.statements):
@@ -128,7 +128,7 @@ def size(program: LoopProgram, buffers: Collection[str]) -> int:
 
 
 def _touched(program: LoopProgram, buffer: Buffer, index: sympy.Expr) -> int:
-    """Bytes of a buffer that an index runs over; an axis that it lacks reads the same elements again."""
+    """Bytes of a buffer that an index covers; along an axis that it lacks, elements are the same."""
     axes = {axis for nest in program.nests for axis in nest.loops if axis.symbol in index.free_symbols}
     elements = math.prod(program.hint(axis.size) for axis in axes)
     numel = program.hint(buffer.numel)
@@ -136,13 +136,14 @@ def _touched(program: LoopProgram, buffer: Buffer, index: sympy.Expr) -> int:
 
 
 def gate(facts: Facts, moved: Traffic, min_numel: int, alone: bool) -> None:
-    """Raise `Decline` where fusing does not pay; a `min_numel` of 0 lets everything pass.
+    """Raise `Decline` where fusing does not pay; never with a `min_numel` of 0.
 
-    That is for a space of fewer than `min_numel` elements, and for few rows whose partials move as many bytes
-    as fusing saves, or that are summed `alone`, with no inner reduction. H200, RMSNorm and LayerNorm in bf16
-    at 256 to 8192 columns: up to 128 rows Inductor, too, has two launches, and is level or up to 11% faster;
-    from 256 rows on it splits the outer reduction, and takes 1.2 to 2.2 times as long as the fused kernels,
-    whatever the bytes (all of it fits in L2).
+    It does not pay for a space of fewer than `min_numel` elements. For few rows it does not pay if partials
+    move as many bytes as fusing saves, or if the outer reduction is `alone`, without an inner one.
+
+    H200, RMSNorm and LayerNorm in bf16 at 256 to 8192 columns: up to 128 rows Inductor also has two launches,
+    and is level or up to 11% faster. From 256 rows on it splits the outer reduction, and takes 1.2 to 2.2
+    times as long as the fused kernels, whatever the bytes (everything fits in L2).
     """
     if facts.numel < min_numel:
         raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {min_numel}")
@@ -154,9 +155,9 @@ def gate(facts: Facts, moved: Traffic, min_numel: int, alone: bool) -> None:
 
 
 def across_memory(program: LoopProgram) -> tuple[str, ...]:
-    """The buffers of which full tiles are read or written across memory: 32 times the traffic at worst.
+    """The buffers whose full tiles have columns that are not contiguous: up to 32 times the traffic.
 
-    Stride 0 is a broadcast. An index with divisions runs along memory for some of its length and passes.
+    Stride 0 is a broadcast. An index with divisions is contiguous for some of its length, and passes.
     """
     found: dict[str, None] = {}
     for stmt in _full_tiles(program):
@@ -167,7 +168,7 @@ def across_memory(program: LoopProgram) -> tuple[str, ...]:
 
 
 def check_layout(program: LoopProgram, across: Collection[str]) -> None:
-    """Raise `Decline` if more bytes of full tiles lie across memory, and have to be copied, than along it."""
+    """Raise `Decline` if more bytes of full tiles are in `across`, and have to be copied, than are not."""
     full = {stmt.buffer for stmt in _full_tiles(program)}
     if size(program, full & set(across)) > size(program, full - set(across)):
         buffer = program.buffer(min(across))

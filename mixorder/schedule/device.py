@@ -13,8 +13,8 @@ class DeviceInfo:
     """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD).
 
     `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
-    `overlaps`: whether a kernel can be set up while the one before it runs (`codegen.dependent`).
-    `bandwidth` of its memory, bytes per second; 0 if unknown.
+    `overlaps`: whether it has programmatic dependent launch (`codegen.programmatic_launch`). `bandwidth`
+    of its memory, bytes per second; 0 if unknown.
     """
 
     name: str
@@ -28,8 +28,8 @@ class DeviceInfo:
     bandwidth: float = 0.0
 
 
-# What a machine without a GPU plans for: the figures of CUDA's device properties on the H200, and the
-# bandwidth of its data sheet.
+# The device that a machine without a GPU plans for: the H200's CUDA device properties, and the bandwidth of
+# its data sheet.
 H200 = DeviceInfo(
     "NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=4.8e12
 )
@@ -48,7 +48,7 @@ def device_info(device: torch.device) -> DeviceInfo:
         registers=registers,
         max_threads=props.max_threads_per_multi_processor,
         warp_size=getattr(props, "warp_size", 32),
-        # From sm_80 on there is a maximum that keeps NaN; with fewer registers fewer programs are resident.
+        # A maximum that propagates NaN needs sm_80. With fewer registers, fewer programs are resident.
         exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
         overlaps=torch.version.hip is None and props.major >= 9,
         bandwidth=_bandwidth(props),
@@ -56,9 +56,9 @@ def device_info(device: torch.device) -> DeviceInfo:
 
 
 def _bandwidth(props: Any) -> float:
-    """Bytes per second from clock (kHz, two transfers each) and bus width (bits); 0 where torch has neither.
+    """Bytes per second from clock (kHz, two transfers each) and bus width (bits); 0 if torch lacks these.
 
-    Nor on AMD, where the transfers per clock differ between generations.
+    0 on AMD, too, where the transfers per clock differ between generations.
     """
     if torch.version.hip is not None:
         return 0.0

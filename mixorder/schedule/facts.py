@@ -1,8 +1,8 @@
-"""The facts of a program that a schedule is chosen by: plain numbers, read off its main nest once.
+"""The facts of a program from which a schedule is chosen: plain numbers, read off its main nest once.
 
-Registers are what a program runs short of. It keeps, per element of its tile, every value that outlives a
-reduction over the row, the accumulators, and the column vectors hoisted out of the loop. What is loaded,
-computed and used between two reductions passes through a few registers.
+Registers are the scarce resource. Per element of its tile, a program keeps every value that is live across a
+reduction over the row, the accumulators, and the column vectors hoisted out of the loop. A value that is used
+only between two reductions takes few registers.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from ..ir.program import (
 )
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
-ALIGNMENT = 16  # columns; where rows and parts start so, loads are as wide as can be. Others are not fitted
+ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Extents, and what one element of the space takes; words are 32-bit registers.
+    """Extents, and the costs of one element of the space; words are 32-bit registers.
 
-    `rows` (of symbolic ones, the hint) x `cols` at each of `batch` places; a program has one place.
-    `load_bytes` stream in from full-size tensors; `staged_bytes` are those of all tile loads, also of what a
-    gather reads again or many rows share. `item_bytes`: of an element of the narrowest full tensor.
-    `held_words` stay in registers from one reduction to the next, accumulators and column vectors included;
-    `column_words` are those of the last two, per column. `instructions` of the machine that compute with it;
-    `divergent`: threads of a warp take different branches. `levels`: reductions that follow from one another.
-    `rereads`: tile loads of what an earlier phase has read. `period`: so many rows on, a row lies as one does
-    relative to a boundary of wide accesses, 1 if all lie alike; `slack`: lanes beyond its columns that a
-    program then needs. `numbered`: every address of the finalisation follows from its program's number.
+    `rows` (the hint, if symbolic) x `cols`, at `batch` indices of the batch axis; a program has one index.
+    `load_bytes` stream in from full-size tensors. `staged_bytes` are those of all tile loads, including what
+    a gather reads again and what many rows share. `item_bytes`: size of an element of the narrowest full
+    tensor. `held_words` stay in registers from one reduction to the next, including accumulators and column
+    vectors; `column_words` are those of these two, per column. `instructions`: machine instructions that
+    compute with an element. `divergent`: threads of a warp take different branches. `levels`: the longest
+    chain of dependent reductions. `rereads`: tile loads that repeat an earlier phase's. `period`: rows this
+    many apart start at the same distance from a boundary of wide accesses; 1 if all do. `slack`: lanes beyond
+    its columns that a program needs then. `numbered`: every address that the finalisation loads from depends
+    on its program's number.
 
-    Of programs that share a row: `exchanges` that a row takes, reductions `exchanged` by the one that has
-    most, and `carried_bytes`, times the phases that they are carried for.
+    Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
+    and `carried_bytes`, each counted once per phase that it is carried over.
     """
 
     rows: int
@@ -75,7 +76,7 @@ class Facts:
 
 
 def facts_of(program: LoopProgram) -> Facts:
-    """Of a merged program, or of what a strategy has made of one."""
+    """The facts of a merged program, or of one that a strategy has transformed."""
     return _Reader(program).facts()
 
 
@@ -127,11 +128,11 @@ class _Reader:
         return self.program.hint(self.program.buffer(buffer).numel)
 
     def streamed(self) -> tuple[int, int]:
-        """Bytes per element that stream in, and of an element of the narrowest tensor that does."""
+        """Bytes per element that stream in, and the element size of the narrowest tensor that does."""
         size = self.rows * int(self.col.size) * self.batch
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
         full = {b for b in itemsize if self.size(b) >= size}
-        # What a tensor is put together from; a table that many rows share has no predicate.
+        # The pieces of a concatenated tensor; a table that many rows share has no predicate.
         pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full
         in_pieces = sum(self.size(b) * itemsize[b] for b in pieces)
         narrowest = min((itemsize[b] for b in full | pieces), default=4)
@@ -143,7 +144,7 @@ class _Reader:
 
     @property
     def across_reductions(self) -> int:
-        """Words of a tile that live from before a reduction to after it, where they are most."""
+        """The most words of a tile that are live across one reduction."""
         tile = {self.row.symbol, self.col.symbol}
         lives = [
             (made, self.last_use[s.name], words_of(s))
@@ -200,13 +201,13 @@ _INSTRUCTIONS = {
 }
 
 
-# Ops of which each element takes one branch or the other, as usual values do: no element's instructions are
-# mixed with another's then, and only other warps hide their latencies.
+# Ops with a branch that usual values take both ways. The instructions of different elements are not mixed
+# then, and only other warps hide their latencies.
 _DIVERGENT = ("tanh",)
 
 
 def instructions(program: LoopProgram) -> int:
-    """Machine instructions that the main loop computes per element of a tile, loads and stores aside."""
+    """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
     return sum(_INSTRUCTIONS.get(op, 1) for op in _per_element(program))
 
 

@@ -19,7 +19,7 @@ def most_partials(device: DeviceInfo) -> int:
 
 
 def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constants) -> tuple[int, int]:
-    """Block and warps of the finalisation: the least of both that hold the partials."""
+    """Block and warps for a number of partials: the widest block, then the fewest warps, that hold them."""
     partials = next_power_of_2(num_splits)
     for block in FINAL_BLOCKS:
         for warps in FINAL_WARPS:
@@ -29,7 +29,7 @@ def final(num_splits: int, r0_block: int, device: DeviceInfo, constants: Constan
 
 
 def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
-    """Half and twice the block or the warps of the finalisation."""
+    """Schedules with half or twice the block or the warps of the finalisation."""
     for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
         yield dataclasses.replace(
             schedule,

@@ -1,10 +1,8 @@
 """Choose a schedule from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
-The row-resident kernel is memory-bound as long as enough bytes are on their way: so many of them resident per
-multiprocessor, so many in flight, in as few warps per row and as few programs as that allows. How many is
-fitted to measurements (`constants.py`, `tools/fit.py`); what is not is here.
-
-Raises `Decline` where no strategy fits.
+A persistent kernel is memory-bound as long as enough bytes are resident and in flight per multiprocessor. The
+schedule meets these targets with as few warps per row and as few programs as possible. The targets are fitted
+to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted are here.
 """
 
 from __future__ import annotations
@@ -20,26 +18,26 @@ from .finalisation import final, most_partials
 from .schedule import Schedule, Tile, next_power_of_2
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
-NOT_SPILLED = 279  # estimates of up to so many registers came without spills
-MAX_REGISTERS = 255  # per thread; the estimate is of what ptxas takes where it may take all
-MAX_STAGES = 5  # of one program per multiprocessor; of several that take turns, one fewer
+NOT_SPILLED = 279  # estimated registers, up to which no spills were measured
+MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all of them
+MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 MAX_WARPS = 32
-MOST_CHUNKS = 8  # each takes code of its own
+MOST_CHUNKS = 8  # each has its own code
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 ACCESS_BYTES = 16
-LIGHT_WORDS = 4  # held per element; of such narrow rows half as many per tile, and a stage more
-WIDE_ROW = 8192  # bytes that stream in for a row
-DIVERGENT_ELEMENTS = 8  # of a thread. GELU by tanh, 32768x3072 bf16: 32 45% of the limit, 16 66%, 8 76%
+LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
+WIDE_ROW = 8192  # bytes loaded per row
+DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45% of the limit, 16 66%, 8 76%
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
-    """Of a thread with so many elements, by an estimate.
+    """Estimated registers of a thread with `elements` elements.
 
     Compiled for sm_90 (RMSNorm and LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient,
     fp32 and bf16, 16 and 32 elements per thread): with W words per element, ptxas took about
-    (W + 1) * elements + 24; summed gradients and residuals changed nothing. In chunks, those of one take a
-    word more for each 4 bytes that stream in (H200, LayerNorm and residual, 32768x5120 bf16: by this 280 in
-    5 chunks, which spill two words and take 73% of the limit; 3 chunks 96%).
+    (W + 1) * elements + 24; summed gradients and residuals changed nothing. With chunks, the elements of one
+    chunk take a further word for each 4 bytes that stream in (H200, LayerNorm and residual, 32768x5120 bf16:
+    5 chunks, estimated at 280, spill two words and reach 73% of the limit; 3 chunks 96%).
     """
     computed = 1 if chunks == 1 else math.ceil(facts.load_bytes / 4)
     return facts.held_words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
@@ -47,10 +45,10 @@ def registers_of(facts: Facts, elements: int, chunks: int) -> int:
 
 @functools.cache
 def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
-    """The ways to hold a row: lanes, and the chunks of a power of two each that these are; one chunk first.
+    """The layouts of a row: its lanes, and the number of chunks, each a power of two; a single chunk first.
 
-    More chunks only where they need fewer lanes. One alone where rows are shifted (`period`: masks at both
-    ends), or read again (their tiles are not held).
+    More chunks are listed only if they need fewer lanes. Rows that are shifted (`period`: masks at both ends)
+    or reread (their tiles are not kept) have only a single chunk.
     """
     size = next_power_of_2(facts.cols)
     found = [(size, 1)]
@@ -64,7 +62,7 @@ def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
 
 
 def lanes_of(facts: Facts, constants: Constants = FITTED) -> tuple[int, int]:
-    """The layout to choose: the fewest lanes that a thread holds, if enough fewer than those of one chunk."""
+    """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *others = layouts(facts)
     for lanes, chunks in reversed(others):
         worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= constants.min_chunk
@@ -80,7 +78,7 @@ def choose(
     constants: Constants = FITTED,
     spill_factor: float = 1.0,
 ) -> Schedule:
-    """The schedule of programs that hold whole rows; `split_size` rows for each if that is not 0.
+    """The schedule of a persistent kernel, with `split_size` rows per program if that is not 0.
 
     `spill_factor`: how many times the device's registers a row may take. Raises `TooWide` beyond that.
     """
@@ -99,7 +97,7 @@ def choose(
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = facts.period if facts.period <= at_once and facts.cols + facts.slack <= r0_block else 1
     if period > 1 and not split_size:
-        # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 take turns on all of them:
+        # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 use all of them:
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
@@ -116,9 +114,10 @@ def choose(
 
 
 def even(tiles: int, num_splits: int) -> int:
-    """Of so many programs, as many as take no more turns, if the finalisation is half as long then.
+    """The fewest programs with as many iterations as `num_splits`, if that halves the finalisation.
 
-    H200, LayerNorm 2048x8192 bf16: 132 programs take 16 turns, as 128 do, and 78.2% of the limit, 128 81.0%.
+    H200, LayerNorm 2048x8192 bf16: 132 and 128 programs take 16 iterations; 132 reach 78.2% of the limit,
+    128 reach 81.0%.
     """
     needed = -(-tiles // -(-tiles // num_splits))
     return needed if next_power_of_2(needed) < num_splits else num_splits
@@ -128,27 +127,27 @@ def _tile(
     facts: Facts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
 ) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    # Never more than was measured: twice the bytes take twice the registers, and there are no more of them.
+    # Never more than was measured: twice the bytes take twice the registers, and devices have no more.
     scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
     resident = constants.elements(scale * constants.resident_bytes, facts.load_bytes)
     few_tiles = facts.rows * facts.batch * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
-    # But where reductions follow from one another, programs hide one another's barriers: BitLinear's backward
-    # with its forward computed again, 16384x2048: one program 76%, two 83%, four 88%.
+    # But with dependent reductions, programs hide each other's barriers: BitLinear's backward with its
+    # forward recomputed, 16384x2048: one program 76%, two 83%, four 88%.
     wide = chunks == 1 and facts.cols * facts.load_bytes >= WIDE_ROW and facts.levels <= 1
     small = few_tiles or (wide and facts.held_words > LIGHT_WORDS and facts.item_bytes == 2)
     share = constants.few_tiles_share if small else 1.0
     resident = max(1, int(share * resident))
     per_sm = 1 if small else min(constants.programs_per_sm, _floor_power_of_2(resident // r0_block))
-    # Two such programs are no better than one: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
-    # 94.2 -> 95.9%. In chunks they are (32768x2560: 91.9% with one, 94.7% with two).
+    # One such program is better than two: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
+    # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or facts.divergent):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
-        xblock //= 2  # too few rows: rather more programs than larger tiles
+        xblock //= 2  # too few rows: more programs instead of larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements, constants)
     min_threads = share * constants.min_warps_per_sm * device.warp_size
@@ -187,8 +186,8 @@ def _stages(
     device: DeviceInfo,
     constants: Constants,
 ) -> int:
-    """Row tiles in use or in flight, to `MAX_STAGES`: as near as can be to the bytes that are to be in
-    flight, for more of them are as bad as fewer, and no more than fit."""
+    """The `num_stages`: row tiles in use or in flight, at most `MAX_STAGES`, and no more than fit. The bytes
+    in flight are as close as possible to the target, because more are as bad as fewer."""
     if facts.rereads and (facts.cols == r0_block or facts.held_words > 2):
         return 1  # H200, bf16: RMSNorm 16384x16384 77% with two stages, 89% with one; 8192x12288 71% and 58%
     useful = per_sm * elements * facts.load_bytes * facts.cols // r0_block
@@ -211,5 +210,5 @@ def _per_access(facts: Facts) -> int:
 
 
 def _floor_power_of_2(n: int) -> int:
-    """The next one down; 1 at least."""
+    """The largest power of two that is at most `n`; at least 1."""
     return 1 << max(0, n.bit_length() - 1)

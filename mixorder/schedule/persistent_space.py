@@ -1,9 +1,9 @@
-"""The schedules near a given one that may take its place. In: plain numbers. Out: schedules, not timed.
+"""The schedules near a given one that may take its place. From plain numbers, without timing.
 
-A candidate may take as much of a multiprocessor as the heuristic's own schedule does, or as there is:
-registers are estimated (`Workload.registers`) and shared memory is counted, so that what cannot run
-well is not compiled. Which fields differ says which part of a schedule changed: the tile, the number of
-programs, the chunks that hold a row, the finalisation.
+A candidate may use as much of a multiprocessor as the given schedule does, or as the device has. Registers
+are estimated (`persistent.registers_of`) and shared memory is counted, so that schedules that cannot run well
+are not compiled. The differing fields tell which part of a schedule changed: the tile, the number of
+programs, the chunks of a row, or the finalisation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .schedule import Schedule, Tile, is_power_of_2, shifted
 from .space import MOST_STAGES, combined_from, differing
 
 MAX_THREADS = 1024  # of one program
-PER_THREAD = (4, 32)  # elements of a tile, as the heuristic has it
+PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
 PARTS = (("tile",), ("num_splits",), ("r0_block", "chunks", "tile"), ("final_block", "final_warps"))
@@ -35,7 +35,7 @@ class PersistentSpace:
     pinned: bool = False
 
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
-        """The legal schedules that differ from one in one part, without itself, each once."""
+        """The other legal schedules that differ from one in one of `PARTS`, each once."""
         found = dict.fromkeys(
             [
                 *self._tiles(schedule),
@@ -47,15 +47,15 @@ class PersistentSpace:
         return tuple(s for s in found if s != schedule and self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each part from the fastest of the schedules in `times` that change this part alone.
+        """`around`, with each of `PARTS` from the fastest schedule in `times` that changes only this part.
 
-        `around` must be among them. The parts hardly touch each other, so that their gains add up.
+        `times` must have `around`. The parts hardly influence each other, so their gains add up.
         """
         result = combined_from(PARTS, times, around)
         return result if self.legal(result) else around
 
     def legal(self, schedule: Schedule) -> bool:
-        """Whether the kernels would be right and would fit."""
+        """Whether the kernels are correct and fit the device."""
         varied = {name for part in PARTS for name in part}
         if not differing(schedule, self.start) <= varied:
             return False
@@ -100,7 +100,7 @@ class PersistentSpace:
     def _use(self, schedule: Schedule) -> tuple[int, ...]:
         """Registers of a thread; registers and shared memory of a program, and of all on one multiprocessor.
 
-        A program that is alone there counts once: it gets all, and spills what it lacks.
+        A program that is alone there is counted only once: it gets all registers, and spills the rest.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
         registers = registers_of(self.facts, per_thread, schedule.chunks)
@@ -123,7 +123,7 @@ class PersistentSpace:
         return max(1, -(-self.facts.rows // tile.xblock))
 
     def _tiles(self, schedule: Schedule) -> Iterator[Schedule]:
-        """Half and twice the rows or the warps or both, one stage more or less."""
+        """Half or twice the rows or the warps or both, or one stage more or less."""
         tile = schedule.tile
         for rows, warps in ((0, 1), (0, -1), (1, 1), (-1, -1), (1, 0), (-1, 0)):
             yield self._with_tile(
@@ -136,7 +136,7 @@ class PersistentSpace:
             yield self._with_tile(schedule, dataclasses.replace(tile, num_stages=stages))
 
     def _with_tile(self, schedule: Schedule, tile: Tile) -> Schedule:
-        """The schedule with another tile, and with no more programs than are then resident at once."""
+        """The schedule with another tile, and with no more programs than are resident at once then."""
         moved = dataclasses.replace(schedule, tile=tile)
         if self.pinned or min(tile.xblock, tile.num_warps) < 1:
             return moved
@@ -149,7 +149,7 @@ class PersistentSpace:
         return moved
 
     def _layouts(self, schedule: Schedule) -> Iterator[Schedule]:
-        """Wider chunks want more warps, for accesses as wide as before."""
+        """Other layouts of a row. Wider chunks need more warps for accesses as wide as before."""
         warps = schedule.tile.num_warps
         for lanes, chunks in layouts(self.facts):
             for num_warps in (warps, 2 * warps, warps // 2):

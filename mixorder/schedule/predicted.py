@@ -1,7 +1,7 @@
-"""What a region should take, fused and apart: launches, and time as a share of the limit.
+"""The predicted cost of a region, fused and apart: launches, and time as a share of the limit.
 
 The limit is the time of `torch.add(x, dy, out=dx)` for as many bytes as a region has to move, each once.
-Plain numbers in, plain numbers out; nothing is timed here.
+Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .schedule import Schedule
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 OVERHEAD_US, STRETCH, STRETCH_PER_ACCUMULATOR = 1.82, 1.058, 0.036
 OFF_BOUNDARY = 1.33  # docs/tuning.md, section 15: rows that start off a boundary, at 4097 columns
-# docs/tuning.md, section 26: of GELU, by erf and by tanh (`Facts.instructions`), to within 5%.
+# docs/tuning.md, section 26: fits GELU, by erf and by tanh (`Facts.instructions`), to within 5%.
 INSTRUCTIONS_PER_SM_US = 1.89e5
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Microseconds of the limit and of the region's kernels; launches when fused and, at least, when apart.
+    """Microseconds of the limit and of the fused kernels; launches when fused, and the least when apart.
 
-    `measured`: whether the figures are of this device; otherwise they are the H200's, by bandwidth.
+    `measured`: whether the figures are of this device; otherwise they are the H200's, scaled by bandwidth.
     """
 
     limit_us: float
@@ -53,9 +53,10 @@ def expected(
     stretch: float,
     copies: int,
 ) -> Expected:
-    """Of a region's nests before they were merged, and as they are run after `copies` inputs were copied.
+    """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run.
 
-    `stretch`: how many times what the bytes take, by the strategy.
+    `copies`: number of inputs that are copied before. `stretch`: the strategy's factor on the time of the
+    bytes.
     """
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
     limit = LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6
@@ -74,5 +75,5 @@ def expected(
 
 
 def _launches_apart(lowered: LoopProgram, rows: int) -> int:
-    """One per nest, and another for outer reductions of so many rows that Inductor splits them."""
+    """One per nest, and one more if Inductor splits outer reductions over `rows`."""
     return len(lowered.nests) + (rows >= MIN_ROWS)

@@ -19,14 +19,14 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """`num_splits` groups of `parts` programs share the rows out; a program holds its part of a row.
+    """The rows are divided among `num_splits` groups of `parts` programs; a program has its part of a row.
 
-    `r0_block` are the lanes that hold a part, `part_cols` columns of a row: a power of two, or, where one
-    program holds a row, `chunks` times one, each a tile of its own. Where there are several parts, a program
-    goes on with `depth` tiles before it needs what the others have to say of one. The finalisation reduces
-    `num_splits` partials for `final_block` columns per program. The rows of a program are `period` apart, so
-    that they all start at the same distance from a boundary of wide memory accesses. `overlap`: the
-    finalisation is launched while the main kernel still runs (`codegen.dependent`).
+    `part_cols`: columns of a part, where there are several parts. `r0_block`: lanes for a part. They are a
+    power of two or, with one part, `chunks` tiles of a power of two each. With several parts, `depth` tiles
+    lie between a tile's partial result and its total. The finalisation reduces `num_splits` partials for
+    `final_block` columns per program. The rows of a program are `period` apart, so that they all start at the
+    same distance from a boundary of wide memory accesses. `overlap`: the finalisation is launched while the
+    main kernel still runs (`codegen.programmatic_launch`).
     """
 
     tile: Tile

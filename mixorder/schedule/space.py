@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .schedule import Schedule
 
-MOST_STAGES = 6  # row tiles in flight, of a schedule that is tried
+MOST_STAGES = 6  # the most row tiles in flight of a candidate
 
 
 class Space(Protocol):
@@ -18,10 +18,10 @@ class Space(Protocol):
     def start(self) -> Schedule: ...
 
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
-        """Those that differ from one in one part."""
+        """Those that differ from `schedule` in one part."""
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each part from the fastest of those in `times` that change this part alone."""
+        """`around`, with each part from the fastest schedule in `times` that changes only this part."""
 
     def legal(self, schedule: Schedule) -> bool: ...
 
@@ -29,7 +29,7 @@ class Space(Protocol):
 def combined_from(
     parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
 ) -> Schedule:
-    """`around`, with each part from the fastest of the schedules in `times` that change this part alone."""
+    """`around`, with each part from the fastest schedule in `times` that changes only this part."""
     result = around
     for part in parts:
         alone = [s for s in times if differing(s, around) <= set(part)]

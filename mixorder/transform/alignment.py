@@ -1,8 +1,8 @@
-"""How the rows of a program lie relative to the boundaries of wide memory accesses.
+"""Where the rows of a program start relative to the boundaries of wide memory accesses.
 
-A GPU reads 16 bytes at once where they start at a multiple of 16 bytes. Rows of an odd number of elements do
-not all start at one, but rows that are `period` apart start at the same distance from one. A program that has
-only such rows shifts its columns by a constant, and every access is wide again.
+A GPU reads 16 bytes at once if they start at a boundary, a multiple of 16 bytes. Rows of an odd number of
+elements do not all start at a boundary, but rows that are `period` apart start at the same distance from one.
+A program that has only such rows shifts its columns by a constant, and every access is wide again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ACCESS_BYTES = 16
 
 
 def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
-    """Of a merged program's rows; None where they lie alike, or not all tiles lie in the same way."""
+    """That of a merged program's rows; None if all start alike, or if no one shift aligns all full tiles."""
     row, last = program.tile_axes
     if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
         return None

@@ -1,8 +1,8 @@
-"""Have several programs share a row: each takes a part of its columns, and they exchange partial reductions.
+"""Let several programs share a row: each takes a part of its columns, and they exchange partial reductions.
 
-For rows that are too wide for one program. Takes a merged program; gives one whose main nest is a sequence
-of phases. A phase ends with an `Exchange` of its reductions over columns. What a later phase needs of a row
-is carried to it, since by then the program has begun with other rows.
+This is for rows that are too wide for one program. Takes a merged program; returns one whose main nest is a
+sequence of phases. A phase ends with an `Exchange` of its reductions over columns. The values of a row that a
+later phase needs are carried to it, because the program has started on other rows by then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .interleave import in_order
 from .reread import Root, depth_of_roots, renamed
 
 MAILBOX = "mailbox"
-EMPTY = -1  # what a slot of the mailbox holds at first: as a float, a NaN that no computation gives
+EMPTY = -1  # the initial value of a mailbox slot: as a float, a NaN that no computation gives
 
 
 def check_shareable(program: LoopProgram) -> None:
@@ -48,7 +48,7 @@ def check_shareable(program: LoopProgram) -> None:
         "a reduction that is not a sum, product, maximum or minimum in float32": not all(
             s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
-        # Of a single row, say: phases are told apart by rows.
+        # For example with a single row. Only values that vary over rows belong to a phase.
         "a reduction that is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
     }
@@ -58,21 +58,21 @@ def check_shareable(program: LoopProgram) -> None:
 
 
 def slots_of(parts: int) -> int:
-    """Slots that are set apart for the parts of one reduction: a power of two."""
+    """Slots reserved for the parts of one reduction: a power of two."""
     return 1 << (parts - 1).bit_length()
 
 
 def cut_into_phases(program: LoopProgram) -> LoopProgram:
-    """Cut the main nest into phases. Accumulations run in the last one, where their operands are at hand."""
+    """Cut the main nest into phases. Accumulations run in the last one, where their operands are known."""
     main, *others = in_order(program).nests
     return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *others))
 
 
 def with_mailbox(program: LoopProgram, parts: int, rows: int) -> LoopProgram:
-    """The program with the buffer that its exchanges go through, for `parts` programs to a row.
+    """The program with the mailbox of its exchanges, if it has any, for `parts` programs per row.
 
-    It has a slot of 32 bits for each part of each reduction of each row, and of `rows` more: as many as a
-    tile spans, which may lie beyond the last one.
+    The mailbox has a 32-bit slot for each part of each reduction of each row, and of `rows` further rows: a
+    tile spans as many, and may extend beyond the last row.
     """
     if not (count := sum(len(s.values) for s in program.nests[0].body if isinstance(s, Exchange))):
         return program
@@ -99,7 +99,7 @@ class _Phases:
         for root in roots:
             by_phase[last if isinstance(root, PartialAccumulate) else phase_of(root)].append(root)
         for phase, here in by_phase.items():
-            # Before its phase is over, a reduction's value is that of a part.
+            # Until its phase ends, a reduction has the value of a part: reductions come last.
             for root in sorted(here, key=lambda r: isinstance(r, Reduce)):
                 value = Ref(self.value(root.value.name, phase))
                 self.body.append(dataclasses.replace(root, value=value))
@@ -110,13 +110,13 @@ class _Phases:
         return dataclasses.replace(self.nest, body=tuple(self.body))
 
     def value(self, name: str, phase: int) -> str:
-        """What a value is called in a phase; its statements are added if they are not there yet."""
+        """The name of a value in a phase. Adds its statements if they are missing."""
         if name in self.hoisted:
             return name
         key = (name, phase if self.deps[name] else 0)
         if key not in self.named:
             stmt = self.values[name]
-            # Not `.1`: lowering has given such names to what an op is made of.
+            # Not `.1`: lowering gives such names to the statements of one op.
             new = name if name not in self.first else f"{name}.in{phase}"
             first = self.first.setdefault(name, phase)
             if first < phase and isinstance(stmt, Load | Reduce):

@@ -1,10 +1,10 @@
-"""Round nothing between a product and what it is added to, where the result is stored as exactly as computed.
+"""Contract a product and a sum into an `fma`, which rounds once, for results stored in fp32 or fp64.
 
-A compiler makes one instruction of `a * b - c` unless something else needs the product: then it subtracts
-from the rounded one, and a gradient in fp32 that shares its products with the norm's reductions is less
-exact than one with a kernel of its own (H200, RMSNorm 8192x8192 fp32: error of dx 6.1e-8, Inductor's two
-kernels 5.5e-8). Takes a merged program, and gives one that says `fma` there. What is stored in half precision
-has larger errors to hide, and stays as it is.
+A compiler makes one instruction of `a * b - c` unless the product has another use: then it subtracts from the
+rounded product. A gradient in fp32 that shares its products with the norm's reductions is therefore less
+exact than one from a kernel of its own (H200, RMSNorm 8192x8192 fp32: error of dx 6.1e-8, Inductor's two
+kernels 5.5e-8). Takes a merged program, and returns one that states `fma` there. Results stored in half
+precision have larger rounding errors, and stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def form_fma(program: LoopProgram) -> LoopProgram:
-    """Contract products on the way to what the main nest stores, as far as that holds no tile more."""
+    """Contract products that lead to the main nest's stores, where that keeps no more tiles in registers."""
     main, *others = program.nests
     exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}
     return dataclasses.replace(program, nests=(_Contraction(main, exact).result(), *others))
@@ -47,7 +47,7 @@ class _Contraction:
         return dataclasses.replace(self.nest, body=tuple(live))
 
     def above_stores(self) -> Iterator[str]:
-        """Values that what is stored is computed from in its own dtype, with no reduction in between."""
+        """Names of the fp32 and fp64 values that stores are computed from, with no reduction in between."""
         todo = [s.value.name for s in self.nest.body if isinstance(s, Store) and s.buffer in self.exact]
         seen: set[str] = set()
         while todo:
@@ -58,8 +58,8 @@ class _Contraction:
                 todo.extend(operands(self.values[name]))
 
     def contracted(self, stmt: Compute, at: int) -> list[Statement]:
-        """The statements for a sum or a difference; of two products the first is the one that a compiler
-        takes where it may choose."""
+        """The statements for a sum or a difference. Of two products it contracts the first, as a compiler
+        does if it may choose."""
         if stmt.op not in ("add", "sub") or stmt.kwargs or not all(isinstance(a, Ref) for a in stmt.args):
             return [stmt]
         first, second = (self.values.get(a.name) for a in stmt.args)
@@ -71,13 +71,13 @@ class _Contraction:
             return [stmt]
         assert product is not None
         if self.users[product.name] == 1 or not self.is_free(product, at):
-            return [stmt]  # the compiler contracts it; or too much would be held for it
+            return [stmt]  # the compiler contracts it, or its factors would take more registers
         terms = [*product.args, other]
         before: list[Statement] = []
         if stmt.op == "sub":
-            turned = 2 if product is first else 0  # a * b - c, or a - b * c
-            minus = Compute(f"{stmt.name}.minus", "neg", (terms[turned],), (), stmt.dtype)
-            terms[turned] = Ref(minus.name)
+            negated = 2 if product is first else 0  # a * b - c, or a - b * c
+            minus = Compute(f"{stmt.name}.minus", "neg", (terms[negated],), (), stmt.dtype)
+            terms[negated] = Ref(minus.name)
             before.append(minus)
         return [*before, Compute(stmt.name, "fma", tuple(terms), (), stmt.dtype)]
 
@@ -93,9 +93,9 @@ class _Contraction:
         )
 
     def is_free(self, product: Compute, at: int) -> bool:
-        """Whether holding the factors up to a statement, instead of the product, takes no more registers."""
+        """Whether keeping the factors up to `at`, instead of the product, takes no more registers."""
         body = self.nest.body
         start = max((i for i, s in enumerate(body[:at]) if isinstance(s, Reduce)), default=-1)
         later = Counter(name for s in body[start + 1 :] for name in operands(s))
-        held = [n for n in set(operands(product)) if self.deps[n] == self.tile and not later[n]]
-        return len(held) <= (later[product.name] == 1)
+        kept = [n for n in set(operands(product)) if self.deps[n] == self.tile and not later[n]]
+        return len(kept) <= (later[product.name] == 1)

@@ -1,9 +1,9 @@
-"""Let an output of the main kernel take the place of an input that nobody reads afterwards.
+"""Let an output of the main kernel reuse the memory of an input that is not read afterwards.
 
-Takes a merged program and the names of those inputs; gives one whose outputs say, in `Buffer.over`, which
-input they are written over, so that a tensor less is in memory at once. `ir.in_place` says what must hold. A
-kernel that runs loads in another order than its program states them, such as one that reads a row again after
-writing it, leaves this stage out.
+Takes a merged program and the names of such inputs. Returns one whose outputs name, in `Buffer.over`, the
+input whose memory they reuse, so that one tensor less is in memory at once. `ir.in_place` has the conditions.
+A kernel that loads in another order than its program states, such as one that reads a row again after writing
+it, skips this stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..ir.program import BufferRole, LoopProgram
 
 
 def reuse_in_place(program: LoopProgram, dead: Collection[str]) -> LoopProgram:
-    """Each output over the first of the `dead` inputs that can take it, and that no other output takes."""
+    """Give each output the memory of the first of the `dead` inputs that suits it and is not yet reused."""
     over: dict[str, str] = {}
     for output in program.role(BufferRole.OUTPUT):
         for source in program.role(BufferRole.INPUT):

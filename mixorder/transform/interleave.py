@@ -1,9 +1,10 @@
-"""The order in which a workspace has its columns, so that threads store partials as they hold them.
+"""The interleaved layout: an order of a workspace's columns in which threads store partials without gaps.
 
-A thread loads 8 elements of 16 bits at once, and so holds partials of 8 columns in a row, 32 bytes in fp32.
-It stores 16 at once: two stores, and each of them with gaps unless the threads exchange partials first,
-through shared memory, two barriers for every 8 columns of a thread. Where the first 4 of every 8 columns lie
-in the first half of the workspace's row and the others in its second half, both stores are without gaps
+A thread loads 8 elements of 16 bits at once, so it has partials of 8 consecutive columns, 32 bytes in fp32.
+It stores 16 bytes at once, so it needs two stores. With columns in their own order, each store has gaps
+unless the threads first exchange partials through shared memory, at two barriers for every 8 columns of a
+thread. In the interleaved layout, the first 4 of every 8 columns lie in the first half of the workspace's row
+and the others in its second half, and both stores are without gaps
 (H200, LayerNorm 2048x8192 bf16: 77.7 -> 78.2 to 81.0% of the limit; docs/tuning.md, section 24).
 """
 
@@ -22,7 +23,7 @@ WORD = 4  # bytes of a partial
 
 
 class InHalves(sympy.Function):
-    """`InHalves(column, columns)`: where a row of so many columns in halves has one of them."""
+    """`InHalves(column, columns)`: the place of a column in an interleaved row of `columns`."""
 
     nargs = 2
     is_integer = True
@@ -30,7 +31,7 @@ class InHalves(sympy.Function):
 
 
 def spelled(index: sympy.Expr) -> sympy.Expr:
-    """An index with that written out, as code has it."""
+    """An index with `InHalves` expanded into integer arithmetic."""
 
     def at(column: sympy.Expr, columns: sympy.Integer) -> sympy.Expr:
         second = ModularIndexing(column, STORED, GROUP // STORED)
@@ -40,8 +41,8 @@ def spelled(index: sympy.Expr) -> sympy.Expr:
 
 
 def in_order(program: LoopProgram) -> LoopProgram:
-    """The same with its workspaces' columns in their own order, for kernels that have no register to spare
-    (H200, LayerNorm 8192x32768 bf16, rows shared: 87.2% of the limit, in halves 81.0%)."""
+    """The program with its workspaces' columns in their own order, for kernels without registers to spare
+    (H200, LayerNorm 8192x32768 bf16, cooperative: 87.2% of the limit, interleaved 81.0%)."""
 
     def plain(stmt: Statement) -> Statement:
         if not isinstance(stmt, Load | PartialAccumulate):
@@ -53,20 +54,20 @@ def in_order(program: LoopProgram) -> LoopProgram:
 
 
 def beside(index: sympy.Expr) -> sympy.Expr | None:
-    """What an index into a workspace has besides a column's place in halves; None if it has none."""
+    """An index into a workspace without its `InHalves` term; None if it has no such term."""
     places = index.atoms(InHalves)
     return index.xreplace(dict.fromkeys(places, sympy.S.Zero)) if places else None
 
 
 def column_at(place: sympy.Symbol, columns: int) -> sympy.Expr:
-    """The column that is at a place of a row in halves."""
+    """The column at a place of an interleaved row."""
     half = columns // 2
     at = ModularIndexing(place, 1, half)
     return FloorDiv(at, STORED) * GROUP + FloorDiv(place, half) * STORED + ModularIndexing(at, 1, STORED)
 
 
 def suits(program: LoopProgram, nest: Nest, workspace: Buffer, axes: set[sympy.Symbol]) -> bool:
-    """Whether to have a workspace in halves: if a thread holds 8 columns of the tiles over `axes`."""
+    """Whether to interleave a workspace: if a thread loads 8 columns of the tiles over `axes` at once."""
     columns = workspace.shape[-1]
     if workspace.dtype.itemsize != WORD or not columns.is_number or columns % GROUP != 0:
         return False

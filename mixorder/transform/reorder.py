@@ -1,7 +1,7 @@
 """Bring the partial accumulation into the inner reduction's loop order, and merge both into one nest.
 
-`reorder` changes the order of loops and statements only; `merge` joins nests that then have the same loops,
-so that each load and each value that both needed is there once, and hoists what does not depend on rows.
+`reorder` only changes the order of loops and statements. `merge` joins nests that then have the same loops,
+so that each load and each value that both need occurs once. It also hoists what does not depend on rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..ir.program import (
 )
 from .alignment import alignment_phase
 
-# Outermost first. A program has one place on the batch axis and deals with the rows of its split; a row's
-# columns are innermost, where memory is contiguous.
+# Outermost first. A program has one index on the batch axis, and the rows of its split. Columns are
+# innermost, because memory is contiguous along them.
 _ORDER = {
     AxisClass.BATCH: 0,
     AxisClass.SPLIT: 1,
@@ -50,7 +50,7 @@ def reorder(program: LoopProgram) -> LoopProgram:
 
 
 def merge(program: LoopProgram) -> LoopProgram:
-    """Merge the nests over rows into one; nests over splits alone (the finalisation) stay behind it."""
+    """Merge the nests over rows into one; nests over splits alone (the finalisation) follow it."""
     over_rows = [n for n in program.nests if any(a.kind is AxisClass.ROW for a in n.loops)]
     others = [n for n in program.nests if n not in over_rows]
     loops = over_rows[0].loops
@@ -81,16 +81,16 @@ def _topological(body: list[Statement]) -> tuple[Statement, ...]:
 
 
 def _arranged(nest: Nest) -> Nest:
-    """Sort statements by stage, and within one by loop depth, a stage's reductions and stores last.
+    """Sort statements by level, and within a level by loop depth, with its stores and then reductions last.
 
-    A load waits for the first stage that uses it: a tile that only the second stage needs should not hold
-    registers during the first.
+    The level of a value is the number of dependent reductions before it. A load moves to the first level that
+    uses it, so that a tile that only the second level needs takes no registers during the first.
     """
-    deps, stage = nest.dependence(), nest.reductions_above()
+    deps, level = nest.dependence(), nest.reductions_above()
     first_use: dict[str, int] = {}
     for stmt in nest.body:
-        at = max((stage[n] for n in operands(stmt)), default=0)
-        at = stage[stmt.name] if isinstance(stmt, Value) else at
+        at = max((level[n] for n in operands(stmt)), default=0)
+        at = level[stmt.name] if isinstance(stmt, Value) else at
         for name in operands(stmt):
             first_use[name] = min(first_use.get(name, at), at)
 
@@ -99,12 +99,12 @@ def _arranged(nest: Nest) -> Nest:
         if isinstance(stmt, Load):
             return (first_use.get(stmt.name, 0), 0, depth)
         if isinstance(stmt, Reduce):
-            return (stage[stmt.name], 2, depth)
+            return (level[stmt.name], 2, depth)
         if isinstance(stmt, Store | PartialAccumulate):
             value = stmt.value.name
             reduced = any(isinstance(s, Reduce) and s.name == value for s in nest.body)
-            return (stage[value] + reduced, 1, depth)
-        return (stage[stmt.name], 0, depth)  # type: ignore[union-attr]
+            return (level[value] + reduced, 1, depth)
+        return (level[stmt.name], 0, depth)  # type: ignore[union-attr]
 
     return dataclasses.replace(nest, body=tuple(sorted(nest.body, key=key)))
 

@@ -1,13 +1,12 @@
 """Rewrite every outer reduction into a pointwise `partial_accumulate` and a reduction over the splits.
 
-Takes the lowered program; gives one in which no reduction over rows is left: each nest that held some is
-replaced by two, one that accumulates partials of `split` rows into a workspace, and one that reduces the
-workspace and runs what followed the reduction (the epilogue: casts, scales, adds).
+Takes the lowered program; returns one without reductions over rows. Each nest with such reductions becomes
+two nests. The first accumulates partials of `split` rows into a workspace. The second reduces the workspace
+and runs what followed the reduction (the epilogue: casts, scales, adds).
 
-A program adds up to hundreds of rows one after the other. Where the result is stored in fp32, the rounding
-errors of that show (H200, RMSNorm 32768x2048 fp32: error of dw 2.2e-7, Inductor's 1.3e-7), so such sums are
-compensated, and their partials added up in fp64; a result that is cast to half precision has larger errors to
-hide.
+A program may add hundreds of rows one after the other. The rounding errors matter if the result is stored in
+fp32 (H200, RMSNorm 32768x2048 fp32: error of dw 2.2e-7, Inductor's 1.3e-7). Such sums are compensated, and
+their partials are added up in fp64. A result that is cast to half precision has larger rounding errors.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ..ir.program import (
 )
 from .interleave import InHalves, suits
 
-# Of an outer reduction: the buffer of its partials, and the index into it.
+# By the name of an outer reduction: the buffer of its partials, and the index into it.
 _Workspaces = dict[str, tuple[str, sympy.Expr]]
 
 
@@ -81,9 +80,9 @@ def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
     return Buffer(f"ws{i}", BufferRole.WORKSPACE, reduce.dtype, shape, tuple(stride))
 
 
-def _index(buffer: Buffer, loops: tuple[Axis, ...], halves: bool) -> sympy.Expr:
+def _index(buffer: Buffer, loops: tuple[Axis, ...], interleaved: bool) -> sympy.Expr:
     places = [SPLIT_SYMBOL, *(axis.symbol for axis in loops)]
-    if halves:
+    if interleaved:
         places[-1] = InHalves(loops[-1].symbol, loops[-1].size)
     return sum((at * stride for at, stride in zip(places, buffer.stride, strict=True)), sympy.S.Zero)
 
