@@ -39,7 +39,7 @@ NO_GPU = "this torch finds no GPU; `python -m mixorder explain` needs none, `doc
 @dataclasses.dataclass
 class Way:
     """One way to compile, and its results: seconds of the first step, with compilation; milliseconds of later
-    forwards and whole steps; regions fused; the first step's gradients, and their names."""
+    forwards and whole steps; regions fused; the first step's gradients, and their parameters."""
 
     name: str
     options: dict[str, Any]
