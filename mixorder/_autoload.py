@@ -1,8 +1,8 @@
 """Registers mixorder with torch without importing Inductor.
 
-Takes nothing, returns nothing: each module of torch that mixorder extends is handed to its
-callback, at once if it is loaded already, otherwise right after it has been executed. Must not
-import anything outside the standard library, since `import torch` runs it.
+Each module of torch that mixorder extends has a callback. The callback gets the module at once if it
+is loaded already, otherwise right after it has been executed. Must not import anything outside the
+standard library, since `import torch` runs it.
 """
 
 import importlib
@@ -40,7 +40,7 @@ _CALLBACKS: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _AfterImport:
-    """A meta path finder that finds nothing itself: it adds a callback to what the others find."""
+    """A meta path finder that finds nothing itself: it adds a callback to modules that others find."""
 
     def __init__(self) -> None:
         self.pending: set[str] = set()
@@ -81,13 +81,13 @@ class _AfterImport:
     def loaded(self, name: str, module: ModuleType) -> None:
         self.pending.discard(name)
         if not self.pending:
-            # A new list: an import in another thread may be iterating over the present one, and
+            # A new list: an import in another thread may be iterating over the old one, and
             # would skip a finder if this one were removed in place.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
             _CALLBACKS[name](module)
         except Exception as error:
-            # A torch whose internals we do not know must still compile what it would without us.
+            # A torch with unknown internals must still compile everything that it compiles without mixorder.
             warnings.warn(f"mixorder stays off: {name} is not as expected ({error!r})", stacklevel=2)
 
 

@@ -1,7 +1,7 @@
-"""What the demo trains, and what it measures of it.
+"""The model that the demo trains, and its measurements.
 
 A stack of pre-norm transformer blocks with a choice of norm; its gradients, their errors against
-float64, and on a GPU the times and kernels of a step. Prints nothing, knows no command line.
+float64, and on a GPU the times and kernels of a step. Prints nothing, and is independent of the command line.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _num_heads(dim: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is trained: the module, its input and the gradient of its output, on one device."""
+    """The module to train, its input and the gradient of its output, on one device."""
 
     module: nn.Module
     x: Tensor
@@ -118,7 +118,7 @@ class Problem:
         return torch.autograd.grad(y, [self.x, *self.module.parameters()], self.dy)
 
     def exact_gradients(self) -> tuple[Tensor, ...]:
-        """The same from eager in float64."""
+        """The same gradients from eager in float64."""
         x = self.x.detach().double().requires_grad_()
         exact = Problem(copy.deepcopy(self.module).double(), x, self.dy.double())
         return exact.gradients(exact.module)

@@ -9,7 +9,7 @@ from typing import Any
 
 class DeclineReason(Enum):
     """Why a region was left to Inductor. The value is the stable name used in logs and counters; `remedy`
-    says what to change (docs/reasons.md has the same words)."""
+    says what to change (docs/reasons.md has the same text)."""
 
     explanation: str
     remedy: str
@@ -89,7 +89,7 @@ class DeclineReason(Enum):
 class Decline(Exception):
     """A region is left to Inductor: raised inside a stage, caught once, by the pipeline.
 
-    `provenance`: a `region.provenance.Provenance`, where the reductions come from, once that is known.
+    `provenance`: a `region.provenance.Provenance` of the reductions, or None while it is unknown.
     """
 
     def __init__(self, reason: DeclineReason, detail: str, node_name: str | None = None) -> None:
@@ -115,7 +115,7 @@ class TooWide(Decline):
 
 
 class CannotExplain(RuntimeError):
-    """`mixorder.explain` cannot look at this model in this way, or here; the message says what to do."""
+    """`mixorder.explain` cannot analyse this model on this device; the message says what to do."""
 
 
 class MixorderError(RuntimeError):

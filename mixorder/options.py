@@ -2,8 +2,8 @@
 
 In: Inductor's config module. Out: `Options`, validated. Each field below is the only declaration of
 its option: name, type, default, environment variable and lower bound. Inductor's cache keys cover
-every registered entry, so the hash of our own source is registered as an entry, too.
-Tunables of a kernel are not options: they belong to its schedule.
+every registered entry, so the hash of mixorder's source is registered as an entry, too.
+Tunable parameters of a kernel are not options: they belong to its schedule.
 """
 
 import difflib
@@ -30,7 +30,7 @@ class Options:
     enabled: bool = field(default=False, metadata={"env": "MIXORDER", "shared": SHARED, "key": "mixorder"})
     """Fuse mix-order reductions with mixorder, and switch Inductor's own implementation off.
 
-    Where `MIXORDER` is not set, torch's own variable decides, which others may set for stock's sake."""
+    Where `MIXORDER` is not set, the variable of torch's own mix-order reduction decides."""
 
     split_size: int = field(default=0, metadata={"minimum": 0})
     """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
@@ -38,8 +38,8 @@ class Options:
     autotune: bool = False
     """Time schedules of each region at compile time, on the GPU, and keep the fastest (docs/tuning.md).
 
-    Also on, whatever this says, where Inductor tunes: with its `max_autotune`, `max_autotune_pointwise` or
-    `coordinate_descent_tuning`. Off, whatever this says, where deterministic results are asked for."""
+    Whatever its value, tuning is on where Inductor tunes (`max_autotune`, `max_autotune_pointwise` or
+    `coordinate_descent_tuning`), and off where deterministic results are asked for."""
 
     strict: bool = field(default=False, metadata={"env": "MIXORDER_STRICT"})
     """Raise on an internal error instead of warning and leaving the graph to Inductor."""
@@ -55,7 +55,7 @@ class Options:
 
     @classmethod
     def current(cls) -> "Options":
-        """The options in force here and now; ValueError on a value that is not allowed."""
+        """The options that are set at this moment; ValueError on a value that is not allowed."""
         from mixorder.inductor.config import inductor_config
 
         register(inductor_config)
@@ -76,7 +76,7 @@ def config_key(option: Field[Any]) -> str:
 
 
 def misspelt(name: str) -> str:
-    """What to say of an option that there is not, if it was meant to be one of ours; else nothing."""
+    """The message for a name that looks like an option of mixorder but is none; empty for other names."""
     name = name.replace("-", "_")
     known = [config_key(f) for f in fields(Options)]
     if name in known or not name.startswith("mixorder"):
@@ -114,13 +114,13 @@ def variables(option: Field[Any]) -> list[tuple[str, str]]:
 
 
 def understood(value: str) -> bool | None:
-    """What a switch's value means; None where it means nothing."""
+    """Whether a switch's value means on or off; None if neither."""
     word = value.strip().lower()
     return True if word in ON else False if word in OFF else None
 
 
 def _from_env(option: Field[Any]) -> bool | str | None:
-    """The default that the environment sets, None if it is silent."""
+    """The default that the environment sets; None if it sets none."""
     for name, value in variables(option):
         if isinstance(option.default, str):
             return value
@@ -136,7 +136,7 @@ def _warn_once(message: str) -> None:
 
 
 def _checked(option: Field[Any], value: Any) -> Any:
-    """The value itself. Types are checked here, too: torch does so for torch.compile only."""
+    """The value itself, or ValueError. Types are checked here, too: torch does so only in torch.compile."""
     expected = type(option.default)
     minimum = option.metadata.get("minimum")
     if type(value) is not expected or (minimum is not None and value < minimum):

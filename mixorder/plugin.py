@@ -1,4 +1,4 @@
-"""What torch calls: the options registered with it, and the pass and what goes with it behind its hooks.
+"""The functions that torch calls: they register the options, and connect the pass to the hooks.
 
 Everything here is called while torch or Inductor is loading, or by a compile; imports wait until then.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def register_options(module: ModuleType) -> None:
-    """Add the options to `torch._inductor.config`, and a line on misspelt ones to torch's own error."""
+    """Add the options to `torch._inductor.config`, and a message for misspelt ones before torch's error."""
     from .inductor.spelling import wrap_apply_options
 
     register(module)
@@ -45,22 +45,22 @@ def fit_launches(module: ModuleType) -> None:
 
 @functools.cache
 def plugin() -> Plugin:
-    """What the hooks call."""
+    """The functions that the hooks call."""
     from .inductor.hooks import Plugin
 
     return Plugin(Options.current, _identity, _run, _given_back, _interpreted_assembly)
 
 
 def graph_pass() -> MixOrderPass:
-    """The post-grad pass by itself; its options are those in force when it is called."""
+    """The post-grad pass by itself; it reads the options when it is called."""
     from .inductor.hooks import MixOrderPass
 
     return MixOrderPass(plugin())
 
 
 def compile_for_interpreter(options: Options) -> Callable[..., Any]:
-    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with ours
-    where Inductor runs it), then node by node on CPU tensors, kernels interpreted.
+    """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes with
+    mixorder's in its usual place), run node by node on CPU tensors with interpreted kernels.
 
     Raises RuntimeError if `TRITON_INTERPRET` is not set.
     """
@@ -71,7 +71,7 @@ def compile_for_interpreter(options: Options) -> Callable[..., Any]:
 
 
 def prepare_interpreter() -> None:
-    """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
+    """Patch into Triton's interpreter what mixorder's kernels need and it lacks. Idempotent."""
     from .inductor import interpreter
 
     interpreter.prepare(_interpreted_assembly)

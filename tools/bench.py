@@ -5,10 +5,10 @@ In: shapes, norms, dtypes, providers. Out: tables on stdout, progress on stderr,
 
 The limit is `torch.add(x, dy, out=dx)` on the same tensors; a provider's share is limit / time. Both are
 CUDA-graph replays with a cold L2, taken in turns once all providers of a row are captured.
-A provider that fails gets `err`, and its text in the JSON. With CUDA the work runs in a child
-process: when a provider crashes it, hangs, or loses the device, a new one goes on with the next.
-Without a GPU, small shapes and errors alone. Exit status: 0; 3 if a provider failed and there are no times;
-the child's if it cannot go on.
+A provider that fails is shown as `err`, with its message in the JSON. With CUDA the work runs in a child
+process: when a provider crashes it, hangs, or loses the device, a new process continues with the next one.
+Without a GPU, it measures errors at small shapes only. Exit status: 0; 3 if a provider failed and there are
+no times; the child's if no new process can continue.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from torch import Tensor
 
 SHAPES = "4096x4096,8192x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
 EXIT_FAILED, EXIT_DEVICE_LOST = 3, 76
-ROOM = 1 / 3  # of the device's memory: with less of it free, a graph is not kept for its turns
+ROOM = 1 / 3  # of the device's memory: with less of it free, a graph is not kept to be timed in turns
 
 
 # Measuring one row.
@@ -47,8 +47,8 @@ ROOM = 1 / 3  # of the device's memory: with less of it free, a graph is not kep
 def run_provider(
     name: str, case: Case, inputs: Inputs, reference: Sequence[Tensor], setup: Setup, result: Result
 ) -> Captured | None:
-    """Measure one provider, and give the graph that was timed; any exception ends in `result`, never in
-    the caller."""
+    """Measure one provider, and return the graph that was timed. Exceptions are stored in `result`, not
+    raised."""
     started, captured = time.perf_counter(), None
     try:
         torch._dynamo.reset()
@@ -68,7 +68,7 @@ def run_provider(
 
 @contextlib.contextmanager
 def fusions_into(result: Result) -> Iterator[None]:
-    """Note what mixorder makes meanwhile: each region's strategy and schedule, and what tuning gained."""
+    """Record what mixorder fuses inside: each region's strategy and schedule, and the gain from tuning."""
     from mixorder.report import RegionRecord, collect
 
     with collect() as records:
@@ -81,7 +81,7 @@ def fusions_into(result: Result) -> Iterator[None]:
 
 
 def run_row(row: Row, args: argparse.Namespace, setup: Setup, report: Report, path: Path) -> None:
-    """Measure the providers of a row that have no result yet; saves around each one."""
+    """Measure the providers of a row that have no result yet; saves before and after each one."""
     inputs = backward.make_inputs(row.case, setup.device)
     reference = backward.reference_gradients(inputs)
     kept: dict[str, Captured] = {}
@@ -120,8 +120,7 @@ def _room() -> bool:
 
 
 def take_turns(row: Row, kept: dict[str, Captured], setup: Setup) -> None:
-    """Time the graphs that were kept, the limit's among them, in turns; these times replace those taken
-    alone."""
+    """Time the kept graphs, including the limit's, in turns; these times replace those measured alone."""
     times = setup.times(kept)
     row.limit_medians[-1:] = times.pop("limit").halves()
     for name, taken in times.items():
@@ -141,7 +140,7 @@ def parse_targets(text: str) -> dict[str, dict[str, float]]:
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Options; shapes and providers default to small ones and two on the CPU."""
+    """The arguments; on the CPU the defaults are small shapes and two providers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     every = ("limit", *PROVIDERS)
     parser.add_argument("--shapes", type=parse_shapes, help=f"default {SHAPES}; 64x96 on the CPU")
@@ -188,7 +187,7 @@ def work(args: argparse.Namespace) -> int:
         try:
             with functorch_config.patch(donated_buffer=False):  # they forbid retain_graph
                 run_row(row, args, setup, report, path)
-        except Exception as error:  # inputs, reference or limit: the row is lost, not the run
+        except Exception as error:  # inputs, reference or limit: skip this row only
             text = f"{type(error).__name__}: {error}"[:2000]
             row.results.update({n: Result("err", text) for n in missing - set(row.results)})
             report.save(path)
@@ -213,8 +212,8 @@ def publish(report: Report, args: argparse.Namespace) -> None:
 
 
 def supervise(argv: Sequence[str], args: argparse.Namespace) -> int:
-    """Run workers until one ends by itself or achieves nothing; returns its exit status. In the
-    second case the report of what there is is written here.
+    """Run workers until one ends by itself or makes no progress; returns its exit status. In the
+    second case this process writes the report of the results so far.
     """
     reasons = {EXIT_TIMEOUT: "took longer than --time-box", EXIT_DEVICE_LOST: "lost the device"}
     path, finished = args.out / "bench.json", 0
@@ -225,7 +224,7 @@ def supervise(argv: Sequence[str], args: argparse.Namespace) -> int:
             **os.environ,
         }
         for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"):
-            env.pop(name, None)  # would change what `stock` means
+            env.pop(name, None)  # it would change `stock`
         while True:
             command = [sys.executable, str(Path(__file__).resolve()), *argv, "--worker"]
             status = subprocess.call(command, env=env)

@@ -4,9 +4,9 @@ Run it with torchrun, one process per GPU (NCCL), or without GPUs (gloo; small, 
 
     torchrun --nproc_per_node=2 tools/distributed.py
 
-Ways: `ddp` (the batch is cut), `fsdp` (fully_shard; the batch is cut, parameters are sharded), `tp` (tensor
-and sequence parallel by DTensor: norms replicated, their activations sharded over the sequence). Everything
-between processes is torch's own. Gradients are compared, whole, with those of eager float64 on one process,
+Ways: `ddp` (the batch is split), `fsdp` (fully_shard; the batch is split, parameters are sharded), `tp`
+(tensor and sequence parallel by DTensor: norms replicated, their activations sharded over the sequence). All
+communication is torch's own. Full gradients are compared with those of eager float64 on one process,
 and with those of the same compile without distribution. Rank 0 prints a table; --out gets it as JSON.
 Exit status: 0; 1 if a gradient is off, or no region was fused; 2 without torchrun.
 """
@@ -67,8 +67,8 @@ def off(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
 
 @dataclasses.dataclass
 class Row:
-    """What one way gave: errors against float64 of stock and ours, ours against the same on one process;
-    regions fused on this rank; milliseconds of a step, stock and ours, None where they were not timed."""
+    """Results of one way: errors of stock and mixorder against float64, and of mixorder against one process;
+    regions fused on this rank; milliseconds of a step, stock and mixorder, None where they were not timed."""
 
     way: str
     stock: float

@@ -1,4 +1,4 @@
-"""The whole family on this GPU: each case of `tools/lab/cases.py` in bf16, stock Inductor beside mixorder.
+"""The whole family on this GPU: each case of `tools/lab/cases.py` in bf16, by stock Inductor and mixorder.
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
 microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
@@ -29,7 +29,7 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.tune.timing import capture
 
-# A hit in the cache of graphs would run no pass. An option, since it holds on all threads.
+# A hit in the cache of graphs would run no pass. It is an option because options apply to all threads.
 STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
 OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
 # Inductor's own mix-order reduction fails to compile in fp64 (torch 2.11).
@@ -42,14 +42,14 @@ HEAD = ("case", "fused", "launches", "us", "speedup", "MB", "error stock / ours"
 # Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over
 # the scheduled kernels: of each distinct buffer that a kernel reads or writes, the smaller of its size and
 # the elements accessed. It counts what a user-defined Triton kernel writes twice, as an argument and as its
-# mutation. Partial sums of fused kernels are not counted, neither ours nor those of Inductor's own mix-order
-# reduction, which are no buffers of the graph.
+# mutation. Partial sums of fused kernels are not counted, neither mixorder's nor those of Inductor's own
+# mix-order reduction, which are no buffers of the graph.
 
 
 class ByteCount:
     """A pass over Inductor's scheduled kernels that changes nothing, and counts bytes per graph.
 
-    `records`: what `mixorder.report.collect` collects; each graph's regions are there when it is counted.
+    `records`: the list of `mixorder.report.collect`; it has a graph's regions when the graph is counted.
     """
 
     def __init__(self, records: Sequence[RegionRecord | Decline]) -> None:
@@ -84,7 +84,7 @@ def accessed_bytes(node: Any) -> int:
 def passed_bytes(kernel: Any) -> int:
     """Bytes of the distinct tensors passed to a user-defined Triton kernel; all sizes are known.
 
-    One of ours that is both read and written, an input that an output lies over, counts as two tensors.
+    A tensor that is both read and written, by in-place reuse, counts as two tensors.
     """
     tensors: dict[Any, int] = {}
     written = {arg.get_name() for arg in kernel.mutable_args}
@@ -168,7 +168,7 @@ def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
 
 
 def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str]:
-    """What speaks against the case. At small sizes launches decide, so neither time nor bytes do."""
+    """Failures of the case. At small sizes launches dominate, so time and bytes are not checked."""
     shape = case.shapes.small if small else case.shapes.training
     expected = case.expected(shape, 0 if small else Options().min_numel)
     checks = {

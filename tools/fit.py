@@ -1,6 +1,6 @@
 """Fit the numbers in the schedule rules to measured schedules (files of `tools/tune.py`).
 
-The rules themselves choose, with one set of numbers or another; the time of what they choose is looked up
+The rules choose a schedule with a given set of numbers; its time is looked up
 and compared with the best measured schedule of the target. The fit starts from the numbers found by hand
 (`lab/by_hand.py`) and changes one at a time, the most useful first, or two where no
 single one helps, as long as that lowers the mean regret, log(time of the choice / time of the best), by more
@@ -9,7 +9,7 @@ than `THRESHOLD`. Each target's regret with numbers fitted to all others is repo
     python tools/fit.py tools/data/h200.json            # the tables
     python tools/fit.py tools/data/h200.json --write    # and mixorder/schedule/fitted.json
 
-Widths that are no multiple of 16 are left out: their rows start anywhere, and load by other laws.
+Widths that are no multiple of 16 are left out: their rows start at any address, and load differently.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from mixorder.schedule.facts import ALIGNMENT
 from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import STRATEGIES
 
-THRESHOLD = 0.0005  # of the mean regret of some 40 targets: less is noise, and the number stays what it is
-NEAR = {"tile", "final_block", "final_warps"}  # in a tile: the stages. What may differ in what is looked up
+THRESHOLD = 0.0005  # of the mean regret of some 40 targets: a smaller gain is noise
+NEAR = {"tile", "final_block", "final_warps"}  # a looked-up schedule may differ in these (of tile: in stages)
 
 GRID: dict[str, tuple[float, ...]] = {
     "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
@@ -74,7 +74,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the rules choose for a case. `us` is infinite where nothing like it was measured."""
+    """The rules' choice for a case. `us` is infinite where no similar schedule was measured."""
 
     strategy: str
     schedule: Schedule
@@ -83,7 +83,7 @@ class Choice:
 
 
 def cases(data: Sequence[Data]) -> list[Case]:
-    """The targets to fit to: those with aligned rows of which something ran."""
+    """The targets to fit to: those with aligned rows and at least one schedule that ran."""
     return [
         _case(t, d.device)
         for d in data
@@ -106,7 +106,7 @@ def _us(row: Row) -> float:
 
 
 def chosen(case: Case, constants: Constants) -> Choice:
-    """What the rules choose, and the time of that, or of the nearest that was measured."""
+    """The rules' choice, and its time, or that of the nearest measured schedule."""
     target = case.target
     strategy, schedule = _rule(target, case.device, constants)
     if us := case.measured.get((strategy, schedule)):
@@ -136,7 +136,7 @@ def _distance(one: Schedule, other: Schedule) -> tuple[int, bool, bool]:
 
 
 class Regrets:
-    """The regret of every case under any constants; each is asked for once."""
+    """The regret of every case under any constants; each is computed once."""
 
     def __init__(self, found: Sequence[Case]) -> None:
         self.cases = tuple(found)
@@ -151,12 +151,12 @@ class Regrets:
         return self._known[constants]
 
     def mean(self, constants: Constants, without: int | None = None) -> float:
-        """Over all cases, or all but one. Rounded, so that what is equal compares equal."""
+        """The mean over all cases, or all but one. It is rounded, so that equal means compare equal."""
         return round(statistics.fmean(r for i, r in enumerate(self.of(constants)) if i != without), 9)
 
 
 def neighbours(constants: Constants) -> Iterator[Constants]:
-    """The constants with another value of the grid for one of them."""
+    """The constants with one of them changed to another value of its grid."""
     for name, values in GRID.items():
         for value in values:
             if value != getattr(constants, name):
@@ -164,7 +164,7 @@ def neighbours(constants: Constants) -> Iterator[Constants]:
 
 
 def pairs(constants: Constants) -> Iterator[Constants]:
-    """The constants with two of them changed; also with one, which of equals comes first."""
+    """The constants with one or two of them changed; those with one come first."""
     names = list(GRID)
     for one in neighbours(constants):
         yield one
@@ -175,7 +175,7 @@ def pairs(constants: Constants) -> Iterator[Constants]:
 
 
 def fit(regrets: Regrets, start: Constants, without: int | None = None) -> Constants:
-    """The constants, changed by one or two at a time for as long as that pays."""
+    """The constants, changed by one or two at a time as long as the mean regret falls."""
     mean = regrets.mean(start, without)
     while True:
         for nearby in (neighbours, pairs):
@@ -232,7 +232,7 @@ def _short(choice: Choice) -> str:
 def text(
     data: Sequence[Data], files: Sequence[Path], constants: Constants, regrets: dict[str, dict[str, float]]
 ) -> str:
-    """What `fitted.json` says: the constants, what they were fitted to, and how well."""
+    """The text of `fitted.json`: the constants, what they were fitted to, and how well."""
     meta = [{k: d.meta[k] for k in ("device", "torch", "triton", "date")} for d in data]
     measured = [{"file": f.name, **m} for f, m in zip(files, meta, strict=True)]
     return (

@@ -1,12 +1,12 @@
-"""Differential fuzzing: random programs by mixorder, by stock Inductor and in eager float64.
+"""Differential fuzzing: random programs run by mixorder, by stock Inductor and in eager float64.
 
     python tools/fuzz.py --device cuda --cases 5000 --time-box 420 --out fuzz        # 14 processes, one GPU
     python tools/fuzz.py --device interpreter --cases 200 --workers 2 --out fuzz     # no GPU
 
 Each case comes from its own seed (`lab/programs.py`) and is compared in `lab/differential.py`. In --out:
-`cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, made as small as the
-time allows, a test file that pytest runs from the repository's root; `errors.txt`: how the errors of
-gradients are distributed, mixorder's and stock's. Exit status: 0, or 1 if a
+`cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, reduced as far as the
+time allows, a test file that pytest runs from the repository's root; `errors.txt`: the distribution of
+gradient errors, mixorder's and stock's. Exit status: 0, or 1 if a
 case failed, hung or crashed its process.
 """
 
@@ -32,8 +32,8 @@ from lab.smaller import smaller
 from lab.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
-CASE_LIMIT = 60  # seconds after which a case hangs
-STOCK_EVERY = 2  # every so manieth case is run by stock, too, where it is right
+CASE_LIMIT = 60  # seconds after which a case counts as hung
+STOCK_EVERY = 2  # of the cases that are right, every second one is also run by stock
 KINDS = 5  # of failures that are made smaller
 BINS_PER_DECADE = 4
 MOST_TOLD = 6000  # characters of an exception's text
@@ -41,8 +41,8 @@ MOST_TOLD = 6000  # characters of an exception's text
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A program, where it runs, the seed that it came from (None while it is made smaller), and whether stock
-    is run as well where eager is not worse."""
+    """A program, its device, its seed (None while it is reduced), and whether stock is run even where
+    mixorder is as exact as eager."""
 
     program: Program
     device: str
@@ -80,7 +80,7 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
 
 
 def kind_of(one: dict[str, Any]) -> str:
-    """What makes two failures the same, as far as a first look tells: of a crash, what was raised at last."""
+    """A key by which failures count as the same: for a crash, the last exception."""
     kind = f"{one['status']} {one['kind']}"
     return f"{kind}, {last_raised(one['message'])[:160]}" if one["kind"] == "crash" else kind
 

@@ -1,14 +1,14 @@
-"""The CPU suite with each torch that mixorder supports and its triton, in an environment of its own.
+"""The CPU suite with each torch that mixorder supports and its triton, each in a separate environment.
 
     python tools/matrix.py                              # every version
-    python tools/matrix.py --versions 2.13.0 --dry-run  # say what would be done
+    python tools/matrix.py --versions 2.13.0 --dry-run  # print what would be done
 
-For each version: a virtual environment under --root, kept for the next time; torch, its CPU build where pip
-or --index has one (others bring gigabytes of CUDA along), the triton that this torch is built against, what
-the tests need, and mixorder from this checkout; then `pytest`, and with Triton's interpreter
-`pytest tests/interpreter`. Prints a table, and writes it to --root as `matrix.md` beside the logs. A version
-that cannot be installed is said so, with the reason. Exit status: 0, or 1 if a suite failed or nothing could
-be installed.
+For each version, it makes a virtual environment under --root, kept for the next time. It installs torch (the
+CPU build where pip or --index has one, since others install gigabytes of CUDA), the triton that this torch is
+built against, the tests' requirements, and mixorder from this checkout. Then it runs `pytest`, and with
+Triton's interpreter `pytest tests/interpreter`. Prints a table, and writes it to --root as `matrix.md` with
+the logs. A version that cannot be installed is listed with the reason. Exit status: 0, or 1 if a suite failed
+or nothing could be installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|deselec
 
 @dataclasses.dataclass
 class Suite:
-    """How a run of pytest ended: its counts, its exit status (None: not in time), the tests that failed."""
+    """The result of a run of pytest: its counts, its exit status (None: timed out), the tests that failed."""
 
     counts: dict[str, int]
     status: int | None
@@ -102,7 +102,7 @@ def install(version: str, args: argparse.Namespace, log: Path) -> tuple[Path, st
 
 
 def reason(log: str) -> str:
-    """The last error that pip tells of."""
+    """The last error that pip reports."""
     errors = [line for line in log.splitlines() if line.startswith("ERROR:")]
     return (errors or log.splitlines() or ["pip failed"])[-1].removeprefix("ERROR: ")[:160]
 
@@ -115,7 +115,7 @@ def what_is_installed(python: Path) -> str:
 
 
 def test(name: str, python: Path, args: argparse.Namespace, log: Path) -> Suite:
-    """Run one of the suites; what it prints is in the log."""
+    """Run one of the suites; its output goes to the log."""
     arguments, environment = SUITES[name]
     command = [str(python), *arguments, "-q", "-p", "no:cacheprovider", *args.pytest]
     variables = [f"{k}={v}" for k, v in environment.items()]

@@ -1,12 +1,12 @@
-"""Whole-model benchmark: one training step of GPT-2, a Llama-style model and a ViT, stock beside mixorder.
+"""Whole-model benchmark: one training step of GPT-2, a Llama-style model and a ViT, stock and mixorder.
 
 In: models, providers, steps. Out: a table per model on stdout, progress on stderr, and in --out
-`models.json` (rewritten after each run) and `models.txt`. `lab/zoo.py` has the models, `lab/training.py` says
-what a step is, `lab/launches.py` how a step's kernels are told apart.
+`models.json` (rewritten after each run) and `models.txt`. `lab/zoo.py` has the models, `lab/training.py` the
+step, `lab/launches.py` the classes of a step's kernels.
 
-Every run is a process of its own with empty compile caches, so that memory and compile times are
+Every run is a separate process with empty compile caches, so that memory and compile times are
 independent; with --repeats the order of the providers alternates. A run that fails, hangs or lacks a
-package gets a line that says so, and the others go on. Without a GPU, small models run in the Triton
+package is reported in a line, and the others go on. Without a GPU, small models run in the Triton
 interpreter: regions and losses only. Exit status: 0, 1 if a run failed.
 """
 
@@ -145,7 +145,7 @@ def run_in_process(args: argparse.Namespace, model: str, provider: str, repeat: 
 
 
 def environment(folder: str, gpu: bool) -> dict[str, str]:
-    """The same for every provider: empty caches, nothing from the network, no option that a user has set."""
+    """The same for every provider: empty caches, no network, none of the user's options."""
     env = {
         "TORCHINDUCTOR_COMPILE_THREADS": str(min(16, os.cpu_count() or 1)),
         "TEARDOWN_CUPTI": "0",
@@ -173,7 +173,7 @@ def save(path: Path, meta: dict[str, Any], args: argparse.Namespace, runs: Seque
 
 
 def report(args: argparse.Namespace, meta: dict[str, Any], runs: Sequence[Run]) -> str:
-    """Header, a table per model, and what speaks against mixorder."""
+    """Header, a table per model, and where mixorder is worse than stock."""
     parts = ["\n".join(f"{key}: {value}" for key, value in meta.items() if key != "started")]
     for model in args.models:
         of_model = [run for run in runs if run.model == model]
@@ -186,7 +186,7 @@ def report(args: argparse.Namespace, meta: dict[str, Any], runs: Sequence[Run]) 
 
 
 def cells(run: Run, first: Run) -> list[str]:
-    """A run's line; `-` for what was not measured. `loss off` is beside the model's first run."""
+    """A run's line; `-` for values that were not measured. `loss off` is the difference from `first`."""
     name = f"{run.provider} {run.repeat + 1}" if run.repeat else run.provider
     if run.status != "ok":
         return [name, run.status, *["-"] * (len(HEADER) - 2)]

@@ -2,13 +2,13 @@
 
 Each model's backward is traced with fake tensors, up to the point at which the pass gets it; the pass then
 runs on copies of that graph. The table has the medians of some runs, after one that is not counted:
-milliseconds in all, per region, and per region in each stage. `lowered` is the number of regions that no
-earlier one was equal to.
+milliseconds in total, per region, and per region in each stage. `lowered` is the number of regions with a
+new structural key.
 
 With `--inductor` the rest of the compile follows, without mixorder and with it: seconds of Inductor's
-post-grad passes (with mixorder's among them), of its lowering, and of its scheduling and code generation. A
-stand-in takes the GPU driver's place, and what is not ours is generated as C++: compare the two, not
-with another machine. No code that was generated is compiled or run.
+post-grad passes (with mixorder's), of its lowering, and of its scheduling and code generation. A stub
+replaces the GPU driver, and Inductor's own kernels are generated as C++: compare the two with each other, not
+with another machine. The generated code is neither compiled nor run.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 class _Done(Exception):
-    """The backward was looked at and need not run."""
+    """Raised after the backward's graph was analysed: it need not run."""
 
 
 def backward(model: str, layers: int, shape: tuple[int, int, int], look: Look) -> None:
@@ -181,7 +181,7 @@ def pass_row(model: str, layers: int, shape: tuple[int, int, int]) -> list[str]:
 
 
 class StandIn:
-    """As much of a GPU driver as Inductor's analysis of kernels asks for."""
+    """The part of a GPU driver that Inductor's analysis of kernels calls."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

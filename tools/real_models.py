@@ -1,12 +1,12 @@
-"""Norms of real models: how many there are, how many mixorder has, and why not the others.
+"""Norms of real models: how many there are, how many are in a region, and why not the others.
 
 Hugging Face's Llama, Qwen3 (QK-norm), Gemma, GPT-2, BERT and T5, timm's ViT, ConvNeXt and Swin: module code
-as published, random weights, parameters in bf16, no dropout. For each: the normalisation modules, those that
-a region has, and the reason for each other one (by `mixorder.explain`); on a GPU also the largest error of a
-norm's gradient against eager float64, stock beside mixorder, and the milliseconds of forward and backward,
-the two in turns.
-Without a GPU models are small, and the norms are all that is looked at. A package that is missing costs its
-models a line. Tables in Markdown on stdout and, with --out, in real_models.md.
+as published, random weights, parameters in bf16, no dropout. For each: the normalisation modules, those in a
+region, and the reason for each of the others (by `mixorder.explain`). On a GPU also the largest error of a
+norm's gradient against eager float64, for stock and mixorder, and the milliseconds of forward and backward,
+timed in turns.
+Without a GPU models are small, and only norms are counted. Models of a missing package are listed as absent.
+Tables in Markdown go to stdout and, with --out, to real_models.md.
 Exit status: 0; 1 if a model failed.
 """
 
@@ -40,7 +40,7 @@ LAYERS, WIDTH = (4, 2048) if GPU else (2, 64)
 
 
 def specs() -> dict[str, Spec]:
-    """The models at their sizes; those of images have theirs in proportion."""
+    """The models at their sizes; sizes of image models are in proportion."""
     heads, batch, tokens, vocabulary = (16, 8, 1024, 32000) if GPU else (2, 2, 32, 128)
     images, pixels, classes = (128, 224, 1000) if GPU else (2, 224, 10)
 
@@ -81,7 +81,7 @@ class Row:
 
 
 def look_at(name: str, spec: Spec, steps: int) -> Row:
-    """All of a model that can be seen here. Raises ImportError without its package."""
+    """Everything about a model that this device can measure. Raises ImportError without its package."""
     device = "cuda" if GPU else "cpu"
     training, inputs = build(spec, device), batch_of(spec, device)
     row = Row(name, training.source)
@@ -139,7 +139,7 @@ HEAD = (
 
 
 def text(rows: Sequence[Row]) -> str:
-    """The table, and below it what became of the norms that no region has."""
+    """The table, and below it the reasons of the norms that are in no region."""
     device = torch.cuda.get_device_name() if GPU else "no GPU: small models, schedules as for an H200"
     about = f"{device}, torch {torch.__version__}; {LAYERS} layers, {WIDTH} wide, bf16"
     notes = []

@@ -5,15 +5,15 @@
 Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/lab/cases.py` at their
 small sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the
 checked processes read; those then run each backward once, without the caching allocator
-(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is an allocation of its own. Only kernels of
-mixorder are checked; initcheck follows all kernels, since ours read what others write, and what it finds
-elsewhere is counted apart. Matrix products are computed on the CPU: initcheck does not see what cuBLAS writes
+(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is a separate allocation. Only kernels of
+mixorder are checked. initcheck runs on all kernels, since mixorder's read results of others; errors in other
+kernels are counted apart. Matrix products are computed on the CPU: initcheck does not see what cuBLAS writes
 by TMA, and racecheck cannot run some of its kernels ("failed to handle a hardware exception", even with no
 kernel checked). Prints a table: errors per tool, and where. Logs are in --out.
 
-compute-sanitizer comes with the CUDA toolkit, or with `pip install nvidia-cuda-sanitizer-api`; it is looked
-for on the PATH, in CUDA_HOME, CUDA_PATH and /usr/local/cuda, and in that package. Exit status: 0 if all is
-clean, 1 if not or if a tool did not end, 2 without compute-sanitizer or a GPU.
+compute-sanitizer comes with the CUDA toolkit, or with `pip install nvidia-cuda-sanitizer-api`. This script
+searches the PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda, and that package. Exit status: 0 if there are no
+errors, 1 if there are or if a tool did not end, 2 without compute-sanitizer or a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lab.tables import table
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNELS = "triton_mixorder"
-# Held, read off a boundary, shared by several programs, read twice (fp64 is not shared).
+# Persistent, read off a boundary, cooperative, reread (fp64 is never cooperative).
 NORM_SIZES = ("37x100", "1031x768", "131x1001", "9x4097", "17x8191", "7x16400", "3x20001")
 NORMS = ("LayerNorm", "RMSNorm", "pre-norm residual")
 FIRST_PORT = 50000
@@ -65,8 +65,8 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a tool said: errors in mixorder's kernels and elsewhere, the jobs they were found in, and how the
-    process ended: "" in good order, "timeout", or its exit status."""
+    """A tool's result: errors in mixorder's kernels and elsewhere, the jobs with errors, and how the
+    process ended: "" if normally, "timeout", or its exit status."""
 
     ours: int = 0
     elsewhere: int = 0
@@ -85,7 +85,7 @@ class Report:
 
 
 def find_sanitizer() -> Path | None:
-    """compute-sanitizer, from wherever one is."""
+    """The path of compute-sanitizer; None if there is none."""
     found = shutil.which("compute-sanitizer")
     if found is not None:
         return Path(found)
@@ -116,7 +116,7 @@ def default_jobs() -> list[Job]:
 
 
 def products_on_the_host() -> None:
-    """Have compiled code compute its matrix products on the CPU, in fp32."""
+    """Make compiled code compute its matrix products on the CPU, in fp32."""
     import torch
     from torch._inductor.select_algorithm import extern_kernels
 
@@ -134,7 +134,7 @@ def products_on_the_host() -> None:
 
 
 def run_jobs(jobs: Sequence[Job]) -> None:
-    """Run each job's backward once. In the checked process, and before it to compile."""
+    """Run each job's backward once: first to compile, then in the checked process."""
     import torch
     from lab.cases import CASES, Example
 
@@ -179,7 +179,7 @@ def environment(cache: str) -> dict[str, str]:
 def checked(
     sanitizer: Path, tool: str, jobs: Sequence[Job], cache: str, log: Path, limit: float, port: int
 ) -> Report:
-    """One tool over some jobs, in a process of its own."""
+    """Run one tool over some jobs, in a separate process."""
     status, text = run_logged(command(sanitizer, tool, jobs, port), log, limit, environment(cache))
     ended = "timeout" if status is None else f"exit status {status}" if status else ""
     return dataclasses.replace(parsed_log(text), ended=ended)
@@ -190,8 +190,8 @@ def swept(
     check: Callable[[Sequence[Job], str, int], Report],
     pool: concurrent.futures.Executor,
 ) -> Report:
-    """One tool over all parts at once. Beside others it may run out of time, or fail of itself: where a part
-    did not end in good order, each of its jobs is then checked alone."""
+    """Run one tool over all parts at the same time. A part may then time out, or fail without an error in a
+    kernel. Each job of such a part is checked again alone."""
     futures = [pool.submit(check, part, str(i), FIRST_PORT + 20 * i) for i, part in enumerate(parts)]
     found = [future.result() for future in futures]
     for i, part in enumerate(parts):
@@ -255,7 +255,8 @@ def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
 
 
 def warm(jobs: Sequence[Job], cache: str, limit: float) -> str:
-    """Compile into the cache; returns what went wrong twice: one process of many may crash as it ends."""
+    """Compile into the cache, again after a failure, as a process may crash as it ends; returns the second
+    failure."""
     python = [sys.executable, __file__, "--run", *map(str, jobs)]
     error = ""
     for _ in range(2):

@@ -1,13 +1,13 @@
-"""A long training with mixorder beside one in eager: random batch sizes, CUDA graphs, memory watched.
+"""A long training with mixorder, compared with eager: random batch sizes, CUDA graphs, memory watched.
 
     python tools/soak.py                       # 2,000 steps on a GPU
     python tools/soak.py --device interpreter  # a few small ones without
 
-Two copies of a small transformer learn the same from the same batches, one compiled with mixorder and
-symbolic batch sizes, one eager. Wanted: the losses are equal within --tolerance at every step, they fall, and
-after the warm-up, in which every batch size comes up several times, nothing is compiled and no memory grows:
-PyTorch's, the device's (which has to be for this process alone), the process's. Prints a summary, and writes
-it to --out as JSON. Exit status: 0, or 1 with what is not as wanted.
+Two copies of a small transformer train on the same batches, one compiled with mixorder and
+symbolic batch sizes, one eager. Checks: the losses are equal within --tolerance at every step, and fall.
+After the warm-up, in which every batch size occurs several times, nothing is compiled and no memory grows:
+PyTorch's, the device's (no other process may use it), the process's. Prints a summary, and writes
+it to --out as JSON. Exit status: 0, or 1 with a list of failed checks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FULL, SMALL = Size(4, 512, 48, 64), Size(1, 24, 3, 6)
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """MiB: PyTorch's tensors, what it holds, what the device has in use, the process's resident set."""
+    """MiB: PyTorch's tensors, its reserved memory, the device's used memory, the process's resident set."""
 
     allocated: float
     reserved: float
@@ -77,7 +77,7 @@ class Growth:
 
 @dataclasses.dataclass
 class Record:
-    """What a training was like. `memory` has one entry per check, the first at the end of the warm-up."""
+    """Results of a training. `memory` has one entry per check, the first at the end of the warm-up."""
 
     wanted: int
     steps: int = 0
@@ -90,7 +90,7 @@ class Record:
 
     @property
     def worst(self) -> float:
-        """The largest relative difference between the losses; nan where one is no number."""
+        """The largest relative difference between the losses; nan if a loss is nan."""
         found = [abs(a - b) / max(abs(b), 1e-12) for a, b in self.losses]
         return max(found) if found and all(map(math.isfinite, found)) else math.nan
 
@@ -111,7 +111,7 @@ class Record:
 
 
 def problems(record: Record, tolerance: float, limits: Growth) -> list[str]:
-    """What is not as wanted, in words."""
+    """The failed checks, as text."""
     found = []
     if record.steps < record.wanted:
         found.append(f"only {record.steps} of {record.wanted} steps in the time there was")
@@ -134,7 +134,7 @@ def problems(record: Record, tolerance: float, limits: Growth) -> list[str]:
 
 
 class Learner:
-    """A copy of the model, how it is called, and its optimizer."""
+    """A copy of the model, its compiled or eager form, and its optimizer."""
 
     def __init__(self, model: nn.Module, compile: Callable[..., Any]) -> None:
         self.model = copy.deepcopy(model)
@@ -150,12 +150,12 @@ class Learner:
 
 
 def compiler(device: str, cudagraphs: bool) -> Callable[..., Any]:
-    """mixorder, with symbolic sizes; strict, so that a bug is not passed over."""
+    """mixorder, with symbolic sizes; strict, so that a bug raises."""
     return functools.partial(torch.compile, **how(device, True, **{"triton.cudagraphs": cudagraphs}))
 
 
 def batch_sizes(seed: int, count: int, most: int, steps: int) -> Iterator[int]:
-    """Random ones out of `count` sizes; the first ones go through all, three times over."""
+    """Random choices from `count` sizes; first, each size occurs three times."""
     draw = random.Random(seed)
     sizes = draw.sample(range(1, most + 1), min(count, most))
     first = sizes * 3

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of reductions, norms and losses, beside row and column sums, against stock and eager.
+"""PyTorch's own samples of reductions, norms and losses, with row and column sums, against stock and eager.
 
     python tools/torch_cases.py --device cuda --out cases                            # 14 processes, one GPU
     python tools/torch_cases.py --device interpreter --workers 2 --out cases         # no GPU
@@ -27,8 +27,8 @@ from lab.pool import Broken, Pool
 from lab.sources import last_raised
 from lab.torch_cases import Case, cases
 
-CASE_LIMIT = 90  # seconds after which a case hangs
-SAMPLES = 1  # of a case, beside the enlarged ones
+CASE_LIMIT = 90  # seconds after which a case counts as hung
+SAMPLES = 1  # of a case, in addition to the enlarged ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def work(task: Task) -> Any:
 
 
 def record(task: Task, result: Any) -> dict[str, Any]:
-    """What came of a case, as plain data."""
+    """The result of a case, as plain data."""
     one: dict[str, Any] = {"case": str(task.case), **dataclasses.asdict(task.case), "status": "ok"}
     if isinstance(result, Broken):
         return one | {"status": result.how, "units": [], "fused": 0, "declined": [], "code": result.code}
@@ -69,7 +69,7 @@ def told(one: dict[str, Any]) -> Iterable[str]:
 
 
 def kinds(found: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
-    """By kind of failure (and, of a crash, what was raised) and op: the cases and samples."""
+    """By kind of failure (for a crash, with the exception) and op: the cases and samples."""
     ways: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in found:
         if one["status"] != "ok":

@@ -1,9 +1,9 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
-For each shape and norm, or for each region of the cases of `tools/lab/cases.py` that are asked for: lower the
-real backward graph once, generate a kernel pair per candidate schedule, compile them in parallel processes
-while those of the target before are timed: CUDA-graph replays with a flushed L2. Writes every row to a JSON
-file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few beside the limit:
+For each shape and norm, or for each region of the given cases of `tools/lab/cases.py`, this script lowers the
+real backward graph once, and generates a kernel pair per candidate schedule. Parallel processes compile them
+while those of the previous target are timed by CUDA-graph replays with a flushed L2. Writes every row to a
+JSON file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few with the limit:
 `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves. With
 `--append`, a file keeps its other targets.
 
@@ -47,7 +47,7 @@ HEAD += ("splits", "final", "registers", "spills", "shared", "")
 
 
 def report(target: Measured, best: int) -> str:
-    """The best few schedules, and what the rules choose."""
+    """The best few schedules, and the rules' choice."""
     first, ran = target.rows[0], sorted((r for r in target.rows if r.us), key=lambda r: r.us or 0)
     lines = []
     for row in [*ran[:best], *([first] if first not in ran[:best] else [])]:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def meta() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The versions and the device of the figures."""
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

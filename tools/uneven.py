@@ -3,14 +3,14 @@
     python tools/uneven.py                    # two GPUs, NCCL
     python tools/uneven.py --backend gloo     # two CPU processes, small, kernels interpreted
 
-Ways: `ddp`, `fsdp` (fully_shard): each rank has its own number of samples; `tp` (tensor parallel, norms on
-whole activations), `sp` (and norms on halves of the tokens): both ranks have as many; and `graph:...`,
-programs of tools/lab/ranks.py, whose collectives are inside the compiled graph. `fuse`: which ranks fuse, the
-larger one alone (where they are of one size, the second) or both. Gradients are compared with eager float64
+Ways: in `ddp` and `fsdp` (fully_shard) each rank has its own number of samples. In `tp` (tensor parallel,
+norms on whole activations) and `sp` (norms on halves of the tokens) both ranks have the same number.
+`graph:...` are programs of tools/lab/ranks.py, whose collectives are inside the compiled graph. `fuse`: which
+ranks fuse: the larger one (of equal ones, the second) or both. Gradients are compared with eager float64
 on one process with the whole batch, and with those of the same way without mixorder; names and shapes of a
 step's collectives are read from a profile. A row is printed as soon as both ranks have it. Processes that do
 not end in time are killed.
-Exit status: 0; 1 if a result is wrong, a collective is not where stock calls it, or nothing was fused where
+Exit status: 0; 1 if a result is wrong, the order of collectives is not stock's, or nothing was fused where
 it should be; 3 if not all rows were run.
 """
 
@@ -43,9 +43,9 @@ from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALLOWED = {"fp32": 2e-5, "bf16": 5e-2}  # of a gradient, against float64; TF32 is off
-WORSE = 1.5  # mixorder's error may be that many times stock's, where it is more than rounding in fp32
+WORSE = 1.5  # allowed factor between mixorder's and stock's errors, where they are more than rounding in fp32
 STUCK = 60  # seconds after which a collective that no other rank joins is an error
-NONE = 2**40  # a min_numel that lets nothing pass
+NONE = 2**40  # a min_numel with which nothing is fused
 IN_GRAPH = ("same_shape", "three", "hooks", "shards", "sequence_parallel", "experts")
 
 
@@ -67,7 +67,7 @@ SCALES = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One row of the table, and what it is of."""
+    """One row of the table: what it runs."""
 
     way: str
     dtype: str
@@ -79,7 +79,7 @@ class Job:
 
 @dataclasses.dataclass
 class Found:
-    """What one rank found: errors against float64 of stock and ours, ours against stock."""
+    """Results of one rank: errors of stock and mixorder against float64, and of mixorder against stock."""
 
     size: str
     fused: int
@@ -93,7 +93,7 @@ class Found:
 
 
 def jobs(ways: list[str], dtypes: list[str], fuse: list[str]) -> list[Job]:
-    """What matters most comes first."""
+    """All rows, the most important first."""
     models = [way for way in ways if not way.startswith("graph")]
     programs = [f"graph:{name}" for name in IN_GRAPH] if "graph" in ways else []
     programs += [way for way in ways if way.startswith("graph:")]
@@ -106,7 +106,7 @@ def jobs(ways: list[str], dtypes: list[str], fuse: list[str]) -> list[Job]:
 
 
 class Rank:
-    """What a process knows of itself, and what it has computed before."""
+    """One process: its rank and settings, and its cached results."""
 
     def __init__(self, rank: int, backend: str) -> None:
         self.rank, self.backend, self.scale = rank, backend, SCALES[backend]
@@ -240,7 +240,7 @@ class called:
 
 
 def rank_main(rank: int, folder: Path, backend: str, todo: list[Job], deadline: float) -> None:
-    """All rows on one rank; each is saved as soon as it is there."""
+    """Run all rows on one rank; each is saved as soon as it ends."""
     me = Rank(rank, backend)
     if me.gpu:
         torch.cuda.set_device(me.device)
@@ -298,8 +298,8 @@ def cells(job: Job, found: list[Found]) -> list[str]:
 
 
 def watch(folder: Path, todo: list[Job], ranks: Any, end: float) -> tuple[list[bool], str]:
-    """Print rows as they come, until the processes end or have to; whether each was right, and what went
-    wrong otherwise."""
+    """Print rows as they come, until the processes end or time out. Returns whether each row was right, and
+    a message on other errors."""
     rights: list[bool] = []
     trouble, running = "", True
     print(head(HEAD), flush=True)

@@ -1,8 +1,8 @@
 """Write docs/how_it_works.md: one region, from the FX graph to Triton, as mixorder dumps it.
 
-The words are here, the IR is what the pass writes into `mixorder_dump_dir` for the backward of RMSNorm in
-bf16, 32768 x 768, on the meta device. `--check` compares with the file instead of writing it; exit status 1
-if they differ. tests/test_docs.py does the same. Needs no GPU.
+The text is in this file. The IR is what the pass writes into `mixorder_dump_dir` for the backward of RMSNorm
+in bf16, 32768 x 768, on the meta device. `--check` compares with the file instead of writing it; exit status
+1 if they differ. tests/test_docs.py does the same. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HEAD = f"""\
 # How it works
 
 One region, followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16, {ROWS} rows.
-Written by `python tools/walkthrough.py`, which prints what each stage gives; a test compares. To see the same
-of a model of your own, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there.
+`python tools/walkthrough.py` writes this page from the output of each stage; a test compares. To see the same
+for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there.
 
-`mixorder/pipeline.py` calls the stages in this order, and the README's glossary has the words."""
+`mixorder/pipeline.py` calls the stages in this order. The README's glossary defines the terms."""
 
-# Name of the dumped file without its number: heading, language, and what is to be said of it.
+# Name of the dumped file without its number: heading, language, and description.
 STAGES: dict[str, tuple[str, str, str]] = {
     "fx.txt": (
         "The graph",
         "text",
-        "What Inductor's post-grad passes leave of the backward. `sum_2` runs along each row and is "
+        "The backward after Inductor's post-grad passes. `sum_2` runs along each row and is "
         "needed for dx; `sum_1` runs over all rows, and is dw. Both read the gradient and the input.",
     ),
     "region.txt": (
@@ -43,57 +43,57 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "An inner and an outer reduction that read the same large tensors make a pair "
         "(`region/find.py`); pointwise ops and views around them join it (`region/grow.py`). Where a pair "
-        "cannot be taken, there is a reason instead ([reasons.md](reasons.md)). Here all of the graph "
-        "belongs to it.",
+        "cannot be taken, the result is a reason ([reasons.md](reasons.md)). Here the whole graph "
+        "belongs to the region.",
     ),
     "loops.txt": (
         "Lower",
         "text",
-        "Inductor's own lowerings turn each op into scalar ones (`lowering/lower.py`). Two nests: rows "
-        "outside for the inner reduction, columns outside for the outer one. As two kernels they read "
-        "both tensors twice.",
+        "Inductor's own lowerings turn each op into scalar ones (`lowering/lower.py`). There are two nests: "
+        "the inner reduction's outermost loop runs over rows, the outer one's over columns. As two kernels "
+        "they would read both tensors twice.",
     ),
     "split.txt": (
         "Split",
         "text",
-        "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to a "
-        "partial sum of its own, and a third nest adds up the partials (`transform/split.py`). "
-        "`InHalves` is the order of columns in which threads that load 8 of them at once can store their "
+        "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to its own "
+        "partial sum, and a third nest adds up the partials (`transform/split.py`). "
+        "`InHalves` is the interleaved layout: threads that load 8 columns at once can store their "
         "partials without gaps (`transform/interleave.py`).",
     ),
     "reordered.txt": (
         "Reorder",
         "text",
-        "Nothing in the second nest depends on the order of its loops any more: the rows go outside "
-        "(`transform/reorder.py`).",
+        "Nothing in the second nest depends on the order of its loops any more, so the row loop becomes the "
+        "outermost one (`transform/reorder.py`).",
     ),
     "merged.txt": (
         "Merge",
         "text",
-        "The two nests now have the same loops and become one, which reads each tensor once. What does "
-        "not depend on the row is hoisted (`once:`). In fp32, dx takes products before they are rounded "
-        "(`transform/fma.py`). Other strategies go on from here: several programs share a wide row "
+        "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
+        "do not depend on the row are hoisted (`once:`). In fp32, dx is computed from unrounded products "
+        "(`transform/fma.py`). Other strategies transform this program: several programs share a wide row "
         "(`transform/cooperative.py`), or one reads it again (`transform/reread.py`).",
     ),
     "schedule.txt": (
         "Schedule",
         "text",
-        "Rows per tile, warps, stages and programs, from a few numbers of the region and of the device, "
-        "here an H200 (`schedule/persistent.py`, [tuning.md](tuning.md)).",
+        "Rows per tile, warps, stages and programs are chosen from a few numbers of the region and of the "
+        "device, here an H200 (`schedule/persistent.py`, [tuning.md](tuning.md)).",
     ),
     "kernel.py": (
         "Generate",
         "triton",
-        "The main kernel and the finalisation (`codegen/kernel.py`). Programs stay on the GPU and go "
-        "from tile to tile; the order of all sums is fixed, so that gradients are the same bit for bit "
-        "from run to run. Where nobody reads the incoming gradient afterwards, as between two layers, "
-        "dx takes its place (`transform/in_place.py`).",
+        "The main kernel and the finalisation (`codegen/kernel.py`). Programs are persistent: each loops "
+        "over several tiles. The order of all sums is fixed, so that gradients are the same bit for bit "
+        "from run to run. Where nothing reads the incoming gradient afterwards, as between two layers, dx "
+        "reuses its memory (`transform/in_place.py`).",
     ),
     "fx_after.txt": (
         "Rewrite",
         "text",
-        "Two launches take the region's place in the graph (`rewrite/rewrite.py`, the only stage that "
-        "changes it), and Inductor carries on.",
+        "Two launches replace the region in the graph (`rewrite/rewrite.py`, the only stage that "
+        "changes it), and Inductor continues.",
     ),
 }
 
@@ -136,7 +136,7 @@ def dumped() -> list[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Without what differs from process to process, and with FX's arguments on short lines."""
+    """The text without what differs from process to process, and with FX's arguments on short lines."""
     text = re.sub(r"call_function\[target=(?:torch\.ops\.)?", "[", text)
     text = re.sub(r"\[num_users=\d+\] = ", "", text)
     text = re.sub(

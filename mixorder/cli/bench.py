@@ -38,8 +38,8 @@ NO_GPU = "this torch finds no GPU; `python -m mixorder explain` needs none, `doc
 
 @dataclasses.dataclass
 class Way:
-    """One way to compile, and what it gave: seconds of the first step, with compilation, and milliseconds of
-    later ones, forward and whole; regions fused; the first step's gradients, and of what they are."""
+    """One way to compile, and its results: seconds of the first step, with compilation; milliseconds of later
+    forwards and whole steps; regions fused; the first step's gradients, and their parameters."""
 
     name: str
     options: dict[str, Any]
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> None:
-    """Fill in each way. The first step compiles; the gradients are its own."""
+    """Fill in each way. The first step compiles, and its gradients are kept."""
     import torch
 
     from mixorder.inductor.config import without_autograd_cache
@@ -100,19 +100,19 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
 
 
 class Stepper:
-    """A compiled model's step, in two phases; gradients are not accumulated."""
+    """A compiled model's step, as forward and backward; gradients are not accumulated."""
 
     def __init__(self, example: Example, options: dict[str, Any]) -> None:
         import torch
 
         function, self.inputs, self.named = example
-        # Among the options, since a GPU's backward is compiled on a thread that a patch does not reach.
+        # An option and not a patch: a GPU's backward is compiled on a thread that a patch does not reach.
         self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False})
         self.roots: list[Tensor] = []
         self.into: list[Tensor] = []
 
     def first(self) -> tuple[Tensor | None, ...]:
-        """The gradients of the first step; later ones are of the same parameters."""
+        """The gradients of the first step; later steps compute those of the same parameters."""
         from mixorder.inspection.backward import gradients, parameters_behind
 
         self.forward()
@@ -135,7 +135,7 @@ class Stepper:
 
 
 Clock = Callable[[Sequence[Callable[[], None]]], list[float]]
-"""Runs phases one after the other; milliseconds of each."""
+"""Runs phases one after the other; returns milliseconds of each."""
 
 
 def cuda_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
@@ -180,7 +180,7 @@ def table(ways: Sequence[Way]) -> str:
 
 
 def judged(ways: Sequence[Way]) -> int:
-    """The exit status: whether all gradients are stock's, up to rounding; says so if not."""
+    """The exit status: 0 if all gradients are stock's up to rounding; otherwise prints the difference."""
     off = [w.name for w in ways[1:] if not difference(w.gradients, ways[0].gradients) < MOST_DIFFERENT]
     if off:
         print(f"\nFAILED: the gradients of {', '.join(off)} are not stock's (a random op in the model?).")

@@ -61,7 +61,7 @@ terms:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one way of compiling gave. The figures that need a GPU are None without one."""
+    """Results of one way of compiling. The figures that need a GPU are None without one."""
 
     records: list[RegionRecord | Decline]
     errors: dict[str, float]
@@ -138,7 +138,7 @@ def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
 
 
 def _interpret_triton(parser: argparse.ArgumentParser) -> None:
-    """Switch Triton to its interpreter. It looks at the variable while it is imported."""
+    """Switch Triton to its interpreter. Triton reads the variable while it is imported."""
     for name in ("triton", "numpy"):
         if importlib.util.find_spec(name) is None:
             parser.error(f"{name} is not installed; `python -m mixorder doctor` says more")
@@ -191,7 +191,7 @@ def _measure_on_gpu(problem: Problem, exact: Sequence[Tensor], enabled: bool) ->
 
 
 def _warm_up_compiler(options: dict[str, bool]) -> None:
-    """Pay for imports and compile workers before a compile is timed."""
+    """Import everything and start compile workers before a compile is timed."""
     import torch
 
     from mixorder.demo_model import Problem

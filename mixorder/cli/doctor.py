@@ -40,7 +40,7 @@ USE = 'torch.compile(model, options={"mixorder": True})'
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check found: `ok`, `note` (works, but look) or `FAILED`; and what to do about it."""
+    """Result of a check: `ok`, `note` (it works, but needs attention) or `FAILED`; and what to do."""
 
     status: str
     text: str
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """Findings, packages and variables, for somebody else to read."""
+    """Findings, packages and variables, as text for a bug report."""
     packages = ("mixorder", "torch", *TRITON, "numpy")
     found = versions.package_versions(*packages)
     lines = [
@@ -90,7 +90,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Every path in a text becomes `<path>`. One with spaces is known where it begins with a usual folder."""
+    """Every path in a text becomes `<path>`. A path with spaces is found if it begins with a usual folder."""
     usual = {str(Path.home()), os.getcwd(), sys.prefix, tempfile.gettempdir()} - {os.sep}
     usual |= {value for value in os.environ.values() if os.path.isabs(value) and value != os.sep}
     for folder in sorted(usual, key=len, reverse=True):
@@ -224,7 +224,7 @@ def gpu() -> Finding:
 
 
 def compiles() -> Finding:
-    """A region's two kernels to machine code, for the GPU that is there, or for an H200."""
+    """Compile a region's two kernels to machine code, for this machine's GPU or for an H200."""
     import torch
 
     import mixorder
@@ -250,7 +250,7 @@ def compiles() -> Finding:
 
 
 def is_right() -> Finding:
-    """The demo at a small size, in a process of its own: Triton interprets or compiles, not both."""
+    """Run the demo at a small size, in a separate process: one process interprets or compiles, not both."""
     import torch
 
     on_gpu = torch.cuda.is_available()

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _seen(graph: GraphRecord) -> None:
-    """Say that a graph has been dealt with."""
+    """Print that a graph has been analysed."""
     found = f"{graph.num_nodes} nodes, {len(graph.records)} regions and near misses"
     print(f"  {graph.kind}: {found}", file=sys.stderr, flush=True)
 

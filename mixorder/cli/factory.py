@@ -33,7 +33,7 @@ def add_factory(parser: argparse.ArgumentParser) -> None:
 
 
 def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
-    """The model and its inputs on a device; ends with status 2 where the name is not of a factory."""
+    """The model and its inputs on a device; ends with status 2 if the name is not that of a factory."""
     import torch
 
     module, _, attribute = name.partition(":")
@@ -64,7 +64,7 @@ def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
 
 
 def _takes_nothing(factory: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments, as far as that can be known."""
+    """Whether it can be called without arguments; True if that is unknown."""
     try:
         inspect.signature(factory).bind()
     except TypeError:
@@ -75,7 +75,7 @@ def _takes_nothing(factory: Callable[..., Any]) -> bool:
 
 
 def _on(value: Any, device: str) -> Any:
-    """A module or tensor on the device, wherever the factory has put it; other values as they are."""
+    """A module or tensor, moved to the device; other values unchanged."""
     import torch
 
     from mixorder.inductor.tensors import tree_map_only

@@ -1,4 +1,4 @@
-"""A progress bar on stderr: tqdm's where it is installed, else a plain one; none where nobody looks."""
+"""A progress bar on stderr: tqdm's if it is installed, else a plain one; none without a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EVERY_S = 0.1
 
 
 def progress(items: Iterable[T], what: str) -> Iterator[T]:
-    """The items, while a bar shows how many have been taken. `items` with a length have an end to show."""
+    """The items, with a bar that shows how many have been taken, and the total if `items` has a length."""
     if not sys.stderr.isatty():
         yield from items
         return

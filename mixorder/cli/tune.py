@@ -1,6 +1,6 @@
 """`python -m mixorder tune package.module:factory`: time schedules for a model's regions, and keep the best.
 
-The best are kept in Inductor's cache directory, where compiles with `mixorder_autotune` find them.
+The best are stored in Inductor's cache directory, where compiles with `mixorder_autotune` find them.
 Exit status: 0; 1 where nothing was tuned; 2 on bad arguments or without a GPU.
 """
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def text(records: Sequence[RegionRecord]) -> str:
-    """A line per region: where it is from, its size, and what tuning gained."""
+    """A line per region: its source, its size, and the gain from tuning."""
     from mixorder.inspection.table import schedule_of, source, table
 
     rows = [["region", "from", "rows x cols", "schedule", "tuned"]]

@@ -1,4 +1,4 @@
-"""Values of arguments, checked before anything is run."""
+"""Checks of argument values, before anything is run."""
 
 from __future__ import annotations
 

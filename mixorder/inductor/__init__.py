@@ -1,1 +1,1 @@
-"""Everything that imports private names of torch, and nothing else does."""
+"""The only folder that imports private names of torch."""

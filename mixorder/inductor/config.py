@@ -1,4 +1,4 @@
-"""Inductor's settings and caches, as questions and as patches for one compile."""
+"""Inductor's settings and caches: functions that read them, and patches for one compile."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def tunes() -> bool:
 
 
 def wants_deterministic_results() -> bool:
-    """Whether torch or Inductor was asked for results that are the same on every run and machine."""
+    """Whether the user asks torch or Inductor for results that are the same on every run and machine."""
     return torch.are_deterministic_algorithms_enabled() or is_deterministic(inductor_config)
 
 
 def winners_folder() -> Path | None:
-    """Where winners of tuning are kept; None where Inductor's caches are switched off."""
+    """The folder of the winners of tuning; None where Inductor's caches are switched off."""
     return None if inductor_config.force_disable_caches else Path(cache_dir()) / "mixorder"
 
 
@@ -51,5 +51,5 @@ def patched(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[An
 
 
 def without_autograd_cache() -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd's cache off: with a hit there is no compile, and no pass runs."""
+    """AOTAutograd's cache off: after a cache hit nothing is compiled, and no pass runs."""
     return functorch_config.patch(enable_autograd_cache=False)

@@ -1,8 +1,8 @@
-"""A graph as it was before our pass, to be compiled without it where Inductor cannot compile what it made.
+"""A graph as it was before mixorder's pass, to compile if Inductor cannot compile the rewritten one.
 
-A region takes nodes out of what Inductor would have fused, and fixes the strides of what it reads. That can
-bring an error of Inductor's own to light, such as those of its split scans (torch 2.11 to 2.13: "Unexpected
-tiling" for a `cumsum` of what is transposed). Nobody's compile is to fail because of that.
+A region changes what Inductor fuses around it, and fixes the strides of its inputs. That can expose a bug of
+Inductor, such as those of its split scans (torch 2.11 to 2.13: "Unexpected tiling" for a `cumsum` of a
+transposed tensor). Such a bug must not fail the compile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 
 class Untouched:
-    """The graphs of a module and of those in it, as they are now. Passes change them in place."""
+    """Copies of the graphs of a module and its submodules. Passes change the originals in place."""
 
     def __init__(self, module: GraphModule) -> None:
         modules = [m for m in module.modules() if isinstance(m, GraphModule)]

@@ -1,4 +1,4 @@
-"""Inductor's front end by itself: a graph up to the post-grad passes, and then run node by node."""
+"""Inductor's front end by itself: a graph goes up to the post-grad passes, and is then run node by node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ InnerCompile = Callable[..., Callable[..., Any]]
 
 
 def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[Any]) -> Any:
-    """Dynamo's graph through AOTAutograd and decompositions; `inner_compile` gets the forward, and later the
+    """Run AOTAutograd and decompositions on Dynamo's graph; `inner_compile` gets the forward, and later the
     backward."""
     from torch._inductor.compile_fx import compile_fx
 
@@ -27,13 +27,13 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
 
 
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-    """The fake mode of a graph's inputs, which passes look for."""
+    """A context with the fake mode of a graph's inputs, which passes need."""
     return V.set_fake_mode(detect_fake_mode(inputs))
 
 
 def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:
-    """What AOTAutograd takes for a compiled graph: it runs the graph as it stands, freeing its arguments, and
-    calls `called` first."""
+    """A callable that AOTAutograd accepts as a compiled graph. It calls `called`, then runs the graph
+    node by node and frees its arguments."""
 
     def call(args: list[Any]) -> Any:
         called()

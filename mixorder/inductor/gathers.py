@@ -1,7 +1,7 @@
 """Loops for gathers whose lowering in Inductor may write a tensor: each element is read where it is needed.
 
-Tensors come in as `TensorBox`es that are not in memory, and stay so. `ops.masked` makes the loads of a part
-depend on whether the loops are in that part: its index is out of range everywhere else.
+Tensors are `TensorBox`es that are never realized in memory. `ops.masked` restricts the loads of a part to the
+iterations inside that part: elsewhere its index is out of range.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def pad(x: TensorBox, padding: Sequence[Any], value: float = 0) -> TensorBox:
 
 
 def select_scatter(x: TensorBox, src: TensorBox, dim: int, index: int) -> TensorBox:
-    """As a slice of one, which Inductor lowers so that `src` is read in its place only."""
+    """As a slice of size one: Inductor's lowering of that reads `src` only inside the slice."""
     size = x.get_size()
     dim %= len(size)
     start = index if index >= 0 else index + size[dim]

@@ -1,4 +1,4 @@
-"""What torch knows of a post-grad graph's nodes: kinds of operators, memory, and launches of kernels."""
+"""Torch's properties of a post-grad graph's nodes: kinds of operators, memory, and launches of kernels."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def is_lowered_pointwise(target: object) -> bool:
 def launch_arguments(
     kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], written: list[str]
 ) -> dict[str, Any]:
-    """Keyword arguments of a `triton_kernel_wrapper_functional` node that launches a kernel on nodes by
-    parameter name, and writes some of them."""
+    """Keyword arguments of a `triton_kernel_wrapper_functional` node that launches a kernel. `arguments`:
+    nodes by parameter name; `written`: the parameters that the kernel writes."""
     return {
         "kernel_idx": kernel_side_table.add_kernel(kernel),
         "constant_args_idx": kernel_side_table.add_constant_args({}),
@@ -56,5 +56,5 @@ def launch_arguments(
 
 
 def check_kernel(kernel: Any, arguments: dict[str, Any]) -> None:
-    """Raise what Triton raises of a kernel with such arguments: see `mutation_cache.check`."""
+    """Raise the error that Triton raises for a kernel with such arguments: see `mutation_cache.check`."""
     mutation_cache.check(triton_kernel_wrap, kernel, arguments)

@@ -1,4 +1,4 @@
-"""Puts our pass beside the user's own passes, for the compiles that ask for it.
+"""Adds mixorder's pass after the user's own passes, in compiles that turn it on.
 
 In: the module `torch._inductor.compile_fx`, right after it was loaded. Out: the same module with
 two functions wrapped. Must not change anything for a compile whose options leave mixorder off.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Settings(Protocol):
-    """What the hooks ask of the options of a compile."""
+    """The part of a compile's options that the hooks read."""
 
     @property
     def enabled(self) -> bool: ...
@@ -42,12 +42,13 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Plugin:
-    """What the hooks call.
+    """The functions that the hooks call.
 
-    `settings`: the options in force here and now. `identity`: what the pass's results depend on beside the
-    graph; it can be pickled. `run`: changes a graph in place; gives what was fused, and whether Inductor may
-    now launch effects in another order. `given_back`: told what was fused in a graph that is compiled without
-    after all, and why. `assembly`: what a piece of inline assembly gives for NumPy arrays; None if unknown.
+    `settings`: returns the current options. `identity`: returns everything that the pass's results depend on
+    besides the graph; it can be pickled. `run`: changes a graph in place; returns the records of fused
+    regions, and whether Inductor may now launch effects in another order. `given_back`: gets the records and
+    the error if the graph is compiled without its regions. `assembly`: the result of a piece of inline
+    assembly on NumPy arrays; None if unknown.
     """
 
     settings: Callable[[], Any]
@@ -58,7 +59,7 @@ class Plugin:
 
 
 class MixOrderPass(CustomGraphPass):
-    """The post-grad pass: hands the graph to the plugin. `fused`: the records of what it fused so far."""
+    """The post-grad pass: calls the plugin on the graph. `fused`: the records of the regions fused so far."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -69,8 +70,8 @@ class MixOrderPass(CustomGraphPass):
         fused, may_lose_order = self.plugin.run(graph, settings)
         self.fused += fused
         if may_lose_order:
-            # H200, torch 2.11: of three effects beside a region, Inductor launched the last one first to save
-            # memory, which it did not do without the region. The caller puts the setting back.
+            # H200, torch 2.11: in a graph with a region and three effects, Inductor launched the last effect
+            # first to save memory. Without the region it did not. The caller restores the setting.
             config.reorder_for_peak_memory = False
         if fused and settings.interpret and not _runs_kernels(graph):
             raise RuntimeError(_HOW_TO_INTERPRET)
@@ -81,7 +82,7 @@ class MixOrderPass(CustomGraphPass):
 
 @functools.cache
 def _stays_off() -> bool:
-    """Whether this torch is too old; says so once."""
+    """Whether this torch is too old; warns once."""
     if why := versions.unsupported():
         warnings.warn(f"mixorder stays off: {why}", stacklevel=2)
     return bool(why)
@@ -91,7 +92,7 @@ _HOW_TO_INTERPRET = "mixorder_interpret needs TRITON_INTERPRET=1 in the environm
 
 
 def _runs_kernels(graph: torch.fx.Graph) -> bool:
-    """Whether what Inductor makes of the graph can launch kernels. It knows nothing of the interpreter."""
+    """Whether Inductor's code for the graph can launch kernels. Inductor does not support the interpreter."""
     values = (node.meta.get("val") for node in graph.nodes)
     return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values) or _has_driver()
 
@@ -101,7 +102,7 @@ def _has_driver() -> bool:
 
     try:
         return triton.runtime.driver.active is not None and not _interprets()
-    except RuntimeError:  # as triton says that there is none
+    except RuntimeError:  # triton's error if there is none
         return False
 
 
@@ -110,10 +111,11 @@ def _interprets() -> bool:
 
 
 def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
-    """Wrap what compiles one graph, and the entry point, of `torch._inductor.compile_fx`. Idempotent.
+    """Wrap the function that compiles one graph, and the entry point, of `torch._inductor.compile_fx`.
+    Idempotent.
 
-    `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, where the options arrive with the
-    rest of the config; anything above it would be called in the parent, whose passes stay there.
+    `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, which gets the options with the
+    rest of the config. Its callers run in the parent, whose passes do not reach the worker.
     """
     for path, wrapper_of in (
         ("_InProcessFxCompile.codegen_and_compile", _with_our_pass),
@@ -124,8 +126,8 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
 
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile one graph with our pass after the user's, and Inductor's own mix-order off; once more without
-    it, where Inductor cannot compile what we made of the graph."""
+    """Compile one graph with mixorder's pass after the user's, and Inductor's own mix-order reduction off. If
+    Inductor cannot compile the rewritten graph, compile the original one."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         settings: Settings = plugin.settings()
@@ -154,12 +156,12 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
 
 
 def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile the backward under the options that were in force for its forward.
+    """Compile the backward with the options of its forward.
 
-    The backward is compiled at its first call, when a `config.patch` around the forward may be
-    over. Torch carries the values given by `torch.compile(options=...)` over by decorating the
-    inner compiler with them; this does the same for ours. Without it, AOTAutograd would also store
-    that backward, compiled with mixorder off, under a key that says on.
+    The backward is compiled at its first call, when a `config.patch` around the forward may have ended.
+    Torch passes on the values of `torch.compile(options=...)` by decorating the inner compiler with them;
+    this does the same for mixorder's options. Without it, AOTAutograd would also store a backward that is
+    compiled with mixorder off under a key that says on.
     """
     default_inner = inspect.signature(original).parameters["inner_compile"].default
 
@@ -181,7 +183,7 @@ def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> 
 
             inner_compile = inner_compile_of(lambda graph: plugin.run(graph, settings), plugin.assembly)
             caches = without_autograd_cache()
-        # With config_patches, torch applies them and calls this function again without.
+        # Torch applies config_patches, and calls this function again without them.
         if settings.enabled and not config_patches:
             inner_compile = config.patch(settings.as_config())(inner_compile)
         with caches:
@@ -191,7 +193,7 @@ def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> 
 
 
 def _say_what_does_nothing(settings: Settings, given: dict[str, Any]) -> None:
-    """Options of ours, where mixorder is off and nobody has said that it is to be."""
+    """Warn of mixorder's options where mixorder is off without being switched off explicitly."""
     names = [name for name in settings.as_config() if name in given]
     if names and "mixorder" not in given:
         _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
@@ -203,7 +205,7 @@ def _warn_once(message: str) -> None:
 
 
 def _to_interpret(settings: Settings, inputs: Any) -> bool:
-    """Whether the compile is one for Triton's interpreter: with its option, and nothing on a GPU. Graphs are
-    then run node by node, and AOTAutograd's cache may have what Inductor itself has made of one."""
+    """Whether the compile is for Triton's interpreter: the option is set, and no input is on a GPU. Graphs
+    are then run node by node. AOTAutograd's cache is off then: it may hold Inductor's code for a graph."""
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
     return settings.enabled and settings.interpret and _interprets() and not on_gpu and not _stays_off()

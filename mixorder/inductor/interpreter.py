@@ -1,4 +1,4 @@
-"""Run a graph that mixorder has rewritten without a GPU: its kernels in the Triton interpreter.
+"""Run a rewritten graph without a GPU, with its kernels in the Triton interpreter.
 
 `TRITON_INTERPRET=1` must be set before `triton` is first imported. The interpreter has no `libdevice`; this
 maps the functions that Inductor's op printer calls onto NumPy-backed equivalents.
@@ -21,12 +21,12 @@ from .config import inductor_config
 
 Pass = Callable[[Graph], object]
 Assembly = Callable[[str, list[Any]], list[Any] | None]
-"""What a piece of inline assembly, as text, gives for NumPy arrays; None if it is not known."""
+"""The results of a piece of inline assembly, given as text, on NumPy arrays; None if it is unknown."""
 
 
 def backend(ours: Pass | None, assembly: Assembly) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's graph (AOTAutograd, decompositions, post-grad passes and `ours`
-    behind the user's), then node by node on CPU tensors, kernels interpreted.
+    after the user's), run node by node on CPU tensors with interpreted kernels.
 
     Raises RuntimeError if `TRITON_INTERPRET` is not set.
     """
@@ -36,7 +36,7 @@ def backend(ours: Pass | None, assembly: Assembly) -> Callable[..., Any]:
 
 
 def prepare(assembly: Assembly) -> None:
-    """Give Triton's interpreter in this process what our kernels need and it lacks. Idempotent."""
+    """Patch into Triton's interpreter what mixorder's kernels need and it lacks. Idempotent."""
     _map_libdevice()
     _map_inline_asm(assembly)
     _round_as_a_gpu()
@@ -49,7 +49,7 @@ def prepare(assembly: Assembly) -> None:
 
 
 def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCompile:
-    """What runs a graph node by node, with `ours` behind the user's passes and its kernels interpreted."""
+    """Runs a graph node by node, with `ours` after the user's passes and interpreted kernels."""
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         prepare(assembly)
@@ -66,7 +66,7 @@ def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCom
 
 
 class _NumpyLibdevice:
-    """`libdevice` for the interpreter: each function is NumPy's of the same meaning, on the tensor's data."""
+    """`libdevice` for the interpreter: each function is NumPy's equivalent, on the tensor's data."""
 
     _NUMPY_NAMES = {
         "nearbyint": "rint",
@@ -101,7 +101,7 @@ class _NumpyLibdevice:
 
 
 def _map_libdevice() -> None:
-    """Generated kernels import `libdevice` from Inductor's helpers: give them one that can be interpreted."""
+    """Generated kernels import `libdevice` from Inductor's helpers: replace it by an interpretable one."""
     from torch._inductor.runtime import triton_helpers
 
     triton_helpers.libdevice = _NumpyLibdevice()
@@ -109,7 +109,7 @@ def _map_libdevice() -> None:
 
 @functools.cache
 def _map_inline_asm(assembly: Assembly) -> None:
-    """Triton's interpreter has no inline assembly: give it the few pieces that our kernels have."""
+    """Triton's interpreter has no inline assembly: add the few pieces that mixorder's kernels use."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original = InterpreterBuilder.create_inline_asm
@@ -128,8 +128,8 @@ def _map_inline_asm(assembly: Assembly) -> None:
 
 @functools.cache
 def _round_as_a_gpu() -> None:
-    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter cuts off to bfloat16, and
-    loses the carry where rounding to fp8 reaches the next power of two. It has no way between fp8 and
+    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter truncates to bfloat16, and
+    loses the carry where rounding to fp8 reaches the next power of two. It has no cast between fp8 and
     float64."""
     import numpy
     import triton.language as tl
@@ -160,8 +160,8 @@ def _round_as_a_gpu() -> None:
 
 @functools.cache
 def _keep_truth() -> None:
-    """What a comparison of scalars gives stays a truth value where it is spread over a tile: the interpreter
-    makes a number of it, which triton 3.9 does not take for a mask."""
+    """Keep the bool dtype of a scalar comparison that is broadcast to a tile: the interpreter turns it into
+    an integer, which triton 3.9 does not accept as a mask."""
     import numpy
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -178,7 +178,7 @@ def _keep_truth() -> None:
 
 @functools.cache
 def _invert_unsigned() -> None:
-    """All bits of an unsigned integer are not -1, which NumPy 2 does not take for one."""
+    """Return the largest value for "all ones" of an unsigned integer: NumPy 2 does not accept -1 for it."""
     import numpy
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
 
@@ -195,7 +195,7 @@ def _invert_unsigned() -> None:
 
 @functools.cache
 def _count_by_one_element() -> None:
-    """A loop's bounds are arrays of one element, numbers to triton 3.6, but not to NumPy 2.4."""
+    """Convert loop bounds to int: they are arrays of one element, which NumPy 2.4 no longer converts."""
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor
@@ -208,7 +208,7 @@ def _count_by_one_element() -> None:
 
 
 def _leave_out_overflow_checks() -> None:
-    """As compiled kernels have none; they take the interpreter a fifth of its time."""
+    """Compiled kernels have no overflow checks; they take a fifth of the interpreter's time."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
@@ -216,8 +216,8 @@ def _leave_out_overflow_checks() -> None:
 
 @functools.cache
 def _patch_language_once() -> None:
-    """The interpreter replaces all builtins of `triton.language` at every call of a jitted function from a
-    kernel (triton 3.6 to 3.9): half the time that small kernels take. What is replaced already is left."""
+    """Replace the builtins of `triton.language` only once. The interpreter does so at every call of a jitted
+    function from a kernel (triton 3.6 to 3.9), which is half the time of small kernels."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -237,7 +237,7 @@ def _patch_language_once() -> None:
 
 @functools.cache
 def _reduce_by_halves() -> None:
-    """Reduce with a combine function of one's own as threads do, neighbours first, all pairs at once: the
+    """Reduce with a custom combine function in a tree of neighbouring pairs, all pairs at once: the
     interpreter calls it for one element after the other."""
     import numpy
     import triton.language as tl

@@ -1,4 +1,4 @@
-"""Triton as torch drives it: what kernels import, how their text is loaded, and for which devices."""
+"""How torch uses Triton: what kernels import, how their text is loaded, and for which devices."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How Inductor launches our kernels, where it knows better for those that it writes itself.
+"""Launch options of mixorder's kernels that Inductor sets only for its own kernels.
 
-Early, those that wait for the one before them. With every product rounded before it is added, where eager's
-rounding is emulated. With loads less far ahead, where the device has too little shared memory for them.
+Programmatic dependent launch, for kernels that wait for their predecessor. No contraction of products and
+sums, where eager's rounding is emulated. Fewer stages, where the device has too little shared memory.
 
-Inductor (2.11 to 2.15) takes the first two from `triton_meta`, and offers no way to set them for kernels of
-others. So they are written into their definitions, which are text.
+Inductor (2.11 to 2.15) reads the first two from `triton_meta`, and has no interface that sets them for
+user-defined kernels. So they are inserted into the text of the kernels' definitions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
 from .wrapping import wrap
 
-_waiting: set[str] = set()  # names of kernels, which have a hash of the text in them
+_waiting: set[str] = set()  # names of kernels; each has a hash of the kernel's text
 
 
 def allow_early_launch(name: str) -> None:
-    """A kernel of this name waits for the one before it by itself: it may be launched before that has ended.
+    """Allow programmatic dependent launch of a kernel: its code waits for the kernel before it.
 
-    To be said in the process that compiles the graph, before Inductor writes the kernel's definition.
+    Must be called in the process that compiles the graph, before Inductor writes the kernel's definition.
     """
     _waiting.add(name)
 
 
 def define(module: ModuleType) -> None:
-    """Wrap what writes a kernel's definition, of `torch._inductor.codegen.wrapper`. Idempotent."""
+    """Wrap the method of `torch._inductor.codegen.wrapper` that writes a kernel's definition. Idempotent."""
     wrap(module, "PythonWrapperCodegen.define_kernel", _defined)
 
 
@@ -54,13 +54,13 @@ def _meta(kernel_name: str) -> str:
 
 
 def fit(module: ModuleType) -> None:
-    """Wrap what loads a kernel, of `torch._inductor.runtime.triton_heuristics`. Idempotent."""
+    """Wrap the method of `torch._inductor.runtime.triton_heuristics` that loads a kernel. Idempotent."""
     if not versions.loads_with_less(module.CachingAutotuner):
         wrap(module, "CachingAutotuner._make_launchers", _with_fewer_stages)
 
 
 def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A kernel of ours that asks for too much shared memory is compiled with one stage less, and so on."""
+    """Compile a kernel of mixorder's with one stage less as long as it asks for too much shared memory."""
 
     def _make_launchers(self: Any) -> None:
         while True:
@@ -75,7 +75,7 @@ def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]
             fewer.num_stages -= 1
             if "NUM_STAGES" in fewer.kwargs:
                 fewer.kwargs["NUM_STAGES"] = fewer.num_stages
-            if self.fn.fn is None:  # compiled in another process, and only the result came back
+            if self.fn.fn is None:  # compiled in another process, which returns only the result
                 self.fn = self._reload_kernel().fn
             self.compile_results = [self._precompile_config(fewer)]
 

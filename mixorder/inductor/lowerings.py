@@ -1,4 +1,4 @@
-"""Inductor's lowerings: an operator with its arguments as a `TensorBox`, whose loader can be traced.
+"""Inductor's lowerings: they turn an operator and its arguments into a `TensorBox`, whose loader is traced.
 
 Dtype promotion, the decomposition into scalar ops and the index arithmetic of views are Inductor's.
 """
@@ -27,7 +27,7 @@ __all__ = ["TensorBox"]
 
 @contextlib.contextmanager
 def context(like: Any) -> Iterator[None]:
-    """What lowerings ask of a whole graph: size variables, and a device, here those of a fake tensor."""
+    """Inside, lowerings find the graph state that they need: size variables and device of a fake tensor."""
     nothing = torch.fx.Graph()
     nothing.output(())
     empty = torch.fx.GraphModule({}, nothing)
@@ -42,7 +42,7 @@ def context(like: Any) -> Iterator[None]:
 
 
 def _gpu(device: torch.device) -> torch.device:
-    """Lowerings branch on the device type; what is generated is Triton, so they must see a GPU."""
+    """Lowerings branch on the device type. The generated code is Triton, so they must see a GPU."""
     return device if device.type != "cpu" else torch.device("cuda", 0)
 
 
@@ -53,9 +53,9 @@ def leaf(
     value: Callable[[Node, tuple[sympy.Expr, ...]], Any],
     handler: Any,
 ) -> TensorBox:
-    """A box that stands for a node of the dtype and device of `like`: its elements are what `value` gives.
+    """A box for a node with the dtype and device of `like`: its elements are the results of `value`.
 
-    Asked by another handler, it is a load: Inductor counts ops and reads while it lowers.
+    For any other handler of ops it is a load: Inductor counts ops and reads while it lowers.
     """
 
     def inner_fn(index: Sequence[sympy.Expr]) -> Any:
@@ -69,24 +69,24 @@ def leaf(
 
 
 def lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
-    """What the lowering of a node's operator gives, with `operand` of each node among its arguments.
+    """The result of the lowering of a node's operator; nodes among its arguments become `operand(node)`.
 
     Raises `Decline` for an operator that cannot be lowered outside of a whole graph.
     """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
     lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
-    V.graph.current_node = node  # whose metadata says where `emulate_precision_casts` rounds
+    V.graph.current_node = node  # its metadata says where `emulate_precision_casts` rounds
     try:
         return lowering(*args, **kwargs)
     except Decline:
         raise
-    except Exception as error:  # it calls a kernel of ATen for these dtypes, say, which needs a whole graph
+    except Exception as error:  # such as a lowering that calls an ATen kernel, which needs a whole graph
         detail = f"{node.target}: its lowering ends in {type(error).__name__}: {error}"
         raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name) from error
 
 
 def is_loop(result: Any) -> bool:
-    """Whether a lowering has given a tensor whose elements can be computed one by one."""
+    """Whether a lowering's result is a tensor whose elements can be computed one by one."""
     data, boxes = result, (ir.TensorBox, ir.StorageBox, ir.BaseView)
     while isinstance(data, boxes):
         data = data.data

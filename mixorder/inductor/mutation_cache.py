@@ -1,11 +1,11 @@
-"""Inductor's analysis of a Triton kernel, once per kernel of ours instead of twice per launch.
+"""Inductor's mutation analysis of a Triton kernel, once per kernel of mixorder's instead of twice per launch.
 
-To learn which arguments a kernel writes, Inductor compiles it to Triton's IR for every launch that it meets:
-some 17 ms each, and a model of 32 layers has 250 launches of 10 kernels. The answer depends on the kernel's
-text, its constants, and the dtypes of its arguments only. Other people's kernels are analysed as ever.
+To find out which arguments a kernel writes, Inductor compiles it to Triton's IR for every launch:
+some 17 ms each, and a model of 32 layers has 250 launches of 10 kernels. The result depends on the kernel's
+text, its constants, and the dtypes of its arguments only. The analysis of other kernels is unchanged.
 
-A kernel that Triton cannot compile only makes this analysis pessimistic, and the compile fails much later. Of
-ours it is asked before the graph is changed, when the answer is made that will serve later.
+If Triton cannot compile a kernel, this analysis is only pessimistic, and the compile fails much later. So
+mixorder's kernels are analysed before the graph is changed, and the result is cached for their launches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from .versions import mutation_analysis
 from .wrapping import wrap
 
-PREFIX = "triton_mixorder_"  # what the names of our kernels begin with
+PREFIX = "triton_mixorder_"  # of the names of mixorder's kernels
 _MAX_KERNELS = 1024
 _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
 """Why the last kernel had no Triton IR; the analysis itself catches it."""
@@ -33,10 +33,10 @@ def share(module: ModuleType) -> None:
 
 
 def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
-    """Raise what Triton raises of a kernel with such arguments, tensors by name; sizes may be symbolic.
+    """Raise `triton.compiler.errors.CompilationError` if Triton rejects a kernel with such arguments.
 
-    Of `triton.compiler.errors.CompilationError` only: whatever else keeps torch from the IR keeps no kernel
-    from running. Needs a GPU, for whose target the IR is made.
+    Arguments are tensors by name; sizes may be symbolic. Other errors of the analysis are ignored: they do
+    not keep the kernel from running. Needs a GPU, as the IR is compiled for its target.
     """
     from triton.compiler.errors import CompilationError
 
@@ -79,7 +79,7 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(kernel: Any, kwargs: Mapping[str, Any]) -> Hashable | None:
-    """All that the analysis looks at; None for a kernel that is not ours, or an argument of another kind."""
+    """All inputs of the analysis; None for a kernel of others, or an argument of an unknown kind."""
     function = kernel
     if configs := getattr(kernel, "configs", None):  # an autotuner: its first configuration stands for all
         function, kwargs = kernel.fn, {**kwargs, **configs[0].kwargs}
@@ -91,7 +91,7 @@ def _key(kernel: Any, kwargs: Mapping[str, Any]) -> Hashable | None:
 
 
 def _kind(value: Any) -> Hashable | None:
-    """What the analysis makes of an argument: a tensor of some dtype, any symbolic size, or a number."""
+    """The kind of an argument for the analysis: a tensor of some dtype, any symbolic size, or a number."""
     from torch._inductor.ir import TensorBox
 
     if isinstance(value, torch.Tensor):

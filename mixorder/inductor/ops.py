@@ -1,4 +1,4 @@
-"""Inductor's scalar ops: who handles a call of one, what its values are, and which dtype it gives."""
+"""Inductor's scalar ops: their handlers, values and result dtypes."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def _dtype_rules() -> DtypePropagationOpsHandler:
 
 
 def unwrapped(value: Any) -> Any:
-    """What a handler gave for an op, where `ops` has wrapped it."""
+    """A handler's own result of an op, without the wrapper that `ops` puts around it."""
     return value.value if isinstance(value, OpsValue) else value

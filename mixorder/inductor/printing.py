@@ -21,7 +21,7 @@ from .symbols import bounds
 __all__ = ["CSEVariable", "IndentedBuffer", "texpr", "triton_compute_type"]
 
 _INT32_LIMIT = 2**31
-# What Inductor's kernels call libdevice for in float64. Of these `tl.sqrt_rn` takes no float64 at all.
+# Inductor's kernels call libdevice for these in float64. `tl.sqrt_rn` has no float64 version.
 _LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
@@ -29,7 +29,7 @@ _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states t
 
 @contextlib.contextmanager
 def printing_triton() -> Iterator[None]:
-    """The little of a graph that Inductor's printers look at while they print."""
+    """Inside, Inductor's printers find the part of a graph that they read."""
     device = torch.device("cuda", 0)
     graph = types.SimpleNamespace(current_device=device, get_current_device_or_throw=lambda: device)
     with V.set_graph_handler(graph):
@@ -37,9 +37,9 @@ def printing_triton() -> Iterator[None]:
 
 
 class ScalarPrinter(DefaultHandler):
-    """Prints ops on variables as lines `tmpN = ...` of `code`, which may be another buffer from line to line.
+    """Prints ops on variables as lines `tmpN = ...` of `code`. `code` may be replaced between lines.
 
-    `loops`: the sizes of loop symbols. `names`: what these are called in the text, if not by their own names.
+    `loops`: the sizes of loop symbols. `names`: names of loop symbols in the text, where they differ.
     """
 
     def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
@@ -48,13 +48,13 @@ class ScalarPrinter(DefaultHandler):
         self.names: Mapping[sympy.Symbol, sympy.Symbol] = {}
         self._printer = TritonOverrides()
         self._count = 0
-        # What some of Inductor's printers ask of the kernel: names for values on the way.
+        # Some of Inductor's printers ask the kernel for names of intermediate values.
         cse = types.SimpleNamespace(varname_map={}, generate=self._generate)
         self._kernel = types.SimpleNamespace(min_elem_per_thread=0, compute=code, cse=cse)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Make this the handler of `ops`: some of Inductor's printers call others through it."""
+        """Make this the handler of `ops`: some of Inductor's printers call other printers through `ops`."""
         with handling(self), V.set_kernel_handler(self._kernel):
             yield
 
@@ -82,18 +82,18 @@ class ScalarPrinter(DefaultHandler):
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> CSEVariable:
         """Write an op on variables, and return the variable of its result, which has this dtype."""
-        if op == "index_expr":  # Inductor's printer asks a kernel of its own for it
+        if op == "index_expr":  # Inductor's printer needs one of Inductor's kernels for it
             return self.line(self._index(args[0], triton_compute_type(dtype)), dtype)
         if op == "to_dtype" and args[0].dtype == torch.float64 and _is_float8(dtype):
-            # By float32, as eager does: Triton has no way from float64 to fp8.
+            # Via float32, as in eager: Triton has no cast from float64 to fp8.
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
-        if op == "fma":  # which Inductor's printer has in some versions only
+        if op == "fma":  # Inductor's printer has it in some versions only
             return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:
             return self.line(f"libdevice.{op}({args[0]})", dtype)
         text = unwrapped(getattr(self._printer, op)(*args, **kwargs))
         if dtype in _INTEGERS and op not in _TYPED:
-            # Triton makes `byte // 2` a 32-bit number, which would not overflow as a byte does.
+            # Triton computes `byte // 2` in 32 bits, which do not overflow as a byte does.
             text = f"({text}).to({triton_compute_type(dtype)})"
         return text if isinstance(text, CSEVariable) else self.line(text, dtype)
 
@@ -102,7 +102,7 @@ class ScalarPrinter(DefaultHandler):
         return texpr(index.xreplace(self.names))
 
     def _index(self, expr: sympy.Expr, dtype: str) -> str:
-        """An index or a size as a value; in 64 bits where some part of it may need them."""
+        """An index or a size as a value; in 64 bits where a part of it may need them."""
         if not expr.free_symbols & self.loops.keys():
             return f"tl.full([], {texpr(expr)}, {dtype})"
         if self._may_need_64_bits(expr):

@@ -1,4 +1,4 @@
-"""Has `torch.compile` say first what an option of mixorder's is called that it does not know.
+"""Makes `torch.compile` suggest the right name for a misspelt option of mixorder.
 
 Must not import Inductor: it is loaded while Inductor is loading.
 """
@@ -13,9 +13,9 @@ from .wrapping import wrap
 
 
 def wrap_apply_options(torch: ModuleType, misspelt: Callable[[str], str]) -> None:
-    """Wrap what checks the options of `torch.compile`. Idempotent.
+    """Wrap the function that checks the options of `torch.compile`. Idempotent.
 
-    `misspelt`: what to say of an option that there is not; empty where that is not for mixorder to say.
+    `misspelt`: the message for an unknown option; empty for names that are not meant for mixorder.
     """
 
     def with_a_short_line(original: Callable[..., Any]) -> Callable[..., Any]:

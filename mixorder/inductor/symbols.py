@@ -1,4 +1,4 @@
-"""Torch's integer expressions: functions that indices are made of, bounds, and what is known of a size."""
+"""Torch's integer expressions: the functions in indices, bounds, and properties of sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["FloorDiv", "ModularIndexing"]
 
 
 def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:
-    """The least and the largest value, both included, where each symbol is from 0 to its size - 1."""
+    """The least and the largest value, both inclusive, where each symbol is from 0 to its size - 1."""
     found = bound_sympy(expr, {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()})
     return found.lower, found.upper
 
 
 def depends_on_data(symbol: sympy.Symbol) -> bool:
-    """Whether a size is only known once the graph runs, such as that of `nonzero`."""
+    """Whether a size is known only when the graph runs, such as that of `nonzero`."""
     return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 

@@ -1,4 +1,4 @@
-"""Where torch gathers what is said of a compile: its counters, and the artifacts that tlparse shows."""
+"""Torch's records of a compile: its counters, and the artifacts that tlparse shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def graph_breaks() -> int:
 
 
 def trace_json(text: Callable[[], str]) -> None:
-    """An artifact `mixorder` of the compile at hand; the text is only made where somebody traces."""
+    """Add an artifact `mixorder` to the current compile's trace; `text` is called only if tracing is on."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "mixorder", "encoding": "json"},

@@ -21,4 +21,4 @@ __all__ = [
 ]
 
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""What a fake tensor raises where its value decides."""
+"""The error of a fake tensor where code branches on its value."""

@@ -1,6 +1,6 @@
-"""Private torch API that differs between versions. Nothing else in mixorder asks for a version.
+"""Private torch API that differs between versions. No other module of mixorder tests for a version.
 
-Each function names the versions its branches serve and detects features, not version numbers.
+Each function names the versions that its branches are for, and detects features, not version numbers.
 Imports torch inside functions only: `mixorder.options` is loaded while Inductor is loading.
 """
 
@@ -23,7 +23,7 @@ ConfigEntrySpec = tuple[str, Any, "bool | str | None"]
 
 
 def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> None:
-    """Add the entries that `config` does not have yet, as if its source had declared them."""
+    """Add the entries that `config` does not have yet, as if its source declared them."""
     from torch.utils._config_module import _Config, _ConfigEntry
 
     takes_name = "name" in inspect.signature(_ConfigEntry.__init__).parameters  # 2.13, not 2.11
@@ -39,10 +39,10 @@ def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> 
 
 
 def _forget_config_caches(config: ModuleType) -> None:
-    """Drop the config's cached hash and dictionaries, which do not know of new entries.
+    """Drop the config's cached hash and dictionaries, which do not have the new entries.
 
     2.11 keeps one dirty flag. 2.13 keeps caches per context: replacing the variables drops those of
-    every thread, which marking them dirty from here could not. Tested by
+    every thread; a dirty flag would reach only this thread. Tested by
     test_options.py::test_entries_added_late_reach_hash_and_dicts.
     """
     if "_is_dirty" in config._bypass_keys:
@@ -53,9 +53,9 @@ def _forget_config_caches(config: ModuleType) -> None:
 
 
 def name_triton_tools() -> None:
-    """Name torch's own ptxas and libdevice to Triton, as Inductor does before its first compile in a process:
-    they are part of the keys of Triton's cache. 2.11 names no libdevice; few builds have a ptxas. Inductor
-    does it once, and somebody may have put the environment back since."""
+    """Set torch's own ptxas and libdevice for Triton, as Inductor does before its first compile in a process:
+    they are part of the keys of Triton's cache. 2.11 sets no libdevice; few builds have a ptxas. Inductor
+    does it only once, and the environment may have been restored since then."""
     from torch._inductor.runtime import compile_tasks
 
     for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):
@@ -91,18 +91,18 @@ def mutation_analysis(triton_kernel_wrap: ModuleType) -> str:
 
 
 def is_deterministic(config: ModuleType) -> bool:
-    """Whether Inductor has and uses its mode without timing on the device."""
+    """Whether Inductor has a deterministic mode, without timing on the device, and it is on."""
     return bool(getattr(config, "deterministic", False))
 
 
 def loads_with_less(autotuner: type) -> bool:
-    """Whether Inductor compiles a kernel again without pipelining where it asks for too much shared memory
-    (2.13 on), instead of giving up (2.11)."""
+    """Whether Inductor compiles a kernel that asks for too much shared memory again without pipelining
+    (from 2.13), instead of raising (2.11)."""
     return hasattr(autotuner, "compile_by_disabling_pipelining")
 
 
 def versions() -> list[str]:
-    """What compiles a kernel, for the identity of what was measured."""
+    """The versions that compile a kernel: part of the key of a measurement."""
     import torch
     import triton
 
@@ -125,7 +125,7 @@ def package_versions(*names: str) -> dict[str, str]:
 
 
 def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
-    """One pass made of two. Inductor passes `is_inference` to inference-aware ones by class."""
+    """One pass that runs two. Inductor passes `is_inference` to passes of the inference-aware class."""
     from torch._inductor import custom_graph_pass
 
     aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
@@ -139,7 +139,7 @@ def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
             second(graph)
 
         def uuid(self) -> Any | None:
-            """None, as for `first` alone, if that one cannot be identified."""
+            """None if `first` has no uuid."""
             get_uuid = getattr(first, "uuid", None)
             first_id = get_uuid() if get_uuid is not None else None
             return None if first_id is None else (first_id, second.uuid())
@@ -147,26 +147,26 @@ def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
     return Chain()
 
 
-# The Triton that each torch is built against, which is the pair that is tested (docs/supported.md).
+# The Triton that each torch is built against. These pairs are tested (docs/supported.md).
 TESTED = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
 OLDEST, NEWEST = next(iter(TESTED)), next(reversed(TESTED))
 
 
 def release(version: str) -> str:
-    """`2.13` of `2.13.0+cpu`; the version itself where it is no such number."""
+    """`2.13` of `2.13.0+cpu`; the version itself if it has another form."""
     found = re.match(r"\d+\.\d+", version)
     return found[0] if found else version
 
 
 def older(version: str, other: str) -> bool:
-    """Whether the one's release comes before the other; False where that is not known."""
+    """Whether a version's release is before that of the other; False where that is unknown."""
     numbers = [[int(n) for n in release(v).split(".") if n.isdigit()] for v in (version, other)]
     return len(numbers[0]) == 2 and numbers[0] < numbers[1]
 
 
 @functools.cache
 def unsupported() -> str:
-    """Why mixorder has to stay off with this torch; empty where it need not."""
+    """Why mixorder has to stay off with this torch; empty if it is supported."""
     import torch
 
     if not older(torch.__version__, OLDEST):

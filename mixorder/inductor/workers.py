@@ -1,4 +1,4 @@
-"""Inductor's compile workers: processes that never see a GPU, in which Triton compiles.
+"""Inductor's compile workers: processes without access to a GPU, in which Triton compiles.
 
 Imports Inductor's pool inside functions: its import may start the workers.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def wait_for_workers(seconds: float) -> None:
-    """Until the workers have started, or the time is over."""
+    """Wait until the workers have started, or the time is over."""
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.wait_pool_ready(seconds)
@@ -31,7 +31,7 @@ def submit(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
 
 def name_assembler() -> None:
-    """Name torch's own ptxas to Triton in the environment, once per process, as Inductor does."""
+    """Set torch's own ptxas for Triton in the environment, once per process, as Inductor does."""
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
     _set_triton_ptxas_path()

@@ -1,4 +1,4 @@
-"""Replaces functions of torch by wrappers of them, each once."""
+"""Replaces functions of torch by wrappers, each once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Function = Callable[..., Any]
 
 
 def wrap(owner: Any, path: str, wrapper_of: Callable[[Any], Function]) -> bool:
-    """Replace the function at a dotted path of a module or class by `wrapper_of` it, if it is not one yet.
+    """Replace the function at a dotted path of a module or class by `wrapper_of(function)`, unless it is
+    wrapped already.
 
-    False where there is no such function: a torch that is not known.
+    False where there is no such function, as in an unknown version of torch.
     """
     *owners, name = path.split(".")
     for attribute in owners:

@@ -1,1 +1,1 @@
-"""Find a region's fastest schedule at compile time: search, compile, time, and remember."""
+"""Find a region's fastest schedule at compile time: search, compile, time, and store."""

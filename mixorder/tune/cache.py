@@ -1,8 +1,8 @@
 """Winners on disk, so that a region is tuned once per machine: one small JSON file per key.
 
 A file is data: it is parsed, checked field by field against the schedule that it may replace, and otherwise
-ignored and rewritten. Nothing in it is ever unpickled or run. Whether its schedule is legal for the region
-is for the caller to ask (`Space.legal`).
+ignored and rewritten. Nothing in it is ever unpickled or run. The caller checks whether its schedule is legal
+for the region (`Space.legal`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .search import Candidate, Tuning
 
 FORMAT = 1  # of the files; a file of another format is foreign
 
-_unwritten: dict[Path, str] = {}  # what a directory did not take, for the rest of this process
+_unwritten: dict[Path, str] = {}  # files that could not be written, kept while the process runs
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -45,7 +45,7 @@ def load(folder: Path, key: str, templates: Mapping[str, Schedule]) -> tuple[Can
 
 
 def store(folder: Path, key: str, best: Candidate, tuning: Tuning) -> None:
-    """Write a winner, all or nothing; where the directory takes no files, keep it in this process."""
+    """Write a winner atomically; if the directory is not writable, keep it in this process."""
     data = {
         "format": FORMAT,
         "key": key,
@@ -65,7 +65,7 @@ def store(folder: Path, key: str, best: Candidate, tuning: Tuning) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, also while other processes write the same."""
+    """Replace a file atomically: readers see the old or the new one, also while other processes write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(prefix=path.stem[:16], suffix=".tmp", dir=path.parent)
     try:
@@ -79,7 +79,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _parsed(data: Any, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning]:
-    """ValueError where anything is not as `store` writes it."""
+    """The winner in a file; ValueError where anything differs from what `store` writes."""
     names = {"format", "key", "variant", "schedule", "heuristic_us", "best_us", "candidates", "seconds"}
     if not isinstance(data, dict) or set(data) != names or (data["format"], data["key"]) != (FORMAT, key):
         raise ValueError("not a winner of this format and key")

@@ -1,8 +1,8 @@
-"""Candidates' kernels to machine code, in parallel.
+"""Compile candidates' kernels to machine code, in parallel.
 
 Triton holds the interpreter lock while it compiles (two threads took as long as one, triton 3.7.1), so that
-only processes help. Inductor has a pool of compile workers, forked from a process that never sees a GPU; they
-compile for the target into Triton's cache on disk, where this process then finds the results.
+only processes help. Inductor has a pool of compile workers, forked from a process without access to a GPU.
+They compile for the target into Triton's cache on disk, from which this process reads the results.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compile_job(job: Job) -> Any:
 
 
 def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
-    """The kernels of the jobs that compile, kept in `folder` in Triton's way; which do not is logged."""
+    """The kernels of the jobs that compile; `folder` is Triton's cache. Failures are logged."""
     jobs = list(dict.fromkeys(jobs))
     workers.name_assembler()  # the assembler that Inductor will use, too
     compiled = {}
@@ -99,9 +99,9 @@ def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
 
 
 def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
-    """Fill Triton's cache from Inductor's compile workers; gives the errors of jobs that do not compile.
+    """Fill Triton's cache by Inductor's compile workers; returns the errors of jobs that do not compile.
 
-    Where there are no workers, or they break, nothing is said of the jobs left.
+    If there are no workers, or they fail, the remaining jobs are neither compiled nor in the result.
     """
     failed: dict[Job, str] = {}
     try:
@@ -113,7 +113,7 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
         for job, future in zip(jobs, futures, strict=True):
             if (error := future.result(JOB_SECONDS)) is not None:
                 failed[job] = error
-    except Exception as error:  # the pool is another's: without it, the tuner is slow, not wrong
+    except Exception as error:  # the pool is Inductor's: without it, the tuner is slow, not wrong
         log.info("compile workers cannot be used, %s: %s", type(error).__name__, error)
     return failed
 
@@ -128,7 +128,7 @@ def _workers_are_there() -> bool:
 
 
 def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:
-    """Compile a job in another process, with the settings of the one that asks; the error, or None."""
+    """Compile a job in a worker, with the settings of the requesting process; the error, or None."""
     try:
         with environment(settings):
             compile_job(job)
@@ -138,14 +138,14 @@ def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:
 
 
 def triton_settings() -> dict[str, str]:
-    """The environment variables that decide what Triton compiles to, and where to."""
+    """The environment variables that determine Triton's output, and its folder."""
     return {name: value for name, value in os.environ.items() if _is_setting(name)}
 
 
 @contextlib.contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Have exactly these of Triton's variables set. Left over from another job, they would give a kernel
-    another key in Triton's cache, and it would be compiled twice."""
+    """Inside, exactly these of Triton's variables are set. Variables of another job would change a kernel's
+    key in Triton's cache, and it would be compiled twice."""
     before = triton_settings()
     _set(settings)
     try:

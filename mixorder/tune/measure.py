@@ -4,8 +4,8 @@ A candidate's time is the median of replays of a CUDA graph of all its launches 
 microseconds; candidates take turns. Buffers have the region's dtypes, sizes (hints for symbolic ones) and
 strides, and hold random numbers.
 
-The compile that asks may run under fake tensors and other modes, all of which belong to a thread: the work
-is done in one of its own. It draws from a generator of its own, too, and gives its memory back to torch.
+The compile may run under fake tensors and other modes, all of which belong to a thread: measuring is done in
+a separate thread. It also uses a separate random generator, and returns its memory to torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .timing import capture, flush_bytes, time_in_turns
 T = TypeVar("T")
 
 SETTLE_S = 0.05  # replays before the first sample
-SAMPLES_S = 1.0  # what the samples of one call may take; long kernels get fewer
+SAMPLES_S = 1.0  # limit on the samples of one call; long kernels get fewer
 
 
 class Way(Protocol):
@@ -43,11 +43,11 @@ class Way(Protocol):
 
 
 class NotEnoughMemory(Exception):
-    """The device has no room for the region's buffers a second time."""
+    """The device has no room for a second copy of the region's buffers."""
 
 
 class Bench:
-    """Times the candidates of one region: `ways` to run it, by variant, which share inputs and outputs.
+    """Times the candidates of one region. `ways`: strategies and loops by variant, with common buffers.
 
     Raises `NotEnoughMemory`, and RuntimeError where CUDA fails.
     """
@@ -125,7 +125,7 @@ class Bench:
         return graphs
 
     def _fills(self, candidate: Candidate) -> list[Callable[[], None]]:
-        """What gives buffers their first contents before each run, such as an empty mailbox."""
+        """Functions that initialise buffers before each run, such as an empty mailbox."""
         loops, splits = self.ways[candidate.variant].loops, candidate.schedule.num_splits
         return [
             functools.partial(self._tensor(loops, b.name, splits).fill_, b.fill)
@@ -157,7 +157,7 @@ class Bench:
         return self.tensors[key]
 
     def _randomise(self, flat: torch.Tensor, positive: bool) -> None:
-        """Normal numbers, or zeros and ones; positive ones where a row has one, such as an `rstd`."""
+        """Normal numbers, or zeros and ones; positive for one number per row, such as an `rstd`."""
         generator = torch.Generator(self.device).manual_seed(len(self.tensors))
         if not flat.dtype.is_floating_point:
             bits = torch.randint(0, 2, flat.shape, dtype=torch.uint8, device=self.device, generator=generator)
@@ -168,7 +168,7 @@ class Bench:
             flat.abs_()
 
     def _times(self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], reps: int) -> dict[Candidate, float]:
-        """Medians; microseconds."""
+        """Medians in microseconds."""
         assert self.flush is not None
         found = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
         return {candidate: statistics.median(samples) for candidate, samples in found.items()}
@@ -192,7 +192,7 @@ def _out_of_resources(error: Exception) -> bool:
 
 
 def in_own_thread(function: Callable[[], T]) -> T:
-    """Call a function in a new thread, where no mode of this one is active; configs are the same."""
+    """Call a function in a new thread, with this thread's configs but none of its modes."""
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1, "mixorder-tune") as pool:
         return pool.submit(context.run, function).result()

@@ -1,7 +1,7 @@
 """The search for the fastest schedule, given something that times candidates.
 
 Rounds of coordinate descent: time the neighbours of the best schedule so far, go to the fastest, and stop
-where a round gains little. No device, no clock: what measures is handed in.
+when a round gains little. This module uses no device and no clock: the caller passes the measurement in.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..schedule.space import Space
 
 MOST = 28  # candidates timed for one region
 ROUND_GAIN = 1.01  # a round that gains less is the last one
-MARGIN = 1.015  # what must be gained, head to head, to leave the heuristic's schedule: more than noise
-DUELS = 2  # in each of which it must be gained
-# What is shorter is left alone. H200, RMSNorm 2048x2048 in bf16, 13 us: what won both duels took 8% longer in
-# the backward that it was tuned for.
+MARGIN = 1.015  # the gain over the heuristic's schedule that a winner needs: more than noise
+DUELS = 2  # comparisons with the heuristic's schedule, all of which need that gain
+# Shorter kernels are not tuned. H200, RMSNorm 2048x2048 in bf16, 13 us: the schedule that won both duels took
+# 8% longer in the backward that it was tuned for.
 SHORT_US = 20.0
 REPS = 15  # samples of a candidate in a round
 FINAL_REPS = 60  # samples of the two that are compared at the end
@@ -26,7 +26,7 @@ FINAL_REPS = 60  # samples of the two that are compared at the end
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A schedule of one of the ways to write the region's loops."""
+    """A schedule of one variant of the region's loops."""
 
     variant: str
     schedule: Schedule
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What tuning one region gained: microseconds of the heuristic's schedule and of the one taken, main
+    """The gain from tuning one region: microseconds of the heuristic's schedule and of the chosen one, main
     kernel and finalisation together; how many candidates were timed, and in how many seconds."""
 
     heuristic_us: float
@@ -53,7 +53,7 @@ class Tuning:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The candidate to take, the times of the heuristic's and of this one, and how many were timed."""
+    """The chosen candidate, the times of the heuristic's and of this one, and how many were timed."""
 
     best: Candidate
     heuristic_us: float
@@ -62,15 +62,15 @@ class Outcome:
 
 
 Measure = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
-"""Microseconds of candidates, from so many samples of each, taken in turns; without those that cannot run."""
+"""Takes candidates and a number of samples; returns microseconds of those that can run, timed in turns."""
 
 
 def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> Outcome:
     """The fastest candidate of the spaces, by variant; the first space's start is the heuristic's.
 
-    The start is left for what is faster by `MARGIN` each time that both are timed again, so that noise alone
-    changes nothing; and never where it takes less than `SHORT_US`. RuntimeError if the heuristic's own
-    schedule cannot be timed.
+    A candidate replaces the start only if it is faster by `MARGIN` each time that both are timed again, so
+    that noise alone changes nothing. A start of less than `SHORT_US` is never replaced. RuntimeError if the
+    start cannot be timed.
     """
     starts = [Candidate(variant, space.start) for variant, space in spaces.items()]
     best = first = starts[0]
@@ -97,13 +97,13 @@ def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> O
     duels = [_duel(measure, first, best) for _ in range(DUELS)]
     if any(duel[0] < MARGIN * duel[1] for duel in duels):
         best = first
-    # What is told is the smallest gain that was seen.
+    # The reported gain is the smallest one.
     first_us, best_us = min(duels, key=lambda duel: duel[0] / duel[1])
     return Outcome(best, first_us, first_us if best == first else best_us, len(seen))
 
 
 def _duel(measure: Measure, first: Candidate, other: Candidate) -> tuple[float, float]:
-    """Microseconds of both, measured in turns; infinity where the other one cannot be timed any more."""
+    """Microseconds of both, measured in turns; infinity if `other` can no longer be timed."""
     times = measure([first, other], FINAL_REPS)
     if first not in times:
         raise RuntimeError(f"the schedule to compare with cannot be timed: {first}")
@@ -118,7 +118,7 @@ def _near(spaces: Mapping[str, Space], candidate: Candidate) -> list[Candidate]:
 def _combined(
     spaces: Mapping[str, Space], times: Mapping[Candidate, float], center: Candidate, fastest: Candidate
 ) -> Candidate:
-    """The round's center with every part that was faster; the fastest itself if that is another variant."""
+    """The round's center with every change that was faster; the fastest itself if it is another variant."""
     if center.variant != fastest.variant:
         return fastest
     own = {c.schedule: us for c, us in times.items() if c.variant == center.variant}

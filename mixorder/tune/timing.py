@@ -1,7 +1,7 @@
 """Times of CUDA graphs: replays on the current stream with a cold L2, the graphs in turns, between events.
 
-Only the replay is between its events. The host waits once, for all samples: the buffer that is overwritten
-before each replay, to evict the inputs from L2, takes longer than the host takes to launch a replay.
+Only the replay is between its events. The host waits once, for all samples. Before each replay a buffer is
+overwritten, to evict the inputs from L2; this takes longer than the host takes to launch a replay.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
-FLUSH_BYTES = 256 * 2**20  # the least; twice the L2 where that is more
+FLUSH_BYTES = 256 * 2**20  # at least; twice the L2 if that is more
 MIN_REPS = 5
 
 
 @dataclass(frozen=True)
 class Captured(Generic[T]):
-    """A step in a CUDA graph. `outputs` is what the step returned; each replay overwrites its tensors.
-    `step` keeps alive what a replay reads."""
+    """A step in a CUDA graph. `outputs` is the step's result; each replay overwrites its tensors.
+    `step` keeps alive the tensors that a replay reads."""
 
     graph: torch.cuda.CUDAGraph
     outputs: T
@@ -33,15 +33,15 @@ class Captured(Generic[T]):
 
 
 def flush_bytes(device: torch.device | int) -> int:
-    """Bytes to overwrite so that nothing else is left in the L2 of a GPU."""
+    """Bytes to overwrite in order to evict everything else from the L2 of a GPU."""
     properties = torch.cuda.get_device_properties(device)
     return max(FLUSH_BYTES, 2 * int(getattr(properties, "L2_cache_size", 0)))
 
 
 def capture(step: Callable[[], T], stream: torch.cuda.Stream) -> Captured[T]:
-    """Capture one run of `step`, which has run before, on `stream`. The graph's nodes can be counted.
+    """Capture one run of `step` on `stream`; `step` must have run before. The graph's nodes can be counted.
 
-    Raises what `step` raises, not the error of the capture that this breaks.
+    If `step` raises, its error is raised, not the resulting error of the capture.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     torch.cuda.synchronize()
@@ -70,8 +70,9 @@ def time_in_turns(
     """Microseconds of `reps` replays of each graph, in the order in which they were taken.
 
     The graphs take turns of `per_turn` replays, every other time in reverse, so that a drift of the clocks
-    meets all alike. Before the first sample all are replayed for `settle_s`, at least twice: clocks are up
-    again after a compile. There are fewer replays, but `MIN_REPS`, where they would take more than `seconds`.
+    affects all alike. Before the first sample all are replayed for `settle_s`, at least twice, until clocks
+    have risen again after a compile. If the replays would take more than `seconds`, there are fewer, but at
+    least `MIN_REPS`.
     """
     deadline = time.perf_counter() + settle_s
     round_s, rounds = 0.0, 0

@@ -1,7 +1,7 @@
-"""Tune one region: the heuristic's schedule in, the fastest one that timing finds out.
+"""Tune one region. In: the heuristic's schedule. Out: the fastest one that timing finds.
 
-The only module here that knows options and caches. Never changes a graph; whatever it raises leaves the
-heuristic's schedule in place.
+The only module of this folder that uses options and caches. Never changes a graph; if it raises, the
+heuristic's schedule stays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROGRESS_AFTER_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A strategy's loops as they are run, their facts, and a schedule to begin a search from."""
+    """A strategy's transformed loops, their facts, and a schedule from which a search starts."""
 
     strategy: Strategy
     loops: LoopProgram
@@ -48,8 +48,8 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A region to tune: its merged loops, what was chosen without timing, the strategies that may take its
-    place, and where it runs; `split_size` as the user has set it."""
+    """A region to tune: its merged loops, the choice without timing, the strategies that may replace it,
+    and its device; `split_size` is the user's."""
 
     name: str
     label: str
@@ -63,13 +63,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned(Start):
-    """What to run instead, and what that gains."""
+    """The loops and schedule to run instead, and the gain."""
 
     tuning: Tuning
 
 
 def wanted(options: Options) -> bool:
-    """Whether this compile is to be tuned; says once why not, where determinism forbids what is asked for.
+    """Whether to tune this compile; logs the reason once if determinism forbids it.
 
     Another schedule sums in another order, so that tuned results may differ from machine to machine.
     """
@@ -82,7 +82,7 @@ def wanted(options: Options) -> bool:
 
 
 def reason_to_skip(device: torch.device) -> str | None:
-    """Why kernels cannot be timed on a device here and now; None if they can."""
+    """Why kernels cannot be timed on a device at this moment; None if they can."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return f"there is no GPU behind {device}"
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -95,7 +95,7 @@ def reason_to_skip(device: torch.device) -> str | None:
 def tune(problem: Problem) -> Tuned | None:
     """The fastest schedule, from the cache or by timing; None where nothing can be timed.
 
-    Raises RuntimeError where the heuristic's own kernels do not run, and what CUDA raises.
+    Raises RuntimeError where the heuristic's own kernels do not run, and errors of CUDA.
     """
     if (reason := reason_to_skip(problem.device)) is not None:
         log.info("%s: not tuned: %s", problem.name, reason)
@@ -126,7 +126,7 @@ def tune(problem: Problem) -> Tuned | None:
 
 
 def variants(problem: Problem) -> dict[str, Start]:
-    """The ways to run the region, what was chosen first: by name, as a strategy and its form of the loops."""
+    """The variants of the region by name, the chosen one first: a strategy and its transformed loops."""
     chosen = problem.chosen
     first = {chosen.strategy.title(chosen.schedule): chosen}
     if int(problem.merged.tile_axes[1].size) <= WIDE:
@@ -153,7 +153,7 @@ def _space(problem: Problem, start: Start) -> Space:
 
 
 def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
-    """Everything that decides which schedule is the fastest: kernels, buffers, device, versions."""
+    """A key of everything that determines the fastest schedule: kernels, buffers, device, versions."""
     on_gpu = problem.device.type == "cuda" and torch.cuda.is_available()
     capability = torch.cuda.get_device_capability(problem.device) if on_gpu else None
     kernels = {
@@ -177,7 +177,7 @@ def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
 
 
 def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
-    """Dtypes, shapes and strides, of which kernels show only what their indices need."""
+    """Dtypes, shapes and strides; the kernels' text has only those that their indices need."""
     return [
         (
             b.name,
@@ -191,13 +191,13 @@ def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
 
 
 class _Progress:
-    """A line on a terminal, rewritten as long as it takes; nothing elsewhere, and nothing if it is short."""
+    """A progress line on a terminal; nothing without a terminal, or if tuning is short."""
 
     def __init__(self, name: str) -> None:
         self.name, self.started, self.timed, self.shown = name, time.perf_counter(), 0, False
 
     def around(self, measure: Measure) -> Measure:
-        """The same measurement, with progress shown before each round of it."""
+        """The same measurement, with progress shown before each round."""
 
         def shown(candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
             seconds = time.perf_counter() - self.started

@@ -15,7 +15,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]]:
-    """(rows, cols) of each item of a list such as `4096x768,8192x8192`; spaces separate, too."""
+    """(rows, cols) of each item of a list such as `4096x768,8192x8192`, separated by commas or spaces."""
     shapes = []
     for item in re.split(r"[,\s]+", text.strip(", ")):
         match = re.fullmatch(r"(\d+)x(\d+)", item)

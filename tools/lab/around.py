@@ -1,4 +1,4 @@
-"""What stands around norms in models, and pairs that are no norms. One table of cases each."""
+"""Cases of operators around norms in models, and of pairs that are no norms. One table each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .norms import LlamaNorm, Weighted
 
 
 class NormAndMix(nn.Module):
-    """A norm and a Linear beside it, before it or behind it."""
+    """A norm, and a Linear next to it, before it or after it."""
 
     kind: type[nn.Module] = nn.LayerNorm
     bias = True
@@ -77,7 +77,7 @@ class Attention(nn.Module):
 
 
 class SharedGradient(NormAndMix):
-    """The gradient that reaches the norm goes to a Linear as well."""
+    """The norm and a Linear get the same gradient."""
 
     bias = False
 
@@ -86,7 +86,7 @@ class SharedGradient(NormAndMix):
 
 
 class NormThen(nn.Module):
-    """A LayerNorm, and what its result goes through."""
+    """A LayerNorm, and a function of its result."""
 
     def __init__(self, dim: int, then: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ConvBiasAndGate(nn.Module):
 
 
 class GeluMLP(nn.Module):
-    """No norm: the first Linear's bias gradient rides along with GELU's backward."""
+    """No norm: the first Linear's bias gradient is computed with GELU's backward."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -242,17 +242,17 @@ def common_axis(n: int, c: int, h: int, w: int) -> list[Fused]:
 
 
 def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
-    """The norm, LayerScale with the second Linear's bias, and the first one's bias."""
+    """Regions: the norm, LayerScale with the second Linear's bias, and the first Linear's bias."""
     return [(f"{n * h * w}x{c}", 2, 2), (f"{n * h * w}x{c}", 0, 2), (f"{n * h * w}x{4 * c}", 0, 1)]
 
 
 def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
-    """What is left when height and width are summed over: a small matrix of samples and channels."""
+    """The region after the sum over height and width: a small matrix of samples and channels."""
     return [(f"row {n} x batch 2 x column {c // 2}", 1, 2)]
 
 
 def pooled(b: int, s: int, d: int) -> list[Fused]:
-    """The forward as well: a row's moments, and the sum over a sample's tokens."""
+    """Regions, also of the forward: a row's moments, and the sum over a sample's tokens."""
     return [(f"batch {b} x row {s} x column {d}", 2, 1), (f"{b * s}x{d}", 2, 2)]
 
 

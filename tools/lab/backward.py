@@ -1,7 +1,7 @@
-"""What the benchmark measures of one backward: error, time, launches.
+"""Measurements of one backward for the benchmark: error, time, launches.
 
-In: a forward, its inputs and a reference. Out: numbers in a `Result`, and the graph that was timed, which is
-timed again in turns with others. Knows nothing of providers, tables or the command line.
+In: a forward, its inputs and a reference. Out: numbers in a `Result`, and the timed graph, which is timed
+again in turns with others. Independent of providers, tables and the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPS = {"rms": 1e-6, "layer": 1e-5}
 class Inputs:
     """Operands of a norm backward: x and dy (rows, cols), w and b (cols); no b for RMSNorm.
 
-    `residual` (rows, cols): the gradient of x beside the norm's, if there is one.
+    `residual` (rows, cols): the gradient of x that is added to the norm's, if there is one.
     """
 
     x: Tensor
@@ -47,7 +47,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, device: str) -> Inputs:
-    """Random operands; the same ones for the same shape in every process on the same device."""
+    """Random operands: the same for a shape in every process on the same device."""
     generator = torch.Generator(device).manual_seed(case.rows * 1_000_003 + case.cols)
 
     def normal(*shape: int) -> Tensor:
@@ -122,7 +122,7 @@ class Setup:
 
 
 def limit(inputs: Inputs, setup: Setup) -> Captured[Gradients] | None:
-    """The yardstick: `torch.add(x, dy, out=dx)` in a CUDA graph, or, with a residual, the sum of three
+    """The limit: `torch.add(x, dy, out=dx)` in a CUDA graph, or, with a residual, the sum of three
     tensors as Inductor compiles it. None where no times are wanted."""
     if not (setup.stream and setup.flush is not None):
         return None
@@ -134,7 +134,7 @@ def limit(inputs: Inputs, setup: Setup) -> Captured[Gradients] | None:
             return [three(inputs.x, inputs.dy, inputs.residual)]
         return [torch.add(inputs.x, inputs.dy, out=dx)]
 
-    setup.wait()  # dx may lie where another stream still computes
+    setup.wait()  # another stream may still use the memory of dx
     with setup.on_stream():
         add()  # compiled before it is captured
     return capture(add, setup.stream)
@@ -143,8 +143,8 @@ def limit(inputs: Inputs, setup: Setup) -> Captured[Gradients] | None:
 def measure(
     forward: Forward, inputs: Inputs, reference: Gradients, setup: Setup, result: Result
 ) -> Captured[Gradients] | None:
-    """Fill `result` with errors, times and launches, in this order; what was filled before an exception
-    stays. Returns the graph, if it was timed. Raises ArithmeticError on a gradient that is not finite.
+    """Fill `result` with errors, times and launches, in this order; values filled before an exception
+    stay. Returns the graph, if it was timed. Raises ArithmeticError on a gradient that is not finite.
     """
     setup.wait()  # the inputs come from another stream
     with setup.on_stream():
@@ -174,7 +174,7 @@ def measure(
 
 
 def _measure_graph(captured: Captured[Gradients], setup: Setup, result: Result) -> None:
-    """Times, if they are wanted, and launches. No launches where the driver does not say."""
+    """Times, if they are wanted, and launches, if the driver counts them."""
     if times := setup.times({"": captured}):
         result.take(times[""].samples)
     else:

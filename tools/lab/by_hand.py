@@ -1,4 +1,4 @@
-"""The constants of the schedule rules as they were found by hand, where the fit has found others."""
+"""The hand-tuned constants of the schedule rules, where the fit has found others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedules that `tools/tune.py` tries: what the rules choose, and a grid around it."""
+"""The schedules that `tools/tune.py` tries: the rules' choice, and a grid around it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mixorder.strategies import STRATEGIES, Strategy
 
 from .by_hand import BY_HAND
 
-SHARE_FROM = 8192  # columns; narrower rows were never faster shared
+SHARE_FROM = 8192  # columns; for narrower rows no cooperative kernel was faster
 IN_FLIGHT = range(44 * 1024, 100 * 1024)  # bytes per multiprocessor; fewer and more were never the best
-HEAVY = 24  # instructions per element, from which on computing takes its time beside memory
-HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # then
+HEAVY = 24  # instructions per element, from which computing takes time besides memory
+HEAVY_IN_FLIGHT = range(12 * 1024, 100 * 1024)  # from that number of instructions
 CHUNKED_SPILL_FACTOR = 1.33  # LayerNorm in bf16, 12288 columns in 3 chunks, compiled for sm_90: 32 bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a region: the strategy, the loops as it runs them, and a schedule."""
+    """A way to run a region: the strategy, its transformed loops, and a schedule."""
 
     strategy: Strategy
     loops: LoopProgram
@@ -39,9 +39,9 @@ class Candidate:
 
 
 def candidates(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
-    """The rules' pick first, then a grid around each strategy's own, each schedule once.
+    """The rules' choice first, then a grid around each strategy's own choice, each schedule once.
 
-    A strategy that reads rows more often is swept where no other takes them.
+    A strategy that reads rows more often is swept only where no other strategy applies.
     """
     found: list[Candidate] = []
     chunked: list[Candidate] = []
@@ -67,12 +67,12 @@ def _candidates(strategy: Strategy, loops: LoopProgram, schedules: Iterable[Sche
 
 
 def grid(strategy: Strategy, facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Schedules over the whole of the space that a strategy is searched in."""
+    """Schedules over a strategy's whole search space."""
     return (single if strategy.space is PersistentSpace else several)(facts, device, base)
 
 
 def several(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of several programs to a row: parts, rows per tile, depth and stages."""
+    """Cooperative schedules: parts, rows per tile, depth and stages."""
     yield base
     for per_sm, xblock, warps, depth, stages in itertools.product(
         (1, 2, 4), (1, 2, 4), (2, 4, 8), (1, 2, 3), (3, 4)
@@ -102,8 +102,8 @@ def whole(splits: int, base: Schedule) -> int:
 
 
 def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedule]:
-    """Of one program to a row: what the numbers found by hand choose, the finalisation, then a grid
-    over what a program can hold, for each way to lay a row over lanes."""
+    """Schedules of one program per row: the choice by hand-tuned constants, the finalisation, then a grid
+    over what a program can hold, for each layout of a row over lanes."""
     yield base
     with contextlib.suppress(Decline):
         yield choose(facts, device, constants=BY_HAND)
@@ -122,7 +122,7 @@ def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
 
 
 def in_chunks(strategy: Strategy, facts: Facts, device: DeviceInfo) -> Iterator[Schedule]:
-    """Of a row that the rules have no program hold: chunks, where with them next to nothing is spilled."""
+    """Schedules in chunks for a row that no program holds by the rules, where almost nothing is spilled."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.0)
     if strategy.space is PersistentSpace and not facts.rereads:
         with contextlib.suppress(Decline):
@@ -131,7 +131,7 @@ def in_chunks(strategy: Strategy, facts: Facts, device: DeviceInfo) -> Iterator[
 
 
 def tiles(facts: Facts, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
-    """Tiles of rows of so many lanes, and how many programs to run on a multiprocessor."""
+    """Tiles of rows of `lanes` lanes, and how many programs to run on a multiprocessor."""
     for xblock, warps in itertools.product((2**i for i in range(15)), (1, 2, 4, 8, 16, 32)):
         elements = xblock * lanes
         per_thread = elements // (warps * 32)

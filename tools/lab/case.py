@@ -1,7 +1,7 @@
-"""What a case of the family is, and how one is run: in the interpreter, on a GPU, and in float64.
+"""Cases of the family, and how one is run: in the interpreter, on a GPU, and in float64.
 
-In: a case and a shape. Out: a step that can be run again and again (the backward of a training case, the
-function itself of an inference case), and what it should give.
+In: a case and a shape. Out: a step that can be run repeatedly (the backward of a training case, the
+function itself of an inference case), and its expected results.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`F.dropout`. A float64 reference draws in the dtype that it stands in for.
+    """`F.dropout`. A float64 reference draws random numbers in the dtype of the run that it checks.
 
-    Inductor draws by seed and position in memory, and rounds the draw to the dtype of what is dropped: the
-    reference, compiled by stock Inductor from the same seed, then drops the same elements.
+    Inductor draws by seed and position in memory, and rounds the number to the input's dtype. So the
+    reference, compiled by stock Inductor from the same seed, drops the same elements.
     """
 
     def __init__(self, p: float = 0.1) -> None:
@@ -58,7 +58,7 @@ class Dropout(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """The first input's shape: of a training, of a test on a GPU, and of a test in the interpreter.
+    """The first input's shape: at training size, in a test on a GPU, and in a test in the interpreter.
 
     The last two have odd sizes, so that tiles are partial.
     """
@@ -77,9 +77,9 @@ MATRIX = Shapes((16384, 2048), (4099, 760), (37, 60))
 class Case:
     """`make` takes the sizes of a shape, and gives a module of any float dtype or a function of tensors.
 
-    `fused` takes the same sizes and gives the regions that must be fused, in order; `declined` are the
-    reasons of those that are found and left today. `inputs` are the dtypes of the inputs, None for that of
-    the run. Without `training` the function is run as it is, without autograd.
+    `fused` takes the same sizes and gives the regions that must be fused, in order. `declined` are the
+    reasons of the regions that must be declined. `inputs` are the dtypes of the inputs, None for that of
+    the run. Without `training` the function is run without autograd.
     """
 
     make: Callable[..., Callable[..., Any]]
@@ -104,7 +104,7 @@ def numel(space: str) -> int:
 
 
 def many_rows(space: str) -> bool:
-    """Whether a sum by itself pays."""
+    """Whether a space has enough rows to fuse a sum without an inner reduction."""
     rows = re.match(r"row (\d+) |(\d+)x", space)
     assert rows is not None, space
     return int(rows[1] or rows[2]) >= MIN_ROWS
@@ -121,7 +121,7 @@ def pairs(*counts: tuple[int, int], cols: int = 1) -> Callable[..., list[Fused]]
 
 
 def columns(make: Callable[[int], T]) -> Callable[..., T]:
-    """What is made for so many columns, from the sizes of a shape."""
+    """`make` of the last size of a shape, as a function of all sizes."""
     return lambda *shape: make(shape[-1])
 
 
@@ -149,8 +149,8 @@ class Example:
         ]
 
     def step(self, compile: Compile) -> Callable[[], Sequence[Tensor]]:
-        """Compile and run the function. Returns what gives the gradients of all inputs and parameters, again
-        and again from the one forward; or, of an inference case, what runs the function."""
+        """Compile and run the function. Returns a function that computes the gradients of all inputs and
+        parameters, repeatedly from one forward; for an inference case, one that runs the function."""
         function = compile(self.function)
         if not self.case.training:
             return torch.no_grad()(lambda: _tuple(function(*self.inputs)))
@@ -163,7 +163,7 @@ class Example:
         return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
 
     def exact(self, stock: Compile) -> list[Tensor]:
-        """What the step should give, in float64; with dropout compiled, so that it drops the same."""
+        """The step's expected results, in float64. Dropout is compiled, to drop the same elements."""
         other = copy.copy(self)
         if isinstance(self.function, nn.Module):
             other.function = copy.deepcopy(self.function).double()
@@ -196,6 +196,6 @@ def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[
 
 
 def found_in(records: Sequence[RegionRecord | Decline]) -> tuple[list[Fused], list[str]]:
-    """What `mixorder.report.collect` has collected, as `Case.expected` puts it."""
+    """Records of `mixorder.report.collect`, in the form of `Case.expected`."""
     regions = [(r.space, len(r.inner), len(r.outer)) for r in records if not isinstance(r, Decline)]
     return regions, [r.reason.value for r in records if isinstance(r, Decline)]

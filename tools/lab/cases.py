@@ -1,4 +1,4 @@
-"""The family: norms as people write them, what stands around them, and pairs that are no norms.
+"""The family: norms in their usual forms, operators around them, and pairs that are no norms.
 
 Used by the interpreter's tests, the tests on a GPU, and `tools/family.py`; a key is a row of its table.
 """

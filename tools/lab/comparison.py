@@ -1,8 +1,8 @@
-"""Whether results are what they should be, beside others' and those of eager float64.
+"""Compares results with those of other compilers and of eager float64.
 
 In: a program, lists of tensors, and per tensor the class of its values (`operators.py`). Out: nothing, or a
-`Difference` is raised. Integers, truth values and what else was made without rounding must be right to the
-last bit; numbers as exact as the others' are.
+`Difference` is raised. Integers, bools and other values computed without rounding must be right to the
+last bit; numbers must be as exact as the others'.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from .programs import NARROWEST, Program
 
 Results = list[Tensor]
-PLACES, PLACES_OF_FLOAT64 = 16, 256  # last places by which a result may be off, beside others' errors
+PLACES, PLACES_OF_FLOAT64 = 16, 256  # last places by which a result may be off, besides others' errors
 BITS = NARROWEST | {"float8_e4m3fn": 4, "float8_e5m2": 3}
 
 
 class Difference(AssertionError):
-    """mixorder's results are not what they should be; `kind` says in which way."""
+    """mixorder's results are wrong; `kind` says in which way."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -43,10 +43,9 @@ def compare(
     strides: bool = False,
     letters: Sequence[str] | None = None,
 ) -> None:
-    """Raises `Difference` where ours are not as exact as the others, or of another form than the first.
-
-    The others agree with float64 where it is fair to ask for it: where one of them has another class of value
-    (nan, an infinity, a number), or a large error, ours may, too. `letters`: the results' classes.
+    """Raises `Difference` where mixorder's results are less exact than the others, or have another form than
+    the first. Where one of the others differs from float64 in its class of value (nan, an infinity, a
+    number), or has a large error, mixorder's result may, too. `letters`: the results' classes.
     """
     for i, (mine, truth) in enumerate(zip(ours, exact, strict=True)):
         letter = letters[i] if letters else ""
@@ -73,7 +72,7 @@ def compare(
 
 
 def _allowed(program: Program, mine: Tensor, letter: str) -> tuple[float, float]:
-    """What an error may be, as a share of the largest number, and what a sum that is zero may be."""
+    """The allowed error as a share of the largest number, and the allowed size of a sum whose value is 0."""
     if letter == "a" and not mine.is_floating_point():
         return 0.0, 1.0
     dtype = "float64" if letter == "d" else program.dtype
@@ -88,7 +87,7 @@ def _allowed(program: Program, mine: Tensor, letter: str) -> tuple[float, float]
 
 
 def _compare_exactly(i: int, mine: Tensor, theirs: Sequence[Tensor]) -> None:
-    """Where the others differ among themselves, nobody says what is right."""
+    """Elements on which the others disagree are not compared."""
     if mine.is_floating_point():
         mine, theirs = (mine.double(), [t.double() for t in theirs])
     wrong = _unequal(mine, theirs[0])
@@ -108,8 +107,8 @@ def _unequal(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _compare_classes(i: int, mine: Tensor, theirs: Sequence[Tensor], truth: Tensor) -> None:
-    """An infinity has the sign of a factor, which is a matter of rounding where that is next to zero: up to
-    twice as many as the others' may be off. All else must be right wherever the others are."""
+    """The sign of an infinity depends on rounding where a factor is close to zero: up to twice as many as the
+    others' may be wrong. All else must be right wherever the others are."""
     wrong = classes(mine) != classes(truth)
     for other in theirs:
         wrong &= classes(other) == classes(truth)

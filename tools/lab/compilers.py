@@ -20,7 +20,7 @@ def how(
     """Arguments of `torch.compile`: stock, or mixorder, strict and of any size. `device` is "cuda", or
     anything else for the interpreter, where stock is the same graph without mixorder, node by node.
 
-    `options` are further ones of Inductor's, which the interpreter has no use for.
+    `options` are further options of Inductor, which the interpreter ignores.
     """
     if device == "cuda":
         importlib.import_module("mixorder")  # registers its options
@@ -36,7 +36,7 @@ def how(
 
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
-    """Have mixorder plan for a GPU of so few, that small tensors are worked on as large ones are."""
+    """Make mixorder plan for a GPU with `count` multiprocessors: small tensors then run as large ones do."""
     from mixorder.planning import planning_with
     from mixorder.schedule.device import H200
 
@@ -45,7 +45,7 @@ def multiprocessors(count: int) -> Iterator[None]:
 
 
 def looking(look: Look) -> Callable[..., Any]:
-    """A backend that has `look` called with each graph and its inputs before Inductor's post-grad passes, and
+    """A backend that calls `look` with each graph and its inputs before Inductor's post-grad passes, and
     then runs the graph node by node."""
     from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import compile_fx

@@ -1,8 +1,8 @@
 """One program by mixorder, by stock Inductor, and in eager float64: what differs, and how large errors are.
 
 In: a `Program` and where to run it, "cuda" or "interpreter" (CPU tensors, Triton's interpreter; stock is then
-the same graph without mixorder, node by node). Out: an `Outcome`. Memory that outputs may get is full of NaN
-before each run; so is what lies between the rows of a padded input.
+the same graph without mixorder, node by node). Out: an `Outcome`. Before each run, free memory is filled with
+NaN; so is the padding between the rows of a padded input.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .programs import Program
 from .sources import function_from, lost, told
 
 LEAST_TO_SHARE = 32
-RUNS = 24  # to see whether a region's surroundings are indeterminate
+RUNS = 24  # to find out whether operators outside of the region are indeterminate
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a program. `status`: "ok", "failed", "torch" (Inductor fails without mixorder) or
-    "invalid" (eager does). `errors`: per gradient, mixorder's and stock's relative error against float64.
-    `fused`: regions; `strategies`: theirs; `declined`: reasons of those left. `stock`: what is wrong with
-    stock's results, empty for nothing. `lost`: the device is of no more use to this process.
+    """The result of a program. `status`: "ok", "failed", "torch" (Inductor fails without mixorder) or
+    "invalid" (eager fails). `errors`: per gradient, mixorder's and stock's relative error against float64.
+    `fused`: the number of regions; `strategies`: of these regions; `declined`: the reasons. `stock`: what is
+    wrong with stock's results, empty if they are right. `lost`: this process can no longer use the device.
     """
 
     status: str
@@ -67,7 +67,7 @@ def check(program: Program, device: str, stock: bool = True) -> None:
 
 
 def run(program: Program, device: str, stock: bool = True) -> Outcome:
-    """Compare; whatever goes wrong is part of the outcome. Without `stock` it is asked only where results are
+    """Compare; errors are part of the outcome. Without `stock`, stock Inductor is run only where results are
     not as exact as eager's."""
     started = time.perf_counter()
     try:
@@ -103,7 +103,7 @@ def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
     called = trial.calls
     if (ours_noted := _notes(called)) != _notes(noted):
         return Outcome("failed", "effects", f"{ours_noted} for {_notes(noted)}", **found)
-    # Nobody promises a gradient's strides; an output's are restored by what is not interpreted.
+    # A gradient's strides are not specified. Those of outputs are restored except in the interpreter.
     strides = device == "cuda" and not program.backward
     if not ask_stock and not _wrong(trial, ours, [eager], exact, strides):
         return Outcome("ok", **found)
@@ -112,7 +112,7 @@ def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
         difference = _wrong(trial, stock, [eager], exact)
         found["stock"] = difference.kind if difference else ""
     except Exception as error:
-        if lost(text := told(error)):  # ours have ended: every run waits for the device
+        if lost(text := told(error)):  # no kernel of mixorder's is running: every run waits for the device
             return Outcome("torch", "device", text, lost=True, **found)
         stock, found["stock"] = eager, "crash"
     if stock is not eager and called != trial.calls:
@@ -124,7 +124,7 @@ def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
 
 
 def _notes(calls: list[list[int]]) -> list[list[int]]:
-    """The calls that are in order whatever they are given, for each size."""
+    """For each size, the calls whose order does not depend on their inputs."""
     return [[tag for tag in tags if tag < effects.BUMPED] for tags in calls]
 
 
@@ -145,7 +145,7 @@ def _wrong(
 
 
 def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
-    """What an exception of a compile with mixorder means: Inductor may raise one without as well."""
+    """The outcome of an exception with mixorder: Inductor alone may raise one as well."""
     kind, text = error.kind if isinstance(error, Difference) else "crash", told(error)
     if lost(text):
         return Outcome("failed", "device", text, lost=True, **found)
@@ -162,8 +162,8 @@ def _crash(trial: _Trial, error: Exception, found: dict[str, Any]) -> Outcome:
 
 
 def _given_back(trial: _Trial) -> bool:
-    """Whether it compiles all the same where mixorder is not strict: without the regions that Inductor could
-    not compile, and with a warning that says so."""
+    """Whether it compiles without strict mode: without the regions that Inductor cannot compile, and with a
+    warning that says so."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -176,9 +176,9 @@ def _given_back(trial: _Trial) -> bool:
 
 
 def _scans_differ(trial: _Trial) -> bool:
-    """Whether results are the same in every run once Inductor splits no scan. Where it splits a scan, a block
-    adds up what it finds of those before it, which is another sum in every run (H200, torch 2.11: a cumsum of
-    rows of 65536 by itself, 40 of 40 runs). mixorder's kernels are as before."""
+    """Whether results are the same in every run if Inductor splits no scan. In a split scan, each block adds
+    up the available sums of earlier blocks, in an order that varies (H200, torch 2.11: a cumsum of
+    rows of 65536 by itself, 40 of 40 runs). mixorder's kernels are unchanged."""
     try:
         with mock.patch.object(inductor_ir.Scan, "num_splits", lambda **_: (ReductionHint.DEFAULT, 1)):
             trial.compiled({"mixorder": True}, RUNS)
@@ -200,7 +200,7 @@ class _Trial:
         self.function = function_of(program)
         self.sizes = (None, *(program.sizes if program.dynamic_dim is not None else ()))
         self.classes: list[list[str]] = []  # of results, for each size
-        self.calls: list[list[int]] = []  # what the last run has noted, for each size
+        self.calls: list[list[int]] = []  # the logged calls of the last run, for each size
 
     def examples(self, wide: bool = False) -> Iterator[Example]:
         for size in self.sizes:
@@ -215,7 +215,7 @@ class _Trial:
         return found
 
     def compiled(self, options: dict[str, Any], times: int = 1) -> list[Results]:
-        """Results for each size. If they are made several `times`, they must agree in every bit."""
+        """Results for each size. With several `times`, all runs must agree in every bit."""
         torch._dynamo.reset()
         program = self.program
         dynamic = None if program.dynamic else False
@@ -256,7 +256,7 @@ class _Trial:
 
 @contextlib.contextmanager
 def _made_to(program: Program, device: str) -> Iterator[None]:
-    """Have the pipeline try the program's strategy first and, without a GPU, believe in one of few
+    """Make the pipeline try the program's strategy first and, without a GPU, plan for one with few
     multiprocessors: with many, a small tensor gets tiles of one row, none of them partial."""
     first = program.strategy
     if first == "cooperative" and math.prod(program.shape[d] for d in program.inner) <= LEAST_TO_SHARE:

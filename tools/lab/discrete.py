@@ -1,4 +1,4 @@
-"""Operators of random programs on integers, truth values and 8-bit floats, and reductions in every dtype."""
+"""Operators of random programs on integers, bools and 8-bit floats, and reductions in every dtype."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
 _FINITE_REDUCTIONS = {
     f"sum_{dtype}": ("i", "input", f"({{0}}.detach() * 4).sum(DIM, keepdim=True, dtype=torch.{dtype})")
     for dtype in INTS
-    if dtype != "uint8"  # what a negative number is in it, nobody says
+    if dtype != "uint8"  # a negative number has no defined value in it
 } | {"whole_sum_int": ("i", "full.z", "{0}.sum(DIM, keepdim=True, dtype=torch.int64)")}
 _EXTREMES = {
     "int_max": ("i", "full.i", "{0}.amax(DIM, keepdim=True)"),

@@ -1,7 +1,7 @@
-"""What random programs do besides computing: notes, writes by operators of our own, and collectives.
+"""Effects of random programs: logged calls, writes by custom operators, and collectives.
 
-In: tensors, in a program or a trace of it. Out: results, and `LOG`, what was called in which order. The
-collectives are those of a process group that has other members in name only, and changes nothing.
+In: tensors, in a program or a trace of it. Out: results, and `LOG`, the calls in their order. The
+collectives use a fake process group: no other process exists, and tensors do not change.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.fx import Graph, Node
 from mixorder import pipeline
 
 LOG: list[int] = []
-BUMPED = 100  # what is added to the tag of a call that writes
+BUMPED = 100  # added to the tag of a call that writes
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 @torch.library.custom_op("mixorder_fuzz::note", mutates_args=())
 def note(x: Tensor, tag: int) -> Tensor:
-    """A copy; the call is noted, and the gradient's as `-tag`."""
+    """A copy. The call is logged as `tag`, and that of its gradient as `-tag`."""
     LOG.append(tag)
     return x.clone()
 
@@ -46,7 +46,7 @@ note.register_effect(torch.library.EffectType.ORDERED)
 
 @torch.library.custom_op("mixorder_fuzz::bump", mutates_args=("xs",))
 def bump(xs: list[Tensor], y: Tensor, tag: int) -> None:
-    """Write tensors; noted as well."""
+    """Write tensors; the call is logged."""
     LOG.append(BUMPED + tag)
     for x in xs:
         x.mul_(0.5).add_((y if y.shape == x.shape else y.new_ones(())).to(x.dtype))
@@ -64,7 +64,7 @@ class _Reduced(torch.autograd.Function):
 
 
 def all_reduce(x: Tensor, how: str) -> Tensor:
-    """Reduced over the group, and waited for; so is the gradient."""
+    """Reduce over the group, and wait for the result; the gradient is reduced, too."""
     if x.is_floating_point():
         return collectives.wait_tensor(_Reduced.apply(x, how))
     return collectives.wait_tensor(collectives.all_reduce(x, how, dist.group.WORLD))
@@ -72,7 +72,7 @@ def all_reduce(x: Tensor, how: str) -> Tensor:
 
 @contextlib.contextmanager
 def group(needed: bool) -> Iterator[None]:
-    """A process group of two, of which the other is none, where a program needs one."""
+    """A fake process group of two ranks, where a program needs one."""
     if not needed or dist.is_initialized():
         yield
         return
@@ -86,8 +86,8 @@ def group(needed: bool) -> Iterator[None]:
 
 
 def sequence(graph: Graph) -> list[str]:
-    """The nodes that do something besides computing, in order. Where a collective is waited for is left
-    out: it comes after the collective, whatever else moves."""
+    """The nodes with effects, in order. Waits for collectives are left out: they always come after the
+    collective."""
     return [node.name for node in graph.nodes if node.op == "call_function" and _does_something(node)]
 
 

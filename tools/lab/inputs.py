@@ -1,7 +1,7 @@
-"""What a program is given: inputs and upstream gradients, laid out in memory in several ways, and poison.
+"""A program's inputs and upstream gradients, in several memory layouts, and poisoned free memory.
 
-In: a `Program`. Out: an `Example`, which runs a function on the same numbers every time. Memory that outputs
-may get is full of NaN before a run inside `poisoned`; so is what lies between the rows of a padded input.
+In: a `Program`. Out: an `Example`, which runs a function on the same numbers every time. Inside `poisoned`,
+free memory is filled with NaN before a run; so is the padding between the rows of a padded input.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Example:
         return values.double() if self.wide else values
 
     def _exact(self, shape: Sequence[int], letter: str) -> Tensor:
-        """Integers of every size, half of them small; truth values, one in four true; or 8-bit floats."""
+        """Integers of every size, half of them small; bools, one in four true; or 8-bit floats."""
         given = {"generator": self.generator, "device": self.device}
         chance = torch.rand(tuple(shape), **given)
         if letter == "b":
@@ -78,8 +78,8 @@ class Example:
         return values
 
     def run(self, function: Callable[..., Any], mark: bool = False) -> Results:
-        """Outputs and the inputs afterwards; or the gradients of what has one, zeros where there is none, and
-        the outputs that have none."""
+        """Outputs and the inputs after the run. Or gradients of the inputs, zeros where there is none, and
+        the outputs without a gradient."""
         torch.manual_seed(self.program.seed)
         effects.LOG.clear()
         args, dim = list(self.inputs.values()), self.program.dynamic_dim
@@ -127,7 +127,7 @@ def _class_of(name: str) -> str:
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
-    """A tensor of these values (of the first along dim 0, where they are repeated), so laid out in memory."""
+    """A tensor of these values in a memory layout; an expanded one repeats the first along dim 0."""
     if values.dim() == 0 or values.numel() == 0:
         return values
     last = values.shape[-1]
@@ -146,7 +146,7 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
 
 
 def _poison(shape: Shape, like: Tensor) -> Tensor:
-    """A tensor of which every bit is set, which is NaN where there is one."""
+    """A tensor with every bit set, which is NaN in dtypes that have it."""
     return _poisoned_in_place(torch.empty(shape, dtype=like.dtype, device=like.device))
 
 
@@ -157,7 +157,7 @@ def _poisoned_in_place(t: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned(device: str) -> Iterator[None]:
-    """Memory that is handed out inside is full of NaN."""
+    """Inside, newly allocated memory is filled with NaN."""
     if device == "cuda":
         poison_free_memory()
         yield
@@ -188,7 +188,7 @@ def _reserve() -> None:
 
 
 def poison_free_memory() -> None:
-    """Set every bit of what PyTorch's allocator holds and nobody uses: NaN in every float dtype."""
+    """Set every bit of the free memory of PyTorch's allocator: NaN in every float dtype."""
     _reserve()
     torch.cuda.synchronize()
     for segment in torch.cuda.memory_snapshot():

@@ -1,4 +1,4 @@
-"""Which kernels a part of a training step launches, how long they take, and what they are for.
+"""The kernels that a part of a training step launches, with their times and classes.
 
 Classes of the backward's kernels: `norm`, `bias` and `other`. For Inductor's own kernels they come from
 the graph fragment that its output code states above each kernel: a reduction that keeps the batch (no dim
@@ -33,7 +33,7 @@ _REDUCTION = re.compile(
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kernel is for, and whether ATen kernels after it finish its work."""
+    """A kernel's class, and whether ATen kernels after it finish its work."""
 
     name: str
     continued: bool = False
@@ -96,7 +96,7 @@ class Launches:
 
 
 def profile(run: Callable[[], None], kinds: dict[str, Kind]) -> Launches:
-    """What `run` launches on the GPU, by torch.profiler."""
+    """The kernels that `run` launches on the GPU, by torch.profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profiler:

@@ -1,4 +1,4 @@
-"""Norms as people write them in plain PyTorch. One table of cases; `tools/lab/cases.py` has them all."""
+"""Norms in plain PyTorch, as in published models. One table of cases; `tools/lab/cases.py` has them all."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class BitLinearResidual(BitLinear):
 
 
 class BitLinearPrenorm(BitLinear):
-    """The sum before the norm goes on beside the result."""
+    """Returns the sum before the norm as well as the result."""
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         residual = x + residual
@@ -192,7 +192,7 @@ def per_head(b: int, s: int, h: int, d: int) -> list[Fused]:
 
 
 def bias_of_chunks(rows: int, cols: int) -> Fused:
-    """A Linear's bias gradient, where those of its chunks are put together; long rows are cut into blocks."""
+    """Region of a Linear's bias gradient, assembled from chunks; long rows are split into blocks."""
     return str(columns_alone(Reduced((rows, cols), (0,)))), 0, 1
 
 
@@ -205,7 +205,7 @@ def modulated(b: int, s: int, d: int) -> list[Fused]:
 
 
 def with_bias(b: int, s: int, d: int) -> list[Fused]:
-    """The Linear's bias gradient rides along where the gradient is gated."""
+    """Regions: the Linear's bias gradient is computed in the kernel that gates the gradient."""
     return [*per_sample(b, s, d), (f"{b * s}x{d}", 0, 1), bias_of_chunks(b, 3 * d)]
 
 

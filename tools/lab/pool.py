@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-FIRST_S = 120  # what a task may take longer in a new process
+FIRST_S = 120  # extra time of a task in a new process
 ENVIRONMENT = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # a hit would run no pass
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the processes are the parallelism
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """What came of a task without a result: "hung" (beyond the time limit) or "crashed" (its exit code)."""
+    """The outcome of a task without a result: "hung" (beyond the time limit) or "crashed" (its exit code)."""
 
     how: str
     code: int | None = None
@@ -104,7 +104,7 @@ class Pool:
 
     @classmethod
     def of_compiles(cls, size: int, module: str, device: str) -> Pool:
-        """That run a module's `work`, which compiles for "cuda" or the "interpreter"."""
+        """Processes that run a module's `work`, which compiles for "cuda" or the "interpreter"."""
         interpreted = {"TRITON_INTERPRET": "1"} if device == "interpreter" else {}
         return cls(size, module, "work", ENVIRONMENT | interpreted)
 
@@ -137,7 +137,7 @@ class Pool:
             return Broken("crashed", worker.process.exitcode)
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """End the processes at once, also during a task."""
         for worker in self._workers:
             worker.stop()
 

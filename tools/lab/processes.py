@@ -1,4 +1,4 @@
-"""Processes that measure: what they run on, and how they are ended when they take too long."""
+"""Processes that measure: their environment, and time limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe(cpu: bool) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def time_box(seconds: float, what: str) -> Iterator[None]:
-    """End the process with EXIT_TIMEOUT if the body takes longer, whatever it hangs in."""
+    """End the process with EXIT_TIMEOUT if the body takes longer, also if it hangs in native code."""
 
     def expire() -> None:
         print(f"{what}: over {seconds:g} s, starting a new process", file=sys.stderr, flush=True)
@@ -72,7 +72,7 @@ def run_logged(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is never there in part."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".tmp")
     partial.write_text(text)

@@ -148,7 +148,7 @@ class Program:
 
     @property
     def sound(self) -> bool:
-        """Whether what must not be rounded is made of inputs that nobody has written."""
+        """Whether values that must not be rounded are computed from inputs that no step has written."""
         written: set[str] = set()
         for step in self.steps:
             op = OPS[step.op]
@@ -284,7 +284,7 @@ def _wanted(draw: Draw, legal: Sequence[str]) -> list[str]:
 
 
 def _steps(draw: Draw, wanted: list[str]) -> tuple[Step, ...]:
-    """The operators in their order, one row and one column sum among them."""
+    """The operators in their order, with at least one row sum and one column sum."""
     wanted.insert(draw.integer(0, len(wanted)), "row_sum")
     wanted.insert(draw.integer(0, len(wanted)), "col_sum")
     kinds, steps = KINDS | MORE_KINDS, []

@@ -1,4 +1,4 @@
-"""What the benchmark of norms says: tables of its records, what speaks against mixorder, and charts."""
+"""The report of the benchmark of norms: tables of its records, where mixorder is worse, and charts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> li
 
 
 def report_text(report: Report, args: Any) -> str:
-    """The whole report; what matters most comes last, where a cut-off output still shows it."""
+    """The whole report. The most important part comes last, so that truncated output still shows it."""
     head = {key: value for key, value in report.meta.items() if key not in ("started", "complete")}
     head["measured"] = f"{report.finished()} of {args.total} results"
     parts = ["\n".join(f"{key}: {value}" for key, value in head.items())]

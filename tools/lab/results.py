@@ -1,6 +1,6 @@
-"""The records of the benchmark: a case, what a provider did on it, a row of them, and the report.
+"""The records of the benchmark: a case, a provider's result on it, a row of results, and the report.
 
-Plain numbers, which JSON gives back. Knows nothing of providers, tables or the command line.
+Plain numbers, which JSON preserves. Independent of providers, tables and the command line.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Case:
 
 @dataclass
 class Result:
-    """What one provider did on one case. Times in microseconds, `seconds` is its whole turn.
+    """One provider's result on one case. Times are in microseconds; `seconds` is the total duration.
 
-    `alone_us` is the median before it was timed in turns with the others, where it was.
+    `alone_us` is the median when it was timed alone, if it was then timed in turns with the others.
     """
 
     status: str = "running"  # running, ok, err, absent
@@ -114,7 +114,7 @@ class Report:
         return seconds is not None and time.time() - self.meta["started"] > seconds
 
     def close_running(self, reason: str) -> None:
-        """Turn what was running when its process ended into an error."""
+        """Mark results that were running when their process ended as errors."""
         for result in (r for row in self.rows for r in row.results.values()):
             if result.status == "running":
                 result.status, result.error = "err", reason
@@ -130,7 +130,7 @@ class Report:
         return tables
 
     def save(self, path: Path) -> None:
-        """Write atomically, with what readers want and `load` derives anew: limits and shares."""
+        """Write atomically, with limits and shares for readers; `load` computes them again."""
         data = dataclasses.asdict(self)
         for row, plain in zip(self.rows, data["rows"], strict=True):
             plain["derived"] = {

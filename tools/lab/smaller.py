@@ -1,4 +1,4 @@
-"""Simpler programs than one that fails: for a shrinker, which takes the first that still does."""
+"""Simpler programs than a failing one, for a shrinker, which takes the first that still fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def smaller(program: Program) -> Iterator[Program]:
 
 
 def _fewer(program: Program) -> Iterator[Program]:
-    """With fewer outputs, then with fewer steps; arguments that are gone become inputs."""
+    """With fewer outputs, then with fewer steps; arguments from removed steps become inputs."""
     for output in program.outputs if len(program.outputs) > 1 else ():
         yield dataclasses.replace(program, outputs=(output,))
     for i in range(len(program.outputs) if len(program.outputs) > 2 else 0):

@@ -1,4 +1,4 @@
-"""Functions made of source, and what their failures mean."""
+"""Functions made from source text, and the meaning of their failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def function_from(text: str, namespace: dict[str, Any]) -> Callable[..., Any]:
 
 
 def told(error: Exception) -> str:
-    """What was raised."""
+    """The text of an exception."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -28,8 +28,7 @@ def lost(text: str) -> bool:
 
 
 def last_raised(message: str) -> str:
-    """What tells one crash from another: the stage of mixorder's that failed, or what was raised at last.
-    Numbers are 0."""
+    """A key of a crash: the failed stage of mixorder, or the last exception. Numbers become 0."""
     first = message.splitlines()[:1]
     raised = [
         line

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of ops and modules as cases, each put beside a row sum and a column sum.
+"""PyTorch's own samples of ops and modules as cases, each with a row sum and a column sum.
 
 In: `op_db` and `module_db` of torch.testing, which come with torch and need expecttest. Out: `Case`s, which
 are plain data, and of each its `Unit`s: a sample, and in which of the modes it stands beside reductions over

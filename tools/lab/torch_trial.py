@@ -1,4 +1,4 @@
-"""One case of PyTorch's own by mixorder, by stock Inductor, in eager, and in eager float64: what differs.
+"""One of PyTorch's own cases by mixorder, by stock Inductor, in eager, and in eager float64: differences.
 
 In: a `Case` and a device, "cuda" or "interpreter". Out: an `Ended`, which says of each unit how it ended and
 whether a region held the op. Units of a case are compiled as one graph; where that fails, each by itself.
@@ -51,7 +51,7 @@ class Found:
 
 @dataclasses.dataclass
 class Ended:
-    """`fused`: regions of the graph; `declined`: reasons; `lost`: the device is of no use any more."""
+    """`fused`: regions of the graph; `declined`: reasons; `lost`: the device can no longer be used."""
 
     units: list[Found]
     fused: int = 0

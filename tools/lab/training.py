@@ -1,4 +1,4 @@
-"""One training step of a whole model: what it costs, and the record of that.
+"""One training step of a whole model: its measurements, and their record.
 
 What is compiled is forward and cross entropy in float32, and with it the backward; fused AdamW stays outside.
 A step is zero_grad, forward, backward, AdamW. Knows nothing of tables or of the command line.
@@ -43,7 +43,7 @@ SMALL = {
 
 @dataclass
 class Run:
-    """What one provider did on one model. Fields that need a GPU are None or empty without one.
+    """One provider's results on one model. Fields that need a GPU are None or empty without one.
 
     Times in milliseconds unless named otherwise, memory in bytes, `seconds` the whole run. `compile_s`: wall
     seconds of the first forward and backward, with empty caches; imports and the start of the compile workers

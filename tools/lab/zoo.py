@@ -1,4 +1,4 @@
-"""Models as published, with random weights: module code of transformers and timm, at sizes of one's own.
+"""Models as published, with random weights: module code of transformers and timm, at chosen sizes.
 
 Parameters are in bf16, attention is scaled_dot_product_attention, there is no dropout. Knows nothing of how
 models are compiled or measured.
