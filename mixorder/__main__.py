@@ -1,6 +1,6 @@
 """`python -m mixorder [command] ...`: explain, bench, tune, doctor or, where none is named, the demo.
 
-Exit status: the command's; 130 where it was interrupted; 141 where nobody reads what it prints.
+Exit status: the command's; 130 where it was interrupted; 141 where the reader of its output has gone.
 """
 
 from __future__ import annotations

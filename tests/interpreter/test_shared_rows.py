@@ -299,7 +299,7 @@ def test_a_wrong_word_is_seen_in_the_result(force: Callable[[Forced], None]) -> 
         (modulated, float("nan"), FORCED[1]),
         (modulated, float("inf"), FORCED[1]),
         (two_stages, -float("inf"), FORCED[4]),
-        (three_stages, float("nan"), FORCED[3]),
+        (three_stages, float("nan"), FORCED[0]),
     ],
     indirect=["forced"],
 )

@@ -12,7 +12,7 @@ from lab.torch_trial import Ended, run_case
 
 from mixorder import strategies
 
-PARTS, OF_A_KIND = 6, 15
+PARTS, OF_A_KIND = 4, 8
 
 
 def chosen() -> list[Case]:
