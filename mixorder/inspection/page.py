@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import sympy
 
-from ..ir.program import NUM_SPLITS, Load, LoopProgram, Nest, PartialAccumulate, Store
+from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord
 from .findings import Findings
 from .table import grouped, schedule_of, source, text
@@ -109,8 +109,10 @@ def _picture(record: RegionRecord, loops: LoopProgram, kernels: list[Kernel]) ->
         parts += [_line(end, y - 6, *at[name], _bytes(record, loops, name)) for name in kernel.writes]
         parts.append(_box(start, y - 22, _BOX, 44, _KERNEL, [kernel.title]))
     for name, (x, y) in at.items():
-        colour = _INPUT if name in left else _OUTPUT if name.startswith("out") else _BETWEEN
-        label = _label(record, name, _bytes(record, loops, name))
+        colour = (
+            _INPUT if name in left else _OUTPUT if loops.buffer(name).role is BufferRole.OUTPUT else _BETWEEN
+        )
+        label = _label(record, loops, name, _bytes(record, loops, name))
         parts.append(_box(0 if name in left else x, y - 17, _TENSOR, 34, colour, label))
     return "".join([*parts, "</svg>"])
 
@@ -137,14 +139,15 @@ def _box(x: float, y: float, width: float, height: float, colour: str, lines: li
     return f"<rect {shape} fill='{colour}' stroke='#666'/>{words}"
 
 
-def _label(record: RegionRecord, name: str, size: float) -> list[str]:
+def _label(record: RegionRecord, loops: LoopProgram, name: str, size: float) -> list[str]:
     """Two lines: a tensor's dtype and shape, or a workspace's purpose; the node's name, and bytes."""
     moved = f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size / 1e3:.1f} KB"
-    for prefix, tensors in (("in", record.inputs), ("out", record.outputs)):
-        if name.startswith(prefix) and name[len(prefix) :].isdigit():
-            tensor = tensors[int(name[len(prefix) :])]
-            return [str(tensor), f"{tensor.name[:18]}, {moved}"]
-    return ["partial sums" if name.startswith("ws") else "exchanged sums", moved]
+    for role, tensors in ((BufferRole.INPUT, record.inputs), (BufferRole.OUTPUT, record.outputs)):
+        for buffer, tensor in zip(loops.role(role), tensors, strict=True):
+            if buffer.name == name:
+                return [str(tensor), f"{tensor.name[:18]}, {moved}"]
+    workspace = loops.buffer(name).role is BufferRole.WORKSPACE
+    return ["partial sums" if workspace else "exchanged sums", moved]
 
 
 def _bytes(record: RegionRecord, loops: LoopProgram, name: str) -> float:

@@ -25,7 +25,7 @@ PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, at
 def dead_after(region: Region) -> tuple[str, ...]:
     """The inputs that are dead after the region, by their names in the region's loops."""
     reader = _Reader(region)
-    return tuple(name for name, n in region.buffers.items() if name[:2] == "in" and reader.why_not(n) is None)
+    return tuple(name for name, n in region.input_buffers.items() if reader.why_not(n) is None)
 
 
 class _Reader:

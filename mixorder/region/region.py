@@ -57,11 +57,14 @@ class Region:
         return tuple(dict.fromkeys(arg for arg in args if arg not in members))
 
     @functools.cached_property
+    def input_buffers(self) -> dict[str, Node]:
+        """The inputs by their names in the region's loops."""
+        return {f"in{i}": n for i, n in enumerate(self.inputs)}
+
+    @functools.cached_property
     def buffers(self) -> dict[str, Node]:
-        """The names that inputs and outputs have in the region's loops."""
-        return {f"in{i}": n for i, n in enumerate(self.inputs)} | {
-            f"out{i}": n for i, n in enumerate(self.outputs)
-        }
+        """The inputs and outputs by their names in the region's loops."""
+        return self.input_buffers | {f"out{i}": n for i, n in enumerate(self.outputs)}
 
     def column_side(self) -> frozenset[Node]:
         """The outer reductions and every node of the region that depends on one (the epilogues)."""

@@ -164,12 +164,8 @@ class _Reader:
         )
 
     def levels(self) -> int:
-        level: dict[str, int] = {}
-        for stmt in self.main.body:
-            if isinstance(stmt, Load | Compute | Reduce):
-                above = max((level.get(name, 0) for name in operands(stmt)), default=0)
-                level[stmt.name] = above + isinstance(stmt, Reduce)
-        return max(level.values(), default=0)
+        above = self.main.reductions_above()
+        return max((1 + above[s.name] for s in self.main.body if isinstance(s, Reduce)), default=0)
 
     def carried_bytes(self) -> int:
         tile = {self.row.symbol, self.col.symbol}

@@ -79,7 +79,7 @@ def test_a_product_dies_with_its_last_reader(name: str) -> None:
     found = reasons(region)
     assert found.pop("mm", found.pop("reshape", "absent")) == reason
     assert set(found.values()) <= {"its memory may be shared"}
-    products = [b for b, n in region.buffers.items() if b[:2] == "in" and n.op != "placeholder"]
+    products = [b for b, n in region.buffers.items() if b in region.input_buffers and n.op != "placeholder"]
     assert dead_after(region) == (() if reason else tuple(products))
 
 
