@@ -4,12 +4,16 @@ Run in a process of its own, since a stand-in for the GPU driver is made active 
 """
 
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 SCRIPT = """
 import sys, torch, triton
@@ -85,10 +89,20 @@ MODELS: tuple[tuple[tuple[int, ...], bool, int], ...] = (
 
 @functools.cache
 def codes() -> dict[str, str]:
-    """The backward's code of each model; one process makes all."""
+    """The backward's code of each model; one process makes all, for all workers of a run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    path = Path(tempfile.gettempdir()) / f"mixorder-wrapper-code-{run}.json"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.write_text(json.dumps(made()))
+        return json.loads(path.read_text())
+
+
+def made() -> dict[str, str]:
+    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, repr(MODELS), BEGIN],
-        env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        env={**os.environ, **caches_off},
         capture_output=True,
         text=True,
         timeout=600,
