@@ -12,7 +12,7 @@ from lab.torch_trial import Ended, run_case
 
 from mixorder import strategies
 
-PARTS, OF_A_KIND = 4, 8
+PARTS, OF_A_KIND = 2, 5
 
 
 def chosen() -> list[Case]:
