@@ -32,6 +32,8 @@ WIDE = {
     "layer": graphs.layer_norm_backward(2048, 12288, f32),
     "narrow": graphs.layer_norm_backward(2048, 768, bf16),
 }
+# What a program would have to keep of these rows does not fit into its registers.
+DECLINED = {("rms", "persistent"), ("layer", "persistent"), ("layer", "reread")}
 
 
 def test_every_entry_is_listed_once() -> None:
@@ -62,7 +64,9 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
         facts = strategy.facts(loops)
         schedule = strategy.choose(facts, H200, 0, FITTED)
     except Decline:
+        assert (norm, strategy.name) in DECLINED
         return
+    assert (norm, strategy.name) not in DECLINED
     assert (facts.rows, facts.cols) == tuple(int(axis.size) for axis in merged.tile_axes)
     placed = verify(strategy.place(loops, schedule), strategy.form)
     main, final = strategy.generate(placed, schedule, "test")
