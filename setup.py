@@ -24,8 +24,9 @@ DEVELOPMENT = [
 
 def outside_of_the_repository(text: str) -> str:
     """The README without images, and with the names of files in place of links to them: there is no public
-    address that they could lead to."""
-    text = re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE)
+    address that they could lead to. Links within the page are plain text: not every index has its anchors."""
+    text = re.sub(r"^!\[.*\n\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\(#[^)]+\)", r"\1", text)
     text = re.sub(r"\[([^\]]+)\]\(\1\)", r"`\1`", text)
     return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", r"\1 (`\2`)", text)
 
@@ -52,7 +53,6 @@ setup(
         "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
-        "License :: OSI Approved :: BSD License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3 :: Only",
@@ -66,7 +66,7 @@ setup(
     # With it setuptools makes an editable installation an entry of the path. By default it makes an import
     # hook, which comes after the path: in the clone's parent folder, the clone would be an empty package.
     package_dir={"": "."},
-    package_data={"mixorder": ["py.typed", "schedule/fitted.json"]},
+    package_data={"mixorder": ["py.typed", "schedule/fitted.json", "schedule/times.json"]},
     # No requirements: pip must neither replace the torch that is there nor put another triton over the one
     # that it was built with. `python -m mixorder doctor` says what is missing.
     install_requires=[],

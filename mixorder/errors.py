@@ -26,6 +26,12 @@ class DeclineReason(Enum):
         "Set `mixorder_min_numel` if a benchmark says so (0 lets everything pass); otherwise this is "
         "as it should be.",
     )
+    SLOWER = (
+        "slower",
+        "Inductor's kernels are predicted to be faster or, with `mixorder_autotune`, were timed and are.",
+        "Nothing, if the prediction is right: `mixorder_autotune` times both. 0 as `mixorder_min_numel` lets "
+        "everything pass.",
+    )
     CYCLE = (
         "cycle",
         "Fusing the region would make a node outside depend on its own result.",
@@ -66,6 +72,11 @@ class DeclineReason(Enum):
         "too-many-live-tiles",
         "The region keeps more tiles alive at once than the registers hold.",
         "Compute part of what lies between the reductions before the norm, or reduce over fewer columns.",
+    )
+    MEMORY = (
+        "memory",
+        "One kernel would hold more memory at the graph's peak than Inductor's kernels do.",
+        "Nothing, or checkpoint activations: what the kernel reads would otherwise be freed earlier.",
     )
     MIXED_DEVICE = (
         "mixed-device",

@@ -28,7 +28,7 @@ class Options:
     """What the user asked of this compile."""
 
     enabled: bool = field(default=False, metadata={"env": "MIXORDER", "shared": SHARED, "key": "mixorder"})
-    """Fuse mix-order reductions with mixorder, and switch Inductor's own implementation off.
+    """Fuse mix-order reductions with mixorder. Inductor's own implementation stays for what is left alone.
 
     Where `MIXORDER` is not set, the variable of torch's own mix-order reduction decides."""
 

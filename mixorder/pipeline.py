@@ -10,23 +10,35 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch.fx import Graph
 
 from .codegen.op_printer import check_printable
-from .errors import Decline, MixorderError, TooWide
+from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .inductor.config import emulates_precision_casts
 from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
 from .options import Options
-from .planning import Plan, Setting, by_first_strategy, check_layout, plan, setting_in_force, tuned
+from .planning import (
+    Plan,
+    Setting,
+    by_first_strategy,
+    check_layout,
+    check_time,
+    plan,
+    predicted,
+    setting_in_force,
+    tuned,
+)
 from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after
+from .region.partition import partition
+from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
@@ -34,6 +46,7 @@ from .rewrite.rewrite import replace
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import device_info
+from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.reorder import merge, reorder
@@ -49,6 +62,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     started = time.perf_counter()
     dump, known = Dump(options.dump_dir), dict[Hashable, Any]()
     ends: list[RegionRecord | Decline] = []
+    memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
     regions, taken = find_regions(graph), None
     while True:
         runner = Runner(options, dump, known)
@@ -59,7 +73,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
                 break
             taken = None
             try:
-                taken, record = fuse(graph, found, runner, setting)
+                taken, record = fuse(graph, found, memory, runner, setting)
                 fused(record)
                 ends.append(record)
             except Decline as decline:
@@ -75,7 +89,11 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 
 
 def fuse(
-    graph: Graph, found: Region | Decline, runner: Runner, setting: Setting
+    graph: Graph,
+    found: Region | Decline,
+    memory: Callable[[], Timeline],
+    runner: Runner,
+    setting: Setting,
 ) -> tuple[Region, RegionRecord]:
     """Take one region from the graph to its kernels. Returns the region, or the part of it that was fused,
     and its record. Raises `Decline`, or `MixorderError` on a bug."""
@@ -84,25 +102,68 @@ def fuse(
     step, show = runner.step, runner.show
     runner.region = found.name
     show("fx.txt", graph)
-    chosen = plan(found, functools.partial(build, runner=runner, setting=setting), runner)
+    timeline = step("memory", memory)
+    chosen, change = planned(found, timeline, runner, setting)
     region = chosen.region
-    step("gate", cost.gate, chosen.facts, chosen.traffic, runner.options.min_numel, not region.inner)
     named = step("label", label, region)
     key = chosen.key and (chosen.key, named)
     chosen = runner.once(key and ("tuned", key), lambda: tuned(chosen, named, setting.strategies, runner)).of(
         region
     )
-    loops, schedule, strategy = chosen.loops, chosen.schedule, chosen.strategy
-    if strategy.in_place:
-        over = step("in_place", reuse_in_place, loops, step("liveness", dead_after, region))
-        loops = loops if over == loops else show("in_place.txt", over, Form.MERGED)
+    step("gate", check_time, chosen, runner.options.min_numel)
+    loops, schedule, strategy = in_place(chosen, runner), chosen.schedule, chosen.strategy
+    if loops != chosen.loops:
+        show("in_place.txt", loops, Form.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", chosen.record, loops, kernels)
-    step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
+    results = step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
+    step("memory", timeline.commit, change, results)
     show("fx_after.txt", graph)
-    return region, dataclasses.replace(record, stage_ms=runner.stage_ms)
+    return region, dataclasses.replace(record, peak=(change.before, change.after), stage_ms=runner.stage_ms)
+
+
+def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[Plan, Change]:
+    """The plan of a region or, if that takes more memory at the graph's peak than stock, of the part of it
+    that saves the most time without. Raises the region's `Decline` if there is none."""
+    make = functools.partial(build, runner=runner, setting=setting)
+    refusal, tried = None, [found]
+    while True:
+        fitting: list[tuple[Plan, Change]] = []
+        for region in tried:
+            try:
+                chosen = plan(region, make, runner)
+                runner.step("gate", check_size, chosen.facts, runner.options.min_numel)
+                fitting.append((chosen, runner.step("memory", within_peak, chosen, timeline, runner)))
+            except Decline as decline:
+                refusal = refusal or decline
+        if fitting:
+            return max(fitting, key=lambda one: one[0].expected.saved_us)
+        assert refusal is not None
+        if refusal.reason is not DeclineReason.MEMORY or tried != [found]:
+            raise refusal
+        tried = runner.step("partition", partition, found)
+
+
+def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
+    """What a plan does to the graph's memory. Raises `Decline` if that is more than stock's peak."""
+    region = chosen.region
+    loops = in_place(chosen, runner)
+    over = [region.buffers[b.over] for b in loops.buffers if b.over]
+    change = timeline.change(region, over, chosen.traffic.workspace)
+    if not timeline.fits(change):
+        detail = f"{change.without_workspace / 1e6:.1f} MB at the peak instead of {timeline.fused / 1e6:.1f}"
+        raise Decline(DeclineReason.MEMORY, detail, region.outer[0].name)
+    return change
+
+
+def in_place(chosen: Plan, runner: Runner) -> LoopProgram:
+    """A plan's loops, with results in the memory of inputs that are dead after it."""
+    if not chosen.strategy.in_place:
+        return chosen.loops
+    dead = runner.step("liveness", dead_after, chosen.region)
+    return runner.step("in_place", reuse_in_place, chosen.loops, dead)
 
 
 def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:
@@ -114,7 +175,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     copied: tuple[str, ...] = ()
     if across := step("layout", cost.across_memory, merged):
         region, copied = step("layout", check_layout, region, merged, across)
-        lowered, merged = loops_of(region, runner)
+        _, merged = loops_of(region, runner)  # Inductor needs no copies: `lowered` is without
     found = by_first_strategy(merged, device, setting.strategies, runner)
     if isinstance(found, TooWide):
         return found
@@ -123,7 +184,10 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
     traffic = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
-    return Plan(key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device)
+    takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
+    return Plan(
+        key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes
+    )
 
 
 def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:

@@ -8,19 +8,21 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from .codegen.source import KernelSource
-from .errors import Decline, MixorderError, TooWide
+from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .ir.program import BufferRole, LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
 from .region.key import structural_key
 from .region.nodes import leaves_the_graph
-from .region.partition import partition, without_culprit, without_gathers
+from .region.partition import lighter, partition, without_culprit, without_gathers
 from .region.region import Region
+from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo
-from .schedule.facts import Facts
-from .schedule.predicted import expected
+from .schedule.facts import Facts, cost_of, instructions_by_node
+from .schedule.outside import outside_us
+from .schedule.predicted import Expected, check_saves, expected, moving_us
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -74,6 +76,7 @@ class Plan:
     schedule: Schedule
     traffic: cost.Traffic
     device: DeviceInfo
+    expected: Expected
     tuning: Tuning | None = None
 
     def of(self, region: Region) -> Plan:
@@ -85,12 +88,6 @@ class Plan:
 
     def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
         """The region's record, with the loops and kernels that are launched."""
-        accumulators = len(loops.role(BufferRole.WORKSPACE))
-        copies = sum(node in self.region.made_contiguous for node in self.region.inputs)
-        stretch = self.strategy.stretch(accumulators)
-        takes = expected(
-            self.lowered, loops, self.schedule, self.facts, self.traffic, self.device, stretch, copies
-        )
         title = self.strategy.title(self.schedule)
         return describe(
             self.region,
@@ -99,7 +96,7 @@ class Plan:
             self.schedule,
             kernels,
             self.traffic,
-            takes,
+            self.expected,
             self.tuning,
         )
 
@@ -109,13 +106,42 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 
 
 def plan(region: Region, build: Build, runner: Runner) -> Plan:
+    """The plan of a region, or of a smaller one where that takes less time by prediction."""
+    whole = _possible(region, build, runner)
+    if not _is_computing(whole):
+        return whole
+    counted = runner.step("facts", instructions_by_node, whole.merged)
+    heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
+    plans = [(_predicted_us(whole, whole.region), whole)]
+    for part in runner.step("partition", lighter, whole.region, heavy):
+        try:
+            plans.append((_predicted_us(one := _best_part(part, build, runner), whole.region), one))
+        except Decline:
+            continue
+    return min(plans, key=lambda one: one[0])[1]
+
+
+HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well
+
+
+def _is_computing(plan: Plan) -> bool:
+    """Whether computing takes a part of a plan's predicted time that matters."""
+    return plan.expected.fused_us > 1.05 * plan.expected.idle_us
+
+
+def _predicted_us(plan: Plan, whole: Region) -> float:
+    """Microseconds that a plan of a part of `whole` takes, with what it leaves to Inductor."""
+    return plan.expected.fused_us + outside_us(whole, plan.region, plan.device)
+
+
+def _possible(region: Region, build: Build, runner: Runner) -> Plan:
     """The plan of a region, or of the region without what prevents a plan: operators that cannot be lowered,
     results that are used too early, then gathers."""
     try:
         return _best_part(region, build, runner)
     except Decline as decline:
         if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
-            return plan(smaller, build, runner)
+            return _possible(smaller, build, runner)
         if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
     return _best_part(plain, build, runner)
@@ -129,7 +155,10 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
         plans = [answer for _, answer in answers if isinstance(answer, Plan)]
         if plans:
             # What a part writes for the rest of the region is also read. The whole region moves neither.
-            return max(plans, key=lambda plan: plan.traffic.saved - 2 * _written_between(plan, region))
+            return max(
+                plans,
+                key=lambda p: p.expected.saved_us - moving_us(2 * _written_between(p, region), p.device),
+            )
         refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
         _, narrowest = min(refusals, key=lambda one: one[0].words)
         tried = runner.step("partition", partition, narrowest)
@@ -172,6 +201,20 @@ def _written_between(plan: Plan, whole: Region) -> int:
     return cost.size(plan.loops, [buffer.name for buffer, node in outputs if node not in whole.outputs])
 
 
+def predicted(
+    lowered: LoopProgram,
+    loops: LoopProgram,
+    strategy: Strategy,
+    schedule: Schedule,
+    facts: Facts,
+    traffic: cost.Traffic,
+    device: DeviceInfo,
+) -> Expected:
+    """The predicted times of loops by a strategy, and of Inductor's kernels for the loops as lowered."""
+    stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
+    return expected(lowered, loops, schedule, facts, traffic, device, stretch)
+
+
 def check_layout(
     region: Region, merged: LoopProgram, across: Sequence[str]
 ) -> tuple[Region, tuple[str, ...]]:
@@ -183,6 +226,16 @@ def check_layout(
     return dataclasses.replace(region, made_contiguous=frozenset(nodes.values())), copied
 
 
+def check_time(plan: Plan, min_numel: int) -> None:
+    """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
+    if plan.tuning is None or plan.tuning.beside is None:
+        check_saves(plan.expected, min_numel)
+    elif plan.tuning.not_fused:
+        ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
+        detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"
+        raise Decline(DeclineReason.SLOWER, detail)
+
+
 def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner) -> Plan:
     """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
     options = runner.options
@@ -191,8 +244,18 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
             return plan
         device = legality.device_of(plan.region)
         start = tuner.Start(plan.strategy, plan.loops, plan.facts, plan.schedule)
+        # With a `min_numel` of 0 a region is fused whatever the times are.
+        by_itself = runner.step("alone", alone, plan.region, plan.merged.hint) if options.min_numel else None
         problem = tuner.Problem(
-            plan.region.name, label, plan.merged, start, strategies, device, plan.device, options.split_size
+            plan.region.name,
+            label,
+            plan.merged,
+            start,
+            strategies,
+            device,
+            plan.device,
+            options.split_size,
+            by_itself,
         )
         found = runner.step("tune", tuner.tune, problem)
         if found is None:
@@ -202,12 +265,19 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
         runner.warn(error)
         return plan
     runner.show("tuned.txt", f"{found.tuning}\n{found.schedule}")
+    traffic = dataclasses.replace(plan.traffic, workspace=workspace)
+    takes = predicted(
+        plan.lowered, found.loops, found.strategy, found.schedule, found.facts, traffic, plan.device
+    )
+    # It was measured to take no longer than the schedule of the prediction before.
+    takes = dataclasses.replace(takes, fused_us=min(takes.fused_us, plan.expected.fused_us))
     return dataclasses.replace(
         plan,
         strategy=found.strategy,
         loops=found.loops,
         facts=found.facts,
         schedule=found.schedule,
-        traffic=dataclasses.replace(plan.traffic, workspace=workspace),
+        traffic=traffic,
+        expected=takes,
         tuning=found.tuning,
     )

@@ -44,7 +44,8 @@ class RegionRecord:
     names of the reductions' nodes; `inner_ops`, `outer_ops`: what each computes, such as `sum`. `num_nodes`:
     how many nodes the kernels compute. `traffic`: in bytes. `apart` and `loops`: the loop nests as lowered,
     and those that the kernels run. `tuning`: what timing gained, if it was done. `stage_ms`: milliseconds
-    that the pass spent on the region, by stage. Loops and times are not compared when records are.
+    that the pass spent on the region, by stage. `peak`: estimated bytes of tensors at the
+    graph's peak, without the region and with it. Loops and times are not compared when records are.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RegionRecord:
     apart: LoopProgram = dataclasses.field(compare=False, repr=False)
     loops: LoopProgram = dataclasses.field(compare=False, repr=False)
     tuning: Tuning | None = None
+    peak: tuple[int, int] | None = None
     stage_ms: tuple[tuple[str, float], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
@@ -137,6 +139,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "apart": str(record.apart),
             "loops": str(record.loops),
             "tuning": dataclasses.asdict(record.tuning) if record.tuning else None,
+            "peak": record.peak,
             "stage_ms": dict(record.stage_ms),
         }
     )

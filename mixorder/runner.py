@@ -31,11 +31,12 @@ class Runner:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def step(self, stage: str, function: Callable[..., T], *args: Any) -> T:
-        """The result of a stage. Raises `MixorderError` for every exception of it other than `Decline`."""
+        """The result of a stage. Raises `MixorderError` for every exception of it other than `Decline`:
+        that of the innermost, where a stage runs others."""
         started = time.perf_counter()
         try:
             return function(*args)
-        except Decline:
+        except (Decline, MixorderError):
             raise
         except Exception as error:
             raise MixorderError(stage, self.region, error) from error

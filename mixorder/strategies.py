@@ -25,6 +25,7 @@ from .schedule.facts import Facts, facts_of
 from .schedule.persistent_space import PersistentSpace
 from .schedule.schedule import Schedule
 from .schedule.space import Space
+from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
 
@@ -48,7 +49,7 @@ def _with_nothing_more(program: LoopProgram, schedule: Schedule) -> LoopProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """One way of running a merged program.
+    """One way of running a merged program; `meaning` says which, for the user.
 
     `applies` raises `Decline` for a merged program that cannot be run in this way. `transform` makes the
     loops, which then have `form`. `place` adds the buffers whose size depends on the schedule. `starts` are
@@ -58,6 +59,7 @@ class Strategy:
     """
 
     name: str
+    meaning: str
     choose: Choose
     starts: Callable[[Facts, DeviceInfo, int], Iterator[Schedule]]
     space: Callable[[Facts, DeviceInfo, Schedule, bool], Space]
@@ -87,6 +89,7 @@ def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[
 
 PERSISTENT = Strategy(
     "persistent",
+    "a program keeps a row in registers from its first reduction to its last",
     choose=persistent.choose,
     starts=_more_spills,
     space=PersistentSpace,
@@ -95,8 +98,26 @@ PERSISTENT = Strategy(
 """A program keeps a row in registers from its first reduction to its last."""
 
 
+def _can_be_divided(program: LoopProgram) -> None:
+    check_divisible(program)
+    facts = facts_of(program)
+    if persistent.block_of(facts) == facts.cols:
+        raise Decline(DeclineReason.ROW_TOO_WIDE, f"no block of {facts.cols} columns has fewer idle lanes")
+
+
+COLUMN_BLOCKS = dataclasses.replace(
+    PERSISTENT,
+    name="blocks of columns",
+    meaning="a program has a part of the columns, since no reduction runs along a row",
+    applies=_can_be_divided,
+    transform=lambda merged: in_blocks(merged, persistent.block_of(facts_of(merged))),
+)
+"""A program has a part of the columns, where no reduction runs along a row."""
+
+
 COOPERATIVE = Strategy(
     "cooperative",
+    "several programs share a row, and exchange their parts of its reductions",
     choose=cooperative.choose,
     starts=cooperative.starts,
     space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
@@ -135,6 +156,7 @@ def _start_rereading(facts: Facts, device: DeviceInfo, split_size: int) -> Itera
 
 REREAD = Strategy(
     "reread",
+    "a program reads a row again after each of its reductions",
     choose=_choose_rereading,
     starts=_start_rereading,
     space=PersistentSpace,
@@ -145,5 +167,5 @@ REREAD = Strategy(
 )
 """A program reads a row again after each of its reductions; the second read comes from L2."""
 
-STRATEGIES = (PERSISTENT, COOPERATIVE, REREAD)
+STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, REREAD)
 """In the order in which they are tried."""

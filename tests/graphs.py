@@ -81,6 +81,27 @@ class Block(nn.Module):
         return self.norm3(x)
 
 
+class PostNorm(nn.Module):
+    """A chain of Linears, each with a residual around it and a norm behind, as in BERT."""
+
+    def __init__(self, dim: int, norm: Callable[[int], nn.Module] = nn.LayerNorm, layers: int = 4) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+        self.norms = nn.ModuleList(norm(dim) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            x = norm(x + linear(x))
+        return x
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """What CUDA's autocast makes of a LayerNorm; the CPU's leaves it in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(torch.promote_types(x.dtype, f32)))
+
+
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,
     "layer_no_bias": lambda n: nn.LayerNorm(n, bias=False),

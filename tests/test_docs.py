@@ -28,7 +28,10 @@ def blocks(page: str, language: str) -> list[str]:
 PRINTED = {"explain.md": ("Norm modules in a region: 7 of 7", "norm2", "8192x1024", "@triton.jit")}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+ELSEWHERE = {"adopt.md"}  # test_adopt.py runs its lines, each in its framework
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE and blocks(page, "python")])
 def test_python_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,7 +53,7 @@ def test_links_and_files_exist(page: str) -> None:
     text = BLOCK.sub("", PAGES[page].read_text())
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (PAGES[page].parent / link).exists(), link
-    for name in re.findall(r"`((?:docs|tools|tests|examples|mixorder)/[\w/]+\.(?:py|sh|json|md))", text):
+    for name in re.findall(r"`((?:docs|tools|tests|examples|mixorder)/[\w/]+\.(?:py|sh|json|md)\b)", text):
         assert (ROOT / name).exists(), name
 
 
@@ -71,6 +74,17 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         links = re.findall(r"\]\((?:[\w./]*/)?(\w+\.md)\)", PAGES[page].read_text())
         todo |= {link for link in links if link in PAGES} - reached
     assert reached == set(PAGES)
+
+
+@pytest.mark.parametrize("page", [page for page, path in PAGES.items() if path.parent.name == "docs"])
+def test_a_page_begins_with_whom_it_is_for(page: str) -> None:
+    title, blank, first, *_ = PAGES[page].read_text().splitlines()
+    assert title.startswith("# ") and not blank and first.startswith("For "), first
+
+
+def test_the_long_log_is_linked_from_contributing_only() -> None:
+    linking = [page for page, path in PAGES.items() if "tuning.md)" in path.read_text()]
+    assert linking == ["contributing.md"]
 
 
 def test_how_it_works_is_what_the_pass_does() -> None:

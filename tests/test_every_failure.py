@@ -32,7 +32,8 @@ from mixorder.tune import tuner
 from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned
 
-STRICT = Options(enabled=True, strict=True, interpret=True)
+STRICT = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+TUNED = dataclasses.replace(STRICT, autotune=True, min_numel=1)  # with 0 nothing is timed beside a region
 ALONE = dataclasses.replace(H200, exchanges=False)
 
 
@@ -72,7 +73,7 @@ WAYS = {
         )
     ),
     "partition": Way(lambda: sums(4), shares=False),
-    "tuned": Way(lambda: graphs.rms_norm_backward(512, 256), tuned=True),
+    "tuned": Way(lambda: graphs.rms_norm_backward(4096, 4096), tuned=True),
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
 }
@@ -124,7 +125,7 @@ def prepared(name: str, tmp_path: Path) -> Iterator[tuple[Way, Options]]:
     tune = mock.patch.object(tuner, "tune", take_the_same_again if way.tuned else tuner.tune)
     dump_dir = str(tmp_path / "dump") if way.dumped else ""
     with device, tune:
-        yield way, dataclasses.replace(STRICT, autotune=way.tuned, dump_dir=dump_dir)
+        yield way, dataclasses.replace(TUNED if way.tuned else STRICT, dump_dir=dump_dir)
 
 
 def calls(stages: list[str]) -> list[int]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "examples")]
@@ -92,39 +90,3 @@ def test_what_is_right_on_uneven_ranks() -> None:
     assert not right(half, [small, dataclasses.replace(large, stock=8e-3, ours=2e-2)])
     declined = dataclasses.replace(small, ordered=1)
     assert right(graph, [small, declined])
-
-
-@NO_GPU
-def test_real_models_counts_norms_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    import real_models
-    from lab import zoo
-    from lab.zoo import Spec
-
-    def local(s: Spec) -> nn.Module:
-        plain = nn.LayerNorm(s.width, elementwise_affine=False)
-        return nn.Sequential(
-            nn.Embedding(s.classes, s.width), plain, nn.Linear(s.width, s.width), nn.RMSNorm(s.width),
-            nn.Linear(s.width, s.classes),
-        )  # fmt: skip
-
-    def missing(s: Spec) -> nn.Module:
-        raise ImportError("no such package")
-
-    def broken(s: Spec) -> nn.Module:
-        raise ValueError("wrong sizes")
-
-    makers = {"Local": local, "Missing": missing, "Broken": broken}
-    monkeypatch.setattr(zoo, "MAKERS", makers)
-    specs = {name: Spec(name, 2, 64, 2, 2, 32, 128) for name in makers}
-    monkeypatch.setattr(real_models, "specs", lambda: specs)
-    status = real_models.main(["--models", "Local,Missing,Broken", "--out", str(tmp_path)])
-    text = (tmp_path / "real_models.md").read_text()
-    assert status == 1 and text.strip() in capsys.readouterr().out
-    text = re.sub(" +", " ", text)
-    assert "| Local | torch " in text and "| 2 | 1 |" in text
-    assert "- Local: 1 x LayerNorm: no weight or bias that trains" in text
-    assert "| Missing | absent: no such package |" in text
-    assert "| Broken | failed: ValueError: wrong sizes |" in text
-    assert real_models.main(["--models", "Missing"]) == 0

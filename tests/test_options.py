@@ -150,7 +150,7 @@ def test_entries_added_late_reach_hash_and_dicts() -> None:
     from mixorder.inductor.versions import _forget_config_caches
 
     try:
-        _forget_config_caches(config)
+        _forget_config_caches()
         before = fill()
         thread = threading.Thread(target=other_thread)
         thread.start()
@@ -164,7 +164,7 @@ def test_entries_added_late_reach_hash_and_dicts() -> None:
         assert seen["after"] != seen["before"]
     finally:
         config._config.update(entries)
-        _forget_config_caches(config)
+        _forget_config_caches()
 
 
 def test_register_keeps_what_is_set() -> None:

@@ -71,8 +71,9 @@ def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
 
 def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
     described = read(wheel, "METADATA").partition("\n\n")[2]
-    assert described.startswith("# mixorder") and "several GPUs (`docs/distributed.md`)" in described
+    assert described.startswith("# mixorder") and "tested pairs (`docs/supported.md`)" in described
     assert not re.findall(r"\]\((?!https?:)", described) and "`docs/benchmark.md` has more" in described
+    assert "![" not in described and "(`#" not in described
 
 
 def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path: Path) -> None:

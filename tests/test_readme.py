@@ -1,4 +1,4 @@
-"""What README.md and docs/reasons.md state and the code can confirm."""
+"""What README.md, docs/supported.md and docs/reasons.md state and the code can confirm."""
 
 import ast
 import dataclasses
@@ -18,6 +18,7 @@ from mixorder.schedule.persistent import MAX_COLS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+SUPPORTED = (ROOT / "docs" / "supported.md").read_text()
 REASONS = (ROOT / "docs" / "reasons.md").read_text()
 
 
@@ -42,7 +43,7 @@ def test_the_options_table() -> None:
 def test_the_reasons_given_by_the_code_are_listed() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "mixorder").rglob("*.py"))
     given = {DeclineReason[name].value for name in re.findall(r"DeclineReason\.([A-Z_]+)", sources)}
-    assert given == {row[0] for row in table("reason")}
+    assert given == {row[0] for row in table("reason", REASONS)}
 
 
 def test_every_reason_has_a_meaning_and_a_remedy() -> None:
@@ -53,7 +54,7 @@ def test_every_reason_has_a_meaning_and_a_remedy() -> None:
 
 
 def test_the_widest_row() -> None:
-    text = " ".join(README.split())
+    text = " ".join(SUPPORTED.split())
     (shared,) = re.findall(
         rf"up to {MAX_COLS} columns; on NVIDIA GPUs,.* those of a norm up to (\d+)\.", text
     )
@@ -70,20 +71,23 @@ def test_the_options_that_the_reasons_name() -> None:
 
 
 def test_the_files_that_it_names_exist() -> None:
-    names = re.findall(r"\b(?:mixorder|tools|tests)/[\w/]+(?:\.\w+)?", README)
+    names = re.findall(r"\b(?:mixorder|tools|tests|docs)/[\w/]+(?:\.\w+)?", README + SUPPORTED)
     assert len(names) > 5
     for name in names:
         assert (ROOT / name).exists(), name
 
 
 def test_the_tested_pairs() -> None:
-    supported = (ROOT / "docs" / "supported.md").read_text()
-    pairs = {release(torch): triton for torch, triton, *_ in table("torch", supported) if triton}
+    pairs = {release(torch): triton for torch, triton, *_ in table("torch", SUPPORTED) if triton}
     assert pairs == TESTED
     pinned = re.findall(
         r"^(?:TORCH|TRITON)_VERSION=(.+)$", (ROOT / "tools/setup.sh").read_text(), re.MULTILINE
     )
     assert TESTED[release(pinned[0])] == pinned[1]
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_place_for_measured_figures() -> None:

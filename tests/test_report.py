@@ -122,6 +122,10 @@ def sent_before_it_is_complete() -> Graph:
 
 SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385, torch.float64),
+    # Copies of what lies across memory are two launches more.
+    DeclineReason.SLOWER: lambda: traced(
+        lambda x, dy, a, b: pair(x * a.t() * b.t(), dy), *[((256, 256), f32)] * 4
+    ),
     DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(255, 256),
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,
@@ -133,6 +137,10 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     ),
     DeclineReason.LAYOUT: transposed,
     DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
+    DeclineReason.MEMORY: lambda: traced(
+        lambda x, row, w: ((y := (x + row).cumsum(0).sigmoid()).sum(0), y @ w),
+        *(((4096, 1), f32), ((256,), f32), ((256, 8), f32)),
+    ),
     DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((8, 128, 256), f32)),
     DeclineReason.TOO_MANY_LIVE_TILES: twelve_tiles_between_two_reductions,
 }
@@ -157,7 +165,7 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     assert total.startswith("0 regions fused, 1 declined, in ")
 
 
-@pytest.mark.parametrize("graph", [lambda: graphs.pair_graph(256, 8192), lambda: graphs.pair_graph(256, 256)])
+@pytest.mark.parametrize("graph", [lambda: graphs.pair_graph(256, 8192), lambda: graphs.pair_graph(32, 2048)])
 def test_at_the_limit_is_not_declined(graph: Callable[[], Graph]) -> None:
     (record,) = run(graph())
     assert isinstance(record, RegionRecord)
@@ -219,7 +227,7 @@ def test_record_of_a_fused_region(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_record_says_what_the_pass_took_and_compares_without() -> None:
-    first, second = (run(graphs.pair_graph())[0] for _ in range(2))
+    first, second = (run(graphs.pair_graph(4096))[0] for _ in range(2))
     assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
     stages = dict(first.stage_ms)
     assert {"find", "lower", "schedule", "codegen", "rewrite"} <= stages.keys()
@@ -236,15 +244,15 @@ def test_a_graph_without_pairs_is_not_worth_a_line(caplog: pytest.LogCaptureFixt
 def test_collectors_nest_and_end() -> None:
     with collect() as outer:
         with collect() as inner:
-            pipeline.run(graphs.pair_graph(), OPTIONS)
+            pipeline.run(graphs.pair_graph(4096), OPTIONS)
         pipeline.run(graphs.pair_graph(255, 256), OPTIONS)
-    pipeline.run(graphs.pair_graph(), OPTIONS)
+    pipeline.run(graphs.pair_graph(4096), OPTIONS)
     assert [type(r) for r in inner] == [RegionRecord]
     assert [type(r) for r in outer] == [RegionRecord, Decline]
 
 
 def test_dump_has_one_numbered_file_per_stage(tmp_path: Path) -> None:
-    run(graphs.pair_graph(), Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path)}))
+    run(graphs.pair_graph(4096), Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path)}))
     (graph_dir,) = tmp_path.iterdir()
     names = sorted(p.name for p in (graph_dir / "region0").iterdir())
     assert names == [

@@ -28,12 +28,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lab import arguments
 from lab.compilers import how
-from lab.errors import largest_error
 from lab.launches import marked
 from lab.parallel import DEVICE, WAYS, Compile, Model, Sizes, alone, batch_of, exact, whole
 from lab.tables import table
 from torch import Tensor, nn
 
+from mixorder.inspection.accuracy import largest_error
 from mixorder.options import Options
 
 GPU = DEVICE == "cuda"

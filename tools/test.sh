@@ -2,9 +2,10 @@
 # Lint, format check, types, the archives of a release, and tests, as CI runs them. Arguments go to pytest, and then only what they name is
 # run; without any, all tests are, on all CPUs, those of tests/interpreter in a second run: whether Triton
 # interprets kernels is decided when it is imported. Left out are tests of tools that a branch has not changed
-# (tests/tools/unchanged.py); MIXORDER_ALL_TESTS=1 runs them too.
+# (tests/tools/unchanged.py); MIXORDER_ALL_TESTS=1 runs them too. FRAMEWORKS="accelerate ..." installs these as well: tests
+# of docs/adopt.md skip what is missing.
 set -euo pipefail
-NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy"
+NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy ${FRAMEWORKS:-}"
 . "$(dirname "$0")/setup.sh"
 
 "$PY" -m ruff check .

@@ -29,6 +29,7 @@ import torch
 import triton
 from lab.arguments import parse_shapes
 from lab.backward import DTYPES
+from lab.candidates import CHOICES
 from lab.schedules import Data, read, write
 from lab.schedules import Target as Measured
 from lab.sweep import AHEAD, ahead, compiling, tune, warm
@@ -63,8 +64,16 @@ def report(target: Measured, best: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh; rms+residual")
+    parser.add_argument(
+        "--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh, relu; rms+residual"
+    )
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
+    parser.add_argument(
+        "--candidates",
+        default="grid",
+        choices=CHOICES,
+        help="filling: fewer, for sums alone behind much arithmetic",
+    )
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)
     parser.add_argument("--best", type=int, default=6)
@@ -79,7 +88,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         submit = functools.cache(functools.partial(pool.submit, warm))
-        for work in ahead(AHEAD, (compiling(target, submit) for target in targets(args))):
+        for work in ahead(AHEAD, (compiling(target, submit, args.candidates) for target in targets(args))):
             print(f"[{work.target.name}]", file=sys.stderr, flush=True)
             found = tune(work, args.reps, flush)
             print(report(found, args.best), flush=True)

@@ -162,12 +162,7 @@ class Rank:
     # Models.
 
     def min_numel(self, job: Job) -> int:
-        sizes = self.scale.sizes
-        if job.fuse == "both":
-            return 0
-        if job.way in ("ddp", "fsdp"):
-            return sum(self.scale.batches) * sizes.tokens * sizes.dim // RANKS
-        return (NONE, 0)[self.rank]
+        return 0 if job.fuse == "both" else (NONE, 0)[self.rank]
 
     def size(self, way: str) -> str:
         sizes = self.scale.sizes

@@ -24,11 +24,46 @@ ROWS, COLS = 32768, 768
 HEAD = f"""\
 # How it works
 
-One region, followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16, {ROWS} rows.
-`python tools/walkthrough.py` writes this page from the output of each stage; a test compares. To see the same
-for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there.
+For those who want to know how a region becomes a kernel, and for those who change mixorder. The
+[glossary](glossary.md) defines the terms.
 
-`mixorder/pipeline.py` calls the stages in this order. The README's glossary defines the terms."""
+The stages in their order, which is also that of `mixorder/pipeline.py`, one call per stage:
+
+```
+FX graph of forward or backward, after Inductor's own passes
+   |
+   |  find, grow     inner and outer reductions over one space, and the pointwise work around them
+   v                 -> Region, or Decline with a reason
+   |  lower          pointwise ops through Inductor's own lowerings
+   v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
+   |  split          outer reduction -> partial_accumulate per program, and a finalisation
+   |  reorder        rows outermost in every nest
+   |  merge          one nest for both, then: add up the partials
+   v  fma            -> LoopProgram:  for row: for col: both, and in fp32 dx from unrounded products
+   |  transform      by the first strategy that takes it:
+   |                   blocks        no reduction along rows: a program has a block of the columns
+   |                   persistent    a program holds a row from its first reduction to its last
+   |                   cooperative   programs have parts of a row, and exchange partial reductions
+   |                   reread        a program reads the row again after each reduction
+   |  facts          what an element takes: bytes, registers, instructions
+   |  schedule       rows per tile, programs, warps, stages
+   |  memory         a region that raises the graph's peak is cut, or left to Inductor
+   v                 -> LoopProgram, Schedule
+   |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
+   |  gate           a region that Inductor's kernels are predicted to compute as fast is left to Inductor
+   |  in_place       dx takes the memory of a dy that nothing reads afterwards
+   v                 -> LoopProgram, Schedule
+   |  codegen        main kernel and finalisation
+   v                 -> Triton source
+   |  rewrite        the only stage that changes the graph, all or nothing
+   v
+FX graph with two kernel launches in place of the region; Inductor carries on
+```
+
+Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
+{ROWS} rows.
+`python tools/walkthrough.py` writes this page from the output of each stage; a test compares. To see the same
+for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
 
 # Name of the dumped file without its number: heading, language, and description.
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -79,7 +114,7 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Schedule",
         "text",
         "Rows per tile, warps, stages and programs are chosen from a few numbers of the region and of the "
-        "device, here an H200 (`schedule/persistent.py`, [tuning.md](tuning.md)).",
+        "device, here an H200 (`schedule/persistent.py`, `docs/tuning.md`).",
     ),
     "kernel.py": (
         "Generate",

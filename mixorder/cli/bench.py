@@ -43,6 +43,7 @@ class Way:
 
     name: str
     options: dict[str, Any]
+    dynamic: bool | None = None
     compile_s: float = 0.0
     fused: int = 0
     times: list[tuple[float, float]] = dataclasses.field(default_factory=list)
@@ -70,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
     return judged(ways)
 
 
-def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> None:
-    """Fill in each way. The first step compiles, and its gradients are kept."""
+def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> list[Stepper]:
+    """Fill in each way. The first step compiles, and its gradients are kept. Returns the compiled models."""
     import torch
 
     from mixorder.inductor.config import without_autograd_cache
@@ -80,7 +81,7 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
     torch.compiler.reset()
     steppers = []
     for way in progress(ways, "compiling"):
-        stepper = Stepper(example, way.options)
+        stepper = Stepper(example, way.options, way.dynamic)
         start = time.perf_counter()
         with without_autograd_cache(), collect() as records:
             torch.manual_seed(0)
@@ -97,17 +98,18 @@ def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> 
         for way, stepper in zip(ways, steppers, strict=True):
             forward, backward = clock(stepper.phases)
             way.times.append((forward, forward + backward))
+    return steppers
 
 
 class Stepper:
     """A compiled model's step, as forward and backward; gradients are not accumulated."""
 
-    def __init__(self, example: Example, options: dict[str, Any]) -> None:
+    def __init__(self, example: Example, options: dict[str, Any], dynamic: bool | None = None) -> None:
         import torch
 
         function, self.inputs, self.named = example
         # An option and not a patch: a GPU's backward is compiled on a thread that a patch does not reach.
-        self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False})
+        self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False}, dynamic=dynamic)
         self.roots: list[Tensor] = []
         self.into: list[Tensor] = []
 

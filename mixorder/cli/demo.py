@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
-import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.values import at_least
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     on_gpu = _choose_device(parser, args.device)
     if not on_gpu:
-        _interpret_triton(parser)
+        interpret_triton(parser)
     for name, default in (GPU_SHAPE if on_gpu else CPU_SHAPE).items():
         setattr(args, name, getattr(args, name) or default)
     from mixorder.demo_model import Problem
@@ -135,17 +133,6 @@ def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
     if device == "cuda" and not available:
         parser.error("--device cuda: this torch finds no GPU (try --device interpreter)")
     return available and device != "interpreter"
-
-
-def _interpret_triton(parser: argparse.ArgumentParser) -> None:
-    """Switch Triton to its interpreter. Triton reads the variable while it is imported."""
-    for name in ("triton", "numpy"):
-        if importlib.util.find_spec(name) is None:
-            parser.error(f"{name} is not installed; `python -m mixorder doctor` says more")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        os.environ["TRITON_INTERPRET"] = "1"
-        if "triton" in sys.modules:
-            os.execv(sys.executable, [sys.executable, "-m", "mixorder", *sys.argv[1:]])
 
 
 # Measurements.

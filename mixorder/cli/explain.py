@@ -1,6 +1,8 @@
 """`python -m mixorder explain package.module:factory`: what mixorder would do to a model. Needs no GPU.
 
-Prints the report of `mixorder.explain`. Exit status: 0; 1 where nothing is fused; 2 on bad arguments.
+Prints the report of `mixorder.explain`; with --time and --check it also runs the compiled model. Exit
+status: 0; 1 where nothing is fused, or dtypes do not explain the errors of gradients; 2 on bad arguments or,
+with --time, without a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mixorder.cli import check, step
+from mixorder.cli.bench import NO_GPU
 from mixorder.cli.factory import HELP, add_factory, make
+from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
@@ -20,8 +25,9 @@ DESCRIPTION = """\
 Show what mixorder would do to a model's forward and backward: each region that it fuses, from which modules,
 with which kernels, and each pair that it leaves alone, with the reason and what to change.
 
-The model runs once, op by op; no kernel of mixorder's is compiled or run. Without a GPU schedules are chosen
-as for an H200. With --device meta nothing is computed at all, so that a model of any size will do."""
+The model runs once, op by op; without --time and --check no kernel is compiled or run. Without a GPU
+schedules are chosen as for an H200. With --device meta nothing is computed at all, so that a model of any
+size will do."""
 
 EPILOG = f"""\
 {HELP}
@@ -30,7 +36,9 @@ examples:
   python -m mixorder explain train:factory
   python -m mixorder explain train:factory --device meta --html report.html
   python -m mixorder explain train:factory --kernel 0        the Triton text of region 0
-  python -m mixorder explain train:factory --min-numel 0     whatever the size"""
+  python -m mixorder explain train:factory --min-numel 0     whatever the size
+  python -m mixorder explain train:factory --time            on a GPU: the step by stock and mixorder
+  python -m mixorder explain train:factory --check           every gradient beside stock's and float64's"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
+    _check_arguments(parser, args, device)
     function, inputs, named = make(parser, args.factory, device)
     from mixorder.errors import CannotExplain
     from mixorder.inspection.capture import explain
@@ -63,7 +72,33 @@ def main(argv: Sequence[str]) -> int:
         print(report.to_json() if args.json else report)
     if args.html:
         print(f"Written: {report.html(args.html)}", file=sys.stderr)
+    dynamic = True if args.dynamic else None
+    if args.time:
+        print("Compiling both ways.", file=sys.stderr, flush=True)
+        print("", step.timed((function, inputs, named), options, dynamic, report.totals.saved_us), sep="\n")
+    if args.check:
+        try:
+            found = check.checked((function, inputs, named), options, dynamic, device == "cuda")
+        except CannotExplain as error:
+            parser.error(str(error))
+        print("", check.text(found), sep="\n")
+        return check.status(found)
     return 0 if report.regions else 1
+
+
+def _check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, device: str) -> None:
+    """End with status 2 where --time or --check cannot be done; prepare Triton's interpreter for --check."""
+    if (args.time or args.check) and (args.json or args.kernel is not None or args.graph is not None):
+        parser.error("--json, --kernel and --graph print one thing: leave them out with --time and --check")
+    if args.time and device != "cuda":
+        parser.error(
+            f"--time: {NO_GPU}" if args.device is None else f"--time needs --device cuda, not {device}"
+        )
+    if args.check and device == "meta":
+        parser.error("--check computes gradients, and on the meta device there are only sizes")
+    if args.check and device == "cpu":
+        interpret_triton(parser)
+        print(check.SLOW, file=sys.stderr, flush=True)
 
 
 def _seen(graph: GraphRecord) -> None:
@@ -96,5 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--graph", type=at_least(0), metavar="I", help="print region I's loops, before and after"
     )
+    add("--time", action="store_true", help="on a GPU: also time the step by stock Inductor and mixorder")
+    check_help = "also compare all gradients with stock's and eager float64's (without a GPU: slow)"
+    add("--check", action="store_true", help=check_help)
     add("--html", type=new_file, metavar="FILE", help="write a page with pictures as well")
     return parser

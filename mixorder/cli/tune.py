@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mixorder.record import RegionRecord
 
 DESCRIPTION = """\
-Compile a model with mixorder_autotune: up to 28 schedules of each region are timed, and the fastest is kept
-in Inductor's cache directory. A later compile with {"mixorder": True, "mixorder_autotune": True} takes
-it from there and times nothing."""
+Compile a model with mixorder_autotune: up to 28 schedules of each region are timed, the fastest also beside
+Inductor's kernels for the same nodes, and the answer is kept in Inductor's cache directory. A later
+compile with {"mixorder": True, "mixorder_autotune": True} takes it from there and times nothing."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     if not torch.cuda.is_available():
         parser.error(NO_GPU)
+    from mixorder.errors import Decline, DeclineReason
     from mixorder.inductor.config import without_autograd_cache
     from mixorder.report import RegionRecord, collect
 
@@ -46,8 +47,9 @@ def main(argv: Sequence[str]) -> int:
         Stepper(example, {"mixorder": True, "mixorder_autotune": True}).first()
         torch.cuda.synchronize()
     found = [record for record in records if isinstance(record, RegionRecord)]
-    print(text(found))
-    return 0 if any(record.tuning for record in found) else 1
+    left = [r for r in records if isinstance(r, Decline) and r.reason is DeclineReason.SLOWER]
+    print("\n".join([text(found), *(f"Left to Inductor: {decline.detail}" for decline in left)]))
+    return 0 if any(record.tuning for record in found) or left else 1
 
 
 def text(records: Sequence[RegionRecord]) -> str:

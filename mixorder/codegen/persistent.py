@@ -1,4 +1,4 @@
-"""Write the main kernel of the strategies in which one program has whole rows: persistent and reread.
+"""Write the main kernel of strategies whose programs share no row: persistent, reread, blocks of columns.
 
 A program keeps one row tile at a time, in one or several chunks of columns, or rereads it after each
 reduction. Its loads state which (`Load.again`).

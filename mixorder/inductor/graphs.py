@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 from torch._inductor.fx_utils import get_node_storage
@@ -38,6 +39,14 @@ def is_lowered_pointwise(target: object) -> bool:
         and target not in fallbacks
         and not target._schema.is_mutable
     )
+
+
+def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
+    """The inputs of a backward whose memory Inductor may reuse: activations that only the backward holds."""
+    context = TracingContext.try_get()
+    indices = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return frozenset(inputs[i] for i in indices if i < len(inputs))
 
 
 def launch_arguments(

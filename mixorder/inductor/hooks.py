@@ -19,7 +19,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import launch_options, mutation_cache, versions
+from . import allocation, launch_options, mutation_cache, stock, versions
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -126,24 +126,27 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
 
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile one graph with mixorder's pass after the user's, and Inductor's own mix-order reduction off. If
-    Inductor cannot compile the rewritten graph, compile the original one."""
+    """Compile one graph with mixorder's pass after the user's. Inductor's own mix-order reduction stays as
+    the user has it, for what the pass leaves alone. If Inductor cannot compile the rewritten graph, compile
+    the original one."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         settings: Settings = plugin.settings()
         if not settings.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
         from torch._higher_order_ops import triton_kernel_wrap
+        from torch._inductor import memory
         from torch._inductor.codegen import wrapper
 
+        allocation.allocate_late(memory)
         launch_options.define(wrapper)
         mutation_cache.share(triton_kernel_wrap)
         ours, untouched = MixOrderPass(plugin), Untouched(gm)
         passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
-        patches = {"post_grad_custom_post_pass": passes, **versions.builtin_mix_order_off()}
+        patches = {"post_grad_custom_post_pass": passes}
         patches["reorder_for_peak_memory"] = config.reorder_for_peak_memory  # the pass may change it
         try:
-            with config.patch(patches):
+            with stock.replaced(patches):
                 return original(self, gm, *args, **kwargs)
         except Exception as error:
             if settings.strict or not ours.fused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -12,6 +12,17 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 __all__ = ["FloorDiv", "ModularIndexing"]
+
+INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
+    "FloorDiv": lambda at, by: at // by,
+    "ModularIndexing": lambda at, by, size: at // by % size,
+    "Mod": lambda at, by: at % by,
+    "PythonMod": lambda at, by: at % by,
+    "CeilDiv": lambda at, by: -(-at // by),
+    "Where": lambda condition, one, other: one if condition else other,
+    "Identity": lambda at: at,
+}
+"""The functions in indices on numbers, by name."""
 
 
 def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:

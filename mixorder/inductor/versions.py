@@ -35,16 +35,18 @@ def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> 
             entry.env_value_default = env_default
         config._config[name] = entry
     if new:
-        _forget_config_caches(config)
+        _forget_config_caches()
 
 
-def _forget_config_caches(config: ModuleType) -> None:
+def _forget_config_caches() -> None:
     """Drop the config's cached hash and dictionaries, which do not have the new entries.
 
     2.11 keeps one dirty flag. 2.13 keeps caches per context: replacing the variables drops those of
     every thread; a dirty flag would reach only this thread. Tested by
     test_options.py::test_entries_added_late_reach_hash_and_dicts.
     """
+    import torch._inductor.config as config
+
     if "_is_dirty" in config._bypass_keys:
         setattr(config, "_is_dirty", True)  # noqa: B010  the type of a module has no such attribute
     for name in ("_hash_cache_var", "_get_dict_dirty_keys_var", "_get_dict_cache_var"):
@@ -61,14 +63,6 @@ def name_triton_tools() -> None:
     for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):
         if set_path := getattr(compile_tasks, name, None):
             getattr(set_path, "__wrapped__", set_path)()
-
-
-def builtin_mix_order_off() -> dict[str, Any]:
-    """The config patch that switches Inductor's own mix-order reduction off."""
-    import torch._inductor.config as config
-
-    key = "triton.mix_order_reduction"
-    return {key: False} if key in config._config else {}
 
 
 def append_graph_pass(user: Any, ours: CustomGraphPass) -> Any:

@@ -34,6 +34,10 @@ def parameters_behind(roots: Sequence[Tensor]) -> list[Tensor]:
     return list(found.values())
 
 
-def gradients(roots: Sequence[Tensor], into: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients of the roots' sum; None for a leaf that it does not depend on."""
-    return torch.autograd.grad(roots, into, [torch.ones_like(t) for t in roots], allow_unused=True)
+def gradients(
+    roots: Sequence[Tensor], into: Sequence[Tensor], tangents: Sequence[Tensor] | None = None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the roots' sum, or of the sum of their products with `tangents`; None for a leaf that it
+    does not depend on."""
+    ends = [torch.ones_like(t) for t in roots] if tangents is None else tangents
+    return torch.autograd.grad(roots, into, ends, allow_unused=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,25 +47,28 @@ def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
 class Calls:
     """The calls that the graphs of a module or function have of its modules; `found` is by path.
 
-    `same`: by the path of a module that runs in a graph captured for another module, the path of the other.
+    `names`: of tensors, by identity. `same`: by the path of a module that runs in a graph captured for
+    another module, the path of the other.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], names: Mapping[int, str]) -> None:
+        self.names = names
         modules = dict(modules_of(function))
         self.paths = {id(module): path for path, module in modules.items()}
         self.owners = {id(p): path for path, m in modules.items() for p in m.parameters(recurse=False)}
         self.found: dict[str, Called] = {}
         self.same: dict[str, str] = {}
 
-    def watched(self, graph: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, graph: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
         """A compiled graph that notes the modules for which it runs again. It knows them by their parameters,
-        which are its inputs."""
+        which are its inputs. The first run fills in the inputs' names; that of an unknown one is empty."""
         first: list[str | None] = []
 
         def run(*args: Any) -> Any:
             owners = [self.owners.get(id(arg)) for arg in args]
             if not first:
                 first.extend(owners)
+                names.extend(self.names.get(id(arg), "") for arg in args)
             for was, now in zip(first, owners, strict=False):
                 if was is not None and now is not None and was != now:
                     self._are_same(was, now)

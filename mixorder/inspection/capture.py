@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..errors import CannotExplain
 from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options, misspelt
+from ..plugin import prepare_interpreter
 from ..report import collect
 from ..schedule.device import device_info
 from .backward import gradients, parameters_behind, roots_of
@@ -29,6 +32,7 @@ from .calls import Calls
 from .explanation import Report
 from .findings import GraphRecord
 from .meta import faked, has_no_data, without_values
+from .names import gradients_in, names_of
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled
 
@@ -48,7 +52,7 @@ def explain(
         if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
-        watch = _Watch([], Calls(run), Breaks(), seen)
+        watch = _Watch([], Calls(run, names_of(run, args, kwargs)), Breaks(), seen)
         torch.compiler.reset()
         try:
             with (
@@ -116,6 +120,8 @@ def _check_versions() -> None:
             "triton is not installed, and kernels are written in it: "
             + versions.install_triton(versions.package_versions("torch")["torch"])
         ) from error
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        prepare_interpreter()  # kernels are imported here once, and a later compile runs them
 
 
 def _backward(result: Any, watch: _Watch) -> list[str]:
@@ -157,12 +163,16 @@ def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tenso
 def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
 
-    def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    def inner_compile(
+        names: Sequence[str], gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+    ) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
         if kind == "backward":
             watch.calls.backward(gm)
         with config.patched(settings):  # a GPU's backward is compiled on a thread of its own
-            watch.graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
+            watch.graphs.append(
+                _inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options, names)
+            )
         if watch.seen is not None:
             watch.seen(watch.graphs[-1])
 
@@ -174,17 +184,25 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         watch.breaks.add(gm)
         watch.calls.forward(gm)
-        return watch.calls.watched(frontend.compile_with(inner_compile, gm, example_inputs))
+        names: list[str] = []  # of the inputs, once it runs; the backward is compiled after that
+        inner = functools.partial(inner_compile, names)
+        return watch.calls.watched(frontend.compile_with(inner, gm, example_inputs), names)
 
     return backend
 
 
 def _inspect(
-    gm: GraphModule, example_inputs: Sequence[Any], kind: str, is_inference: bool, options: Options
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    kind: str,
+    is_inference: bool,
+    options: Options,
+    names: Sequence[str],
 ) -> GraphRecord:
-    """What mixorder makes of a graph, which stays as it is."""
+    """What mixorder makes of a graph, which stays as it is. `names`: of the forward's inputs."""
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
     with frontend.faking(example_inputs), collect() as records:
         frontend.post_grad_passes(ours, is_inference=is_inference)
+        found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)
-    return GraphRecord(kind, len(gm.graph.nodes), tuple(records))
+    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found)

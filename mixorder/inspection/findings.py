@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from ..errors import Decline
 from ..record import RegionRecord, as_dict
@@ -13,11 +14,12 @@ from ..schedule.device import DeviceInfo
 @dataclasses.dataclass(frozen=True)
 class GraphRecord:
     """One graph that Inductor would compile: `forward` or `backward`, its number of nodes, and what the pass
-    made of it, in order."""
+    made of it, in order. `gradients`: names of nodes that are gradients, and of what: `norm.weight`."""
 
     kind: str
     num_nodes: int
     records: tuple[RegionRecord | Decline, ...]
+    gradients: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Totals:
     """Sums over all regions.
 
     `launches_apart`, `bytes_apart`: the least without mixorder. `launches`, `bytes`: with mixorder.
-    `limit_us`, `fused_us`: predicted microseconds of the limit, and of the kernels.
+    `limit_us`, `fused_us`, `apart_us`: predicted microseconds of the limit, of the kernels, and of Inductor's
+    for the same nodes.
     """
 
     regions: int
@@ -45,6 +48,12 @@ class Totals:
     bytes: int
     limit_us: float
     fused_us: float
+    apart_us: float
+
+    @property
+    def saved_us(self) -> float:
+        """What a step saves, as predicted."""
+        return self.apart_us - self.fused_us
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +95,12 @@ class Findings:
             sum(r.traffic.total for r in regions),
             sum(r.expected.limit_us for r in regions),
             sum(r.expected.fused_us for r in regions),
+            sum(r.expected.apart_us for r in regions),
         )
+
+    def graph_of(self, i: int) -> GraphRecord:
+        """The graph that region `i` is in. IndexError beyond the last."""
+        return [g for g in self.graphs for r in g.records if isinstance(r, RegionRecord)][i]
 
     def kernel(self, i: int) -> str:
         """Triton text of region `i`: the main kernel and the finalisation. IndexError beyond the last."""
@@ -106,7 +120,7 @@ class Findings:
                 "on_gpu": self.on_gpu,
                 "graph_breaks": self.graph_breaks,
                 "notes": self.notes,
-                "totals": dataclasses.asdict(self.totals),
+                "totals": dataclasses.asdict(self.totals) | {"saved_us": self.totals.saved_us},
                 "norms": [dataclasses.asdict(norm) for norm in self.norms],
                 "graphs": [
                     {"kind": g.kind, "num_nodes": g.num_nodes, "records": [as_dict(r) for r in g.records]}

@@ -25,8 +25,8 @@ def has_no_data(tensors: Sequence[Tensor]) -> bool:
     return any(t.is_meta for t in tensors)
 
 
-def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any], Any]:
-    """A copy of a module and of a tree of inputs, with one fake tensor for each tensor.
+def faked(function: Callable[..., Any], inputs: Any, device: str = "cpu") -> tuple[Callable[..., Any], Any]:
+    """A copy of a module and of a tree of inputs, with one fake tensor of `device` for each tensor.
 
     A tensor that occurs twice is one fake tensor. A function that is no module is returned unchanged.
     """
@@ -36,7 +36,7 @@ def faked(function: Callable[..., Any], inputs: Any) -> tuple[Callable[..., Any]
     def fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in known:
             with mode, torch.no_grad():
-                like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+                like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
                 like = nn.Parameter(like, tensor.requires_grad)
             known[id(tensor)] = like if like.requires_grad else like.requires_grad_(tensor.requires_grad)

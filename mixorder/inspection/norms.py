@@ -30,6 +30,8 @@ def norms_of(
         path = calls.first_of(path)
         if path in fused:
             return ""
+        if _is_over_rows(module) and path in declined:
+            return _OVER_ROWS  # the pair that was declined has another module's row-wise reduction
         if path not in declined and path not in calls.found and (calls.found or not graphs):
             return _NOT_RUN_BREAKS if graph_breaks else _NOT_RUN
         return declined.get(path) or _why_none(module, calls.found.get(path))
@@ -45,14 +47,21 @@ _NOT_RUN = "it did not run with these inputs"
 _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 
+_OVER_ROWS = "its statistics are over rows: there is no inner reduction"
+
+
+def _is_over_rows(module: nn.Module) -> bool:
+    return "batch" in type(module).__name__.lower()
+
+
 def _why_none(module: nn.Module, called: Called | None) -> str:
     """Why the backward of a norm that ran has no pair, as its module and its calls tell."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
         return "no weight or bias that trains, so nothing is reduced over rows"
     if called and not called.output_needs:
         return "it ran with gradients off (no_grad or inference_mode), so it has no backward"
-    if "batch" in type(module).__name__.lower():
-        return "its statistics are over rows: there is no inner reduction"
+    if _is_over_rows(module):
+        return _OVER_ROWS
     if called and not called.input_needs:
         return "its input needs no gradient, so nothing is reduced over columns"
     if called and not called.has_backward:

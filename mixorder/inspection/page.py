@@ -1,156 +1,150 @@
 """A report as one HTML page: the table, and each kind of region before and after as a picture in SVG.
 
-No script, no font, no file beside it.
+No script, no font, no file beside it. What is wider than the screen scrolls by itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import html
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 
-import sympy
-
-from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
-from ..record import RegionRecord
 from .findings import Findings
-from .table import grouped, schedule_of, source, text
+from .flow import after, before
+from .legend import terms
+from .picture import picture
+from .table import (
+    HEADER,
+    cells,
+    grouped,
+    heading,
+    memory,
+    near_misses,
+    norms,
+    rises,
+    schedule_of,
+    source,
+    totals,
+)
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 78em; color: #222; }
-pre { background: #f6f6f4; padding: .8em; overflow-x: auto; font-size: 12.5px; line-height: 1.35; }
-.pair { display: flex; flex-wrap: wrap; gap: 2em; }
-figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .3em; }
-svg text { font: 12px system-ui, sans-serif; } summary { cursor: pointer; }
+:root { color-scheme: light dark; --text: #222; --back: #fff; --soft: #f6f6f4; --line: #8a8f98; --edge: #666;
+  --input: #dbe7f5; --result: #dcefdc; --between: #f3e6d0; --kernel: #fff; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e3; --back: #17191c; --soft: #22252a;
+  --line: #8a8f98; --edge: #9aa0a8;
+  --input: #23405f; --result: #24492b; --between: #57431f; --kernel: #2d3138; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1em; max-width: 88em;
+  color: var(--text); background: var(--back); overflow-wrap: anywhere; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+.wide { overflow-x: auto; overflow-wrap: normal; }
+table { border-collapse: collapse; font-size: 13px; min-width: 64em; }
+th, td { text-align: left; vertical-align: top; padding: .3em .6em; border-bottom: 1px solid var(--line); }
+td.number, th { white-space: nowrap; }
+pre { background: var(--soft); padding: .8em; font-size: 12.5px; line-height: 1.35; }
+pre.text { white-space: pre-wrap; }
+dt { font-weight: 600; } dd { margin: 0 0 .4em 1em; }
+.pair { display: flex; flex-wrap: wrap; gap: 1em 2em; }
+figure { margin: 0; max-width: 100%; flex: 1 1 30em; } figcaption { font-weight: 600; margin-bottom: .3em; }
+svg { display: block; width: 100%; min-width: 34em; max-width: 46em; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--text); text-anchor: middle; }
+svg path { fill: none; stroke: var(--line); opacity: .7; }
+svg rect, .key { stroke: var(--edge); }
+.input { fill: var(--input); background: var(--input); }
+.result { fill: var(--result); background: var(--result); }
+.between { fill: var(--between); background: var(--between); }
+.kernel { fill: var(--kernel); background: var(--kernel); }
+.key { border: 1px solid var(--edge); border-radius: 4px; padding: .1em .6em; margin-right: .4em; }
+.keys { line-height: 2.2; } summary { cursor: pointer; padding: .4em 0; }
 """
-_ROW, _BOX, _TENSOR, _GAP = 42, 170, 200, 80
-_INPUT, _OUTPUT, _BETWEEN, _KERNEL = "#dbe7f5", "#dcefdc", "#f3e6d0", "#ffffff"
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """One box of a picture: its title, and the buffers that it reads and writes."""
-
-    title: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+_KEYS = {
+    "input": "input",
+    "kernel": "kernel",
+    "between": "between kernels",
+    "result": "result",
+}
+_READ = """A line is a tensor that is read or written; a wider one has more bytes. dx: a gradient with an
+element for each row and column; dw, db: gradients of weights and biases, sums over the rows."""
+_NARROW = {"rows x cols", "inner", "outer", "launches", "MB", "us", "region"}
 
 
 def page(report: Findings) -> str:
     """The whole page."""
     parts = [
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>mixorder</title>",
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><title>mixorder</title>",
         f"<style>{_STYLE}</style></head><body><h1>What mixorder does to this model</h1>",
-        f"<pre>{html.escape(text(report))}</pre>",
+        _text(heading(report)),
     ]
-    for kind in grouped(report.regions):
-        parts.append(_section(report, kind))
-    return "\n".join([*parts, "</body></html>"])
+    kinds = grouped(report.regions)
+    if kinds:
+        parts += [_table([cells(report.regions, kind) for kind in kinds])]
+        parts += [f"<p>{html.escape(line)}</p>" for line in (totals(report) + memory(report)).splitlines()]
+        parts += [_text(text) for text in rises(report.regions)]
+        parts += [f"<details><summary>The table's words</summary>{_words(terms(report.regions))}</details>"]
+    else:
+        parts.append("<p>Nothing was fused.</p>")
+    parts += [_text(near_misses(report.misses))] if report.misses else []
+    parts += [_text(norms(report))] if report.norms else []
+    if kinds:
+        keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KEYS.items())
+        parts.append(f"<h2>Pictures</h2><p class='keys'>{keys}</p><p>{html.escape(_READ)}</p>")
+    return "\n".join([*parts, *(_section(report, kind) for kind in kinds), "</body></html>"])
+
+
+def _text(text: str) -> str:
+    return f"<pre class='text'>{html.escape(text)}</pre>"
+
+
+def _code(text: str) -> str:
+    return f"<pre class='wide'>{html.escape(text)}</pre>"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=number' * (name in _NARROW)}>{html.escape(cell)}</td>"
+            for name, cell in zip(HEADER, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _words(pairs: Iterable[tuple[str, str]]) -> str:
+    listed = "".join(f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in pairs)
+    return f"<dl>{listed}</dl>"
 
 
 def _section(report: Findings, kind: list[int]) -> str:
-    record = report.regions[kind[0]]
+    record, graph = report.regions[kind[0]], report.graph_of(kind[0])
     where = html.escape(source([report.regions[i] for i in kind]))
     takes, moved = record.expected, record.traffic
-    before = f"Before: at least {takes.launches_apart} launches, {moved.apart / 1e6:.1f} MB"
-    after = f"After: {takes.launches} launches, {moved.total / 1e6:.1f} MB, {takes.share:.0%} of the limit"
+    was = (
+        f"Before, by Inductor: {takes.launches_apart} launches, at least {moved.apart / 1e6:.1f} MB, "
+        f"{takes.apart_us:.0f} us"
+    )
+    more = takes.launches - len(record.kernels)
+    also = f" ({more} to copy inputs or clear a buffer)" if more else ""
+    now = (
+        f"After, by mixorder: {takes.launches} launches{also}, {moved.total / 1e6:.1f} MB, "
+        f"{takes.fused_us:.0f} us, {takes.share:.0%} of the limit"
+    )
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")
     lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.provenance.lines[:4])
     return "\n".join(
         [
             f"<h2>{where}: {html.escape(record.space)} ({numbers})</h2><ul>{lines}</ul>",
             f"<p>{html.escape(record.strategy)}: {html.escape(schedule_of(record))}</p><div class='pair'>",
-            _figure(before, _picture(record, record.apart, _apart(record))),
-            _figure(after, _picture(record, record.loops, _fused(record))),
-            f"</div><details><summary>Loops</summary><pre>{html.escape(report.graph(kind[0]))}</pre></details>",
-            f"<details><summary>Triton</summary><pre>{html.escape(report.kernel(kind[0]))}</pre></details>",
+            _figure(was, picture(before(record, graph, report.device), was)),
+            _figure(now, picture(after(record, graph), now)),
+            f"</div><details><summary>Loops</summary>{_code(report.graph(kind[0]))}</details>",
+            f"<details><summary>Triton</summary>{_code(report.kernel(kind[0]))}</details>",
         ]
     )
 
 
-def _figure(caption: str, picture: str) -> str:
-    return f"<figure><figcaption>{caption}</figcaption>{picture}</figure>"
-
-
-def _apart(record: RegionRecord) -> list[Kernel]:
-    """A box per nest: the nest with rows outside computes dx, the one with columns outside dw and db."""
-    loops = record.apart
-    titles = ["rows, then columns", "columns, then rows"] if len(loops.nests) == 2 else ["over the rows"]
-    return [_kernel(nest, title) for nest, title in zip(loops.nests, titles, strict=True)]
-
-
-def _fused(record: RegionRecord) -> list[Kernel]:
-    main, final = record.loops.nests
-    return [_kernel(main, "both, rows first"), _kernel(final, "finalisation")]
-
-
-def _kernel(nest: Nest, title: str) -> Kernel:
-    reads = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Load))
-    writes = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
-    return Kernel(title, tuple(reads), tuple(writes))
-
-
-def _picture(record: RegionRecord, loops: LoopProgram, kernels: list[Kernel]) -> str:
-    """Inputs on the left, kernels in the middle, outputs on the right. A line's width shows bytes."""
-    read = list(dict.fromkeys(b for k in kernels for b in k.reads))
-    written = list(dict.fromkeys(b for k in kernels for b in k.writes))
-    left = [b for b in read if b not in written]
-    height = _ROW * max(len(left), len(written), 2 * len(kernels)) + 20
-    width = 2 * _TENSOR + 2 * _GAP + _BOX
-    middles = {k: (2 * i + 1) * height / (2 * len(kernels)) for i, k in enumerate(kernels)}
-    at = {b: (_TENSOR, y) for b, y in _spread(left, height)}
-    at |= {b: (width - _TENSOR, y) for b, y in _spread(written, height)}
-    parts = [f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"]
-    start, end = _TENSOR + _GAP, _TENSOR + _GAP + _BOX
-    for kernel, y in middles.items():
-        for name in kernel.reads:
-            edge = start if name in left else end
-            parts.append(_line(*at[name], edge, y - (4 if name in left else -6), _bytes(record, loops, name)))
-        parts += [_line(end, y - 6, *at[name], _bytes(record, loops, name)) for name in kernel.writes]
-        parts.append(_box(start, y - 22, _BOX, 44, _KERNEL, [kernel.title]))
-    for name, (x, y) in at.items():
-        colour = (
-            _INPUT if name in left else _OUTPUT if loops.buffer(name).role is BufferRole.OUTPUT else _BETWEEN
-        )
-        label = _label(record, loops, name, _bytes(record, loops, name))
-        parts.append(_box(0 if name in left else x, y - 17, _TENSOR, 34, colour, label))
-    return "".join([*parts, "</svg>"])
-
-
-def _spread(names: Collection[str], height: float) -> list[tuple[str, float]]:
-    return [(name, (2 * i + 1) * height / (2 * len(names))) for i, name in enumerate(names)]
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, moved: float) -> str:
-    """A curve from one point to another; wider for more bytes."""
-    wide = max(1.0, min(7.0, (moved / 1e6) ** 0.5))
-    bend = (x1 - x0) / 2
-    path = f"M{x0:.0f} {y0:.0f} C{x0 + bend:.0f} {y0:.0f} {x1 - bend:.0f} {y1:.0f} {x1:.0f} {y1:.0f}"
-    return f"<path d='{path}' fill='none' stroke='#8a8f98' stroke-width='{wide:.1f}' opacity='.7'/>"
-
-
-def _box(x: float, y: float, width: float, height: float, colour: str, lines: list[str]) -> str:
-    words = "".join(
-        f"<text x='{x + width / 2:.0f}' y='{y + height / 2 + 4 + 14 * (i - (len(lines) - 1) / 2):.0f}' "
-        f"text-anchor='middle'>{html.escape(line)}</text>"
-        for i, line in enumerate(lines)
-    )
-    shape = f"x='{x:.0f}' y='{y:.0f}' width='{width:.0f}' height='{height:.0f}' rx='4'"
-    return f"<rect {shape} fill='{colour}' stroke='#666'/>{words}"
-
-
-def _label(record: RegionRecord, loops: LoopProgram, name: str, size: float) -> list[str]:
-    """Two lines: a tensor's dtype and shape, or a workspace's purpose; the node's name, and bytes."""
-    moved = f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size / 1e3:.1f} KB"
-    for role, tensors in ((BufferRole.INPUT, record.inputs), (BufferRole.OUTPUT, record.outputs)):
-        for buffer, tensor in zip(loops.role(role), tensors, strict=True):
-            if buffer.name == name:
-                return [str(tensor), f"{tensor.name[:18]}, {moved}"]
-    workspace = loops.buffer(name).role is BufferRole.WORKSPACE
-    return ["partial sums" if workspace else "exchanged sums", moved]
-
-
-def _bytes(record: RegionRecord, loops: LoopProgram, name: str) -> float:
-    buffer = loops.buffer(name)
-    numel = sympy.sympify(buffer.numel).subs(NUM_SPLITS, record.schedule.num_splits)
-    return float(loops.hint(numel) * buffer.dtype.itemsize)
+def _figure(caption: str, svg: str) -> str:
+    return f"<figure><figcaption>{caption}</figcaption><div class='wide'>{svg}</div></figure>"

@@ -11,17 +11,14 @@ from ..errors import Decline
 from ..record import RegionRecord
 from ..region.provenance import Provenance
 from .findings import Findings
+from .legend import legend
 
 WIDTH = 110
-_HEADER = (
+CHANGED = 0.005
+HEADER = (
     *("region", "from", "rows x cols", "dtypes", "inner", "outer", "strategy", "schedule"),
-    *("launches", "MB", "of limit"),
+    *("launches", "MB", "us"),
 )
-_LEGEND = """\
-inner, outer: reductions over the columns (dx) and over the rows (dw, db). launches, MB: before -> after;
-before: the least that the same loops take as kernels of their own. of limit: time of an add of as many
-bytes over the kernels' time, as expected from measurements on an H200 (within some 7 points). Loops:
-`.graph(i)`; Triton text: `.kernel(i)`; everything: `.to_json()`; a picture: `.html(path)`."""
 
 
 def text(report: Findings) -> str:
@@ -29,9 +26,10 @@ def text(report: Findings) -> str:
     parts = [heading(report)]
     if kinds := grouped(report.regions):
         parts += [
-            table([_HEADER, *(_cells(report.regions, kind) for kind in kinds)]),
-            totals(report),
-            _LEGEND,
+            table([HEADER, *(cells(report.regions, kind) for kind in kinds)]),
+            totals(report) + memory(report),
+            *rises(report.regions),
+            legend(report.regions, WIDTH),
         ]
     else:
         parts.append("Nothing was fused.")
@@ -73,14 +71,51 @@ def source(records: Iterable[RegionRecord | Decline], most: int = 2) -> str:
 
 
 def totals(report: Findings) -> str:
-    """One line of sums."""
+    """Sums over all regions, and what a step saves."""
     sums = report.totals
     share = f"{sums.limit_us / sums.fused_us:.0%} of the limit"
+    regions = "1 region" if sums.regions == 1 else f"{sums.regions} regions"
+    measured = all(region.expected.measured for region in report.regions)
+    scaled = "" if measured else " (the H200's times, scaled by bandwidth)"
     return (
-        f"{sums.regions} regions: {sums.launches_apart} -> {sums.launches} launches, "
+        f"{regions}: {sums.launches_apart} -> {sums.launches} launches, "
         f"{sums.bytes_apart / 1e6:.1f} -> {sums.bytes / 1e6:.1f} MB, "
-        f"{sums.fused_us:.0f} us expected on {report.device.name}, {share}"
+        f"{sums.apart_us:.0f} -> {sums.fused_us:.0f} us predicted on {report.device.name}{scaled}, {share}\n"
+        f"A step saves {sums.saved_us / 1e3:.3f} ms, as predicted. "
+        "`python -m mixorder explain ... --time` times it on a GPU."
     )
+
+
+def rises(regions: Sequence[RegionRecord]) -> list[str]:
+    """A line for each kind of region that moves more bytes than Inductor's kernels, with the reason."""
+    lines = []
+    for kind in grouped(regions):
+        region = regions[kind[0]]
+        moved = region.traffic
+        if moved.saved >= 0:
+            continue
+        parts = {
+            "for partial sums": 2 * moved.workspace,
+            f"to make {moved.copies} of its inputs contiguous": 2 * moved.copied,
+        }
+        why = " and ".join(f"{size / 1e6:.1f} MB {what}" for what, size in parts.items() if size)
+        faster = region.expected.saved_us > 0
+        still = "it is predicted to take less time" if faster else "fused since mixorder_min_numel is 0"
+        each = "each " if len(kind) > 1 else ""
+        lines.append(
+            f"Region {_numbers(kind)} {each}moves {-moved.saved / 1e6:.1f} MB more than before: "
+            f"{why}; {still}."
+        )
+    return ["\n".join(lines)] if lines else []
+
+
+def memory(report: Findings) -> str:
+    """A line of the regions that change the estimated peak memory of their graph; empty if none does by more
+    than `CHANGED`."""
+    peaks = ((i, r.peak) for i, r in enumerate(report.regions) if r.peak is not None)
+    changes = ((i, after / before - 1) for i, (before, after) in peaks if before)
+    changed = [f"region {i} by {change:+.1%}" for i, change in changes if abs(change) > CHANGED]
+    return f"\nestimated peak memory of its graph changes: {', '.join(changed)}" if changed else ""
 
 
 def near_misses(misses: Sequence[Decline]) -> str:
@@ -98,16 +133,20 @@ def near_misses(misses: Sequence[Decline]) -> str:
 
 
 def norms(report: Findings) -> str:
-    """How many norms are in a region, and the reason for each that is not."""
-    left = [norm for norm in report.norms if norm.reason]
-    lines = [f"Norm modules in a region: {len(report.norms) - len(left)} of {len(report.norms)}"]
+    """How many norms are in a region; classes and paths of those, and of the others with the reason."""
+    fused = sum(not norm.reason for norm in report.norms)
     kinds: dict[tuple[str, str, str], list[str]] = {}
-    for norm in left:
-        kinds.setdefault((_pattern(norm.path), norm.kind, norm.reason), []).append(norm.path)
-    for (pattern, kind, reason), paths in kinds.items():
+    for norm in report.norms:
+        kinds.setdefault((norm.reason, norm.kind, _pattern(norm.path)), []).append(norm.path)
+    lines: dict[str, list[str]] = {}
+    for (reason, kind, pattern), paths in kinds.items():
         where = (paths[0] or "the model itself") if len(paths) == 1 else f"{pattern} x {len(paths)}"
-        lines.append(f"  {where} ({kind}): {reason}")
-    return "\n".join(lines)
+        lines.setdefault(reason or "in a region", []).append(f"{kind} {where}")
+    said = (f"{', '.join(named)}: {reason}" for reason, named in lines.items())
+    wrapped = (
+        "\n".join(textwrap.wrap(s, WIDTH, initial_indent="  ", subsequent_indent="    ")) for s in said
+    )
+    return "\n".join([f"Norm modules in a region: {fused} of {len(report.norms)}", *wrapped])
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -127,7 +166,8 @@ def schedule_of(record: RegionRecord) -> str:
     return f"{tile.xblock} x {schedule.r0_block}{chunks}, " + ", ".join(words)
 
 
-def _cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
+def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
+    """The table's line for regions of a kind, by their numbers."""
     records = [regions[i] for i in kind]
     first, takes = records[0], records[0].expected
     full = [t.dtype for t in (*first.inputs, *first.outputs) if len(t.shape) > 1 and 1 not in t.shape]
@@ -143,7 +183,7 @@ def _cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
         schedule_of(first),
         f"{takes.launches_apart} -> {takes.launches}",
         f"{first.traffic.apart / 1e6:.1f} -> {first.traffic.total / 1e6:.1f}",
-        f"{takes.share:.0%}",
+        f"{takes.apart_us:.0f} -> {takes.fused_us:.0f}",
     ]
 
 
@@ -162,7 +202,7 @@ def _numbers(kind: list[int]) -> str:
 
 def _counted(names: Sequence[str]) -> str:
     counts = Counter(names)
-    return ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items()) or "-"
+    return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in counts.items()) or "none"
 
 
 def _pattern(path: str) -> str:

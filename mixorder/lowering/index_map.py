@@ -11,6 +11,7 @@ import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..region.axes import Size, product, ratio
+from ..region.moves import Steps
 
 Index = tuple[sympy.Expr, ...]
 
@@ -53,6 +54,18 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
     if dims:
         index.extend(_split_group(dims, [*group, *left]))
     return tuple(index)
+
+
+def behind(index: Index, steps: Steps) -> Index:
+    """An index before the first of some steps, which there are, as one behind the last."""
+    shape = steps[0].shape
+    for step in steps:
+        if step.order is None:
+            index = reshape_index(step.shape, list(zip(shape, index, strict=True)))
+            shape = step.shape
+        else:
+            index, shape = (tuple(of[d] for d in step.order) for of in (index, shape))
+    return index
 
 
 def _is_part(part: Size, whole: Size) -> bool:

@@ -50,19 +50,21 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..region.axes import Size, Space, product
+from ..region.moves import Steps, is_move
 from ..region.nodes import (
     MOMENTS,
     correction,
     fake,
     is_mean,
     is_variance,
+    is_view,
     keeps_dims,
     reduced_dims,
     reduction_kind,
     shape_of,
 )
 from ..region.region import Region
-from .index_map import Index, delinearize, reshape_index
+from .index_map import Index, behind, delinearize, reshape_index
 from .pointwise import Boxes, symbolic
 
 _Place = tuple[str, sympy.Expr]  # a buffer and an element offset
@@ -219,7 +221,9 @@ class _Tracer:
             reduced_by = (AxisClass.ROW, AxisClass.COMMON)
         elif product(shape_of(node) or ()) != self.region.space.numel:
             reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
-        index = self.point(shape_of(node) or (), without=reduced_by)
+        steps = self.region.moved.get(node)
+        shape = shape_of(node) or ()
+        index = self.moved(steps, shape) if steps else self.point(shape, without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, self.strides(node)), Ref(value.name))
 
@@ -234,9 +238,23 @@ class _Tracer:
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return reshape_index(shape, axes)
 
+    def moved(self, steps: Steps, shape: Sequence[Size]) -> Index:
+        """The current point of the loops as an index into `shape`, behind moves."""
+        if not steps:
+            return self.point(shape)
+        return self.simplified(behind(self.point(steps[0].shape), steps))
+
+    def simplified(self, index: Sequence[sympy.Expr]) -> Index:
+        return tuple(self.simplify(sympy.sympify(i)) for i in index)
+
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> _Traced:
         """The value of a node at an index over the loops' symbols."""
-        index = tuple(self.simplify(sympy.sympify(i)) for i in index)
+        index = self.simplified(index)
+        steps = self.region.moved.get(node, ())
+        if steps and (is_view(node) or is_move(node)) and index == self.moved(steps, ()):
+            # Its operand is at its own place too, which the algebra of divisions may not see.
+            source: Node = node.args[0]  # type: ignore[assignment]
+            return self.value(source, self.moved(steps[:-1], shape_of(source) or ()))
         key = (node, index, None if self._predicate is None else self._predicate.name)
         if key not in self._values:
             outer, self.current = self.current, node.name

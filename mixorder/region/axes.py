@@ -152,30 +152,14 @@ def reduces(space: Space, what: Reduced, kinds: tuple[AxisClass, ...]) -> bool:
     return _reduced_bounds(wanted, cuts) == _reduced_bounds(what, cuts)
 
 
-MAX_BLOCK, MIN_BLOCK = 2048, 256
-
-
 def columns_alone(outer: Reduced) -> Space | None:
-    """The space of an outer reduction over leading dims with no inner one beside it.
-
-    No result needs a whole row, so long rows are split into equal blocks, which a batch axis numbers. None
-    where the number of columns is symbolic, or has no divisor that makes a good block.
-    """
+    """The space of an outer reduction over leading dims with no inner one beside it. None where the number of
+    columns is symbolic, or 1."""
     count = len(outer.dims)
     cols = product(outer.shape[count:])
     if outer.dims != tuple(range(count)) or not isinstance(cols, int) or cols < 2:
         return None
-    powers = [1 << i for i in range(MIN_BLOCK.bit_length() - 1, MAX_BLOCK.bit_length())]
-    whole = [cols] if cols <= MAX_BLOCK else []
-    fitting = [n for n in powers if cols % n == 0] or [
-        n for n in range(MIN_BLOCK, MAX_BLOCK + 1) if cols % n == 0
-    ]
-    if not (whole or fitting):
-        return None
-    block = (whole or fitting)[-1]
-    rows = product(outer.shape[:count])
-    batch = () if block == cols else ((cols // block, BATCH),)
-    return Space(((rows, ROW), *batch, (block, COLUMN)))
+    return Space(((product(outer.shape[:count]), ROW), (cols, COLUMN)))
 
 
 def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:

@@ -7,7 +7,8 @@ Nothing here changes the graph, reads device properties, or estimates cost.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+import heapq
+from collections.abc import Collection, Generator, Iterable, Iterator
 
 from torch.fx import Graph, Node
 
@@ -15,11 +16,11 @@ from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
-from .grow import grow
+from .grow import grow, needed_for
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .provenance import provenance_of
 from .region import Region, Seed
-from .space_analysis import SpaceAnalysis, by_position
+from .space_analysis import SpaceAnalysis, by_position, position
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -123,7 +124,7 @@ def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
 
     Fused into that loop, the reduction does not read the tensor again.
     """
-    if analysis.level(outer) > 0 or not _leaves(analysis, outer):
+    if analysis.depends_on(outer, analysis.inner, set()) or not _leaves(analysis, outer):
         return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
@@ -140,33 +141,54 @@ def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
 def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:
     """The outer reductions of the same space and level that share a full-size read with `outer`."""
     reads, space = _leaves(analysis, outer), columns_alone(_reduced(outer))
-    sharing = analysis.outer.intersection(_walk_down(analysis, reads, level=0))
-    return by_position(n for n in sharing if columns_alone(_reduced(n)) == space)
+    sharing = analysis.outer.intersection(_walk_down(analysis, reads, frozenset()))
+    alone = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
+    return by_position(n for n in alone if columns_alone(_reduced(n)) == space)
 
 
 def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     """The inner and outer reductions that share full-size reads with `outer`; none if no inner one does.
 
-    Reductions of a higher level than `outer` are left out: they depend on the pair's results, and belong to
-    the next norm of a chain.
+    Reductions that depend on inner ones of these reads are left out: they depend on the pair's results, and
+    belong to the next norm of a chain. Statistics are no results: inner reductions above those of the pair.
     """
-    level = analysis.level(outer)
     inner: set[Node] = set()
     outers = {outer}
     reads = analysis.full_reads(outer)
     while True:
-        found = set(_walk_down(analysis, reads, level))
+        above = set().union(*(analysis.above(n) for n in (outer, *inner)))
+        found = set(_walk_down(analysis, reads, above & analysis.inner))
         inner_now = inner | (found & analysis.inner)
         outers_now = outers | (found & analysis.outer)
         if inner_now == inner and outers_now == outers:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
+    later = _behind_results(inner, outers, outer)
+    inner, outers = inner - later, outers - later
     inner = _of_this_norm(analysis, inner, outer, outers)
     known = _leaves(analysis, outer).union(*(_leaves(analysis, n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
-    outers = {n for n in outers if n is outer or analysis.level(n) == 0 or _leaves(analysis, n) <= known}
+    outers = {
+        n
+        for n in outers
+        if n is outer or not analysis.depends_on(n, analysis.inner, set()) or _leaves(analysis, n) <= known
+    }
     return by_position(inner), by_position(outers)
+
+
+def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
+    """The reductions that come after the pair's results, through whatever nodes: a later norm's, of an
+    activation that both norms share. A result is an inner reduction that `outer` does not come after."""
+    candidates = by_position({*inner, *outers})
+    before = needed_for([outer], since=position(candidates[0]))
+    behind: set[Node] = set()
+    todo = list(inner - before)
+    while todo:
+        new = {u for u in todo.pop().users if position(u) <= position(candidates[-1])} - behind
+        behind |= new
+        todo.extend(new)
+    return behind.intersection(candidates) - {outer}
 
 
 def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
@@ -237,16 +259,27 @@ def _reduced(node: Node) -> Reduced:
     return what
 
 
-def _walk_down(analysis: SpaceAnalysis, reads: Iterable[Node], level: int) -> Iterator[Node]:
-    """Users of `reads`, through pointwise ops and views, up to a level."""
-    seen: set[Node] = set()
-    todo = list(reads)
-    while todo:
-        for user in todo.pop().users:
-            if user in seen or user.op != "call_function":
-                continue
-            seen.add(user)
-            if analysis.level(user) <= level:
-                yield user
-                if analysis.fusible(user):
-                    todo.append(user)
+def _walk_down(
+    analysis: SpaceAnalysis, reads: Iterable[Node], statistics: Collection[Node]
+) -> Iterator[Node]:
+    """Users of `reads`, through pointwise ops and views, in graph order.
+
+    What depends on an inner reduction among them is left out, unless that is one of `statistics`.
+    """
+    results: set[Node] = set()
+    free = set(statistics)
+    queued = {user for read in reads for user in read.users}
+    heap = [(position(u), u) for u in queued]
+    heapq.heapify(heap)
+    while heap:
+        _, node = heapq.heappop(heap)
+        if node.op != "call_function" or analysis.depends_on(node, results, ignoring=free):
+            continue
+        yield node
+        if node in analysis.inner and node not in statistics:
+            results.add(node)
+        if analysis.fusible(node):
+            more = node.users.keys() - queued
+            queued |= more
+            for user in more:
+                heapq.heappush(heap, (position(user), user))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections.abc import Iterable
 
 from torch.fx import Node
 
@@ -21,6 +22,7 @@ from ..ir.program import AxisClass
 from .axes import fits, product, reduces
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
+from .moves import Steps, is_move, steps_to
 from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
 from .region import Region, Seed
 from .space_analysis import by_position, position, takes_operands, users_behind_views
@@ -32,14 +34,14 @@ def grow(seed: Seed, name: str) -> Region:
     Several ways are tried, and the region with the most reductions is taken; of equal ones, the first.
     A cheap member may have to be in memory for a node outside. The region then writes it, since it reads the
     operands anyway. If such a node has to run before the region ends, the node outside computes it again.
-    An inner reduction whose result reaches the other reductions through nodes outside is left to Inductor.
+    A member whose result reaches the reductions through nodes outside is left to Inductor.
     """
     wanted = len(seed.inner) + len(seed.outer)
     found: list[Region] = []
     refusal: Decline | None = None
     for tried in (seed, _without_sources_of_reads(seed)):
-        if seed.inner and not tried.inner:
-            break
+        if bool(tried.inner) != bool(seed.inner) or bool(tried.outer) != bool(seed.outer):
+            continue
         for writes in (True, False):
             growth = _Growth(tried, writes)
             try:
@@ -62,21 +64,46 @@ def _reductions(region: Region) -> int:
 
 
 def _without_sources_of_reads(seed: Seed) -> Seed:
-    """A seed without the inner reductions that its reads from outside depend on."""
-    reductions = (*seed.inner, *seed.outer)
-    above = {*reductions}.union(*(seed.analysis.above(n) for n in reductions))
-    reads = {a for n in above for a in operands(n) if a not in above}
-    inside = {n for n in above if n in seed.analysis.inner and _reaches(n, reads)}
+    """A seed without the nodes that its reads from outside depend on, other than those that are computed
+    again in the region for nothing.
+
+    Such a member closes a cycle, whether it is a reduction (the statistics of a forward that is recomputed in
+    front of a matrix product) or pointwise (a residual's sum).
+    """
+    analysis = seed.analysis
+    core = _core(seed)
+    reads = {a for n in core for a in operands(n) if a not in core}
+    early = needed_for(reads, since=min(map(position, core)))
+    outside = {n for n in core & early if reduction_kind(n) is not None or not analysis.recomputed(n)}
     return dataclasses.replace(
-        seed, inner=tuple(n for n in seed.inner if n not in inside), without=seed.without | inside
+        seed,
+        inner=tuple(n for n in seed.inner if n not in outside),
+        outer=tuple(n for n in seed.outer if n not in outside),
+        without=seed.without | outside,
     )
+
+
+def _core(seed: Seed, without: frozenset[Node] = frozenset()) -> set[Node]:
+    """A seed's reductions, and all that can be computed above them."""
+    reductions = (*seed.inner, *seed.outer)
+    return {*reductions}.union(*(seed.analysis.above(n, seed.without | without) for n in reductions))
+
+
+def needed_for(nodes: Iterable[Node], since: tuple[int, ...]) -> set[Node]:
+    """All that some nodes depend on, themselves included, from a position on."""
+    found: set[Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and position(node) >= since:
+            found.add(node)
+            todo.extend(operands(node))
+    return found
 
 
 def _of_other_axes(seed: Seed) -> frozenset[Node]:
     """The inner reductions above a seed's that run over other axes than its space's columns."""
-    reductions = (*seed.inner, *seed.outer)
-    above = {n for r in reductions for n in seed.analysis.above(r, seed.without)}
-    inner = ((n, reduced(n)) for n in above & seed.analysis.inner)
+    inner = ((n, reduced(n)) for n in _core(seed) & seed.analysis.inner)
     columns = (AxisClass.COLUMN, AxisClass.COMMON)
     return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
 
@@ -86,7 +113,7 @@ class _Growth:
 
     `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
     what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
-    once a node that joins needs them. See `Members` for `writes`.
+    once a node that joins needs them. `steps`: to each member behind a move. See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
@@ -95,8 +122,8 @@ class _Growth:
         self.space = seed.space
         self.without = seed.without | _of_other_axes(seed)
         self.outer = frozenset(seed.outer)
+        core = _core(seed, self.without)
         reductions = (*seed.inner, *seed.outer)
-        core = {*reductions}.union(*(analysis.above(n, self.without) for n in reductions))
         if not seed.inner:
             # An outer reduction alone is computed in the loop that computes its source, such as a `cat`.
             core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
@@ -105,6 +132,7 @@ class _Growth:
         self.members = Members(seed, writes)
         self.column: set[Node] = set()
         self.pending: set[Node] = set()
+        self.steps: dict[Node, Steps] = {}
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
         # The position of the first node that users outside do not compute again: none before depends on the
@@ -163,8 +191,11 @@ class _Growth:
         if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
             return False
         if node in self.core:
-            # A result of the outer reduction exists only after the loop over rows.
+            # A result of the outer reduction exists only after the loop over rows. What is behind a move is
+            # of another row.
             if node not in self.outer and any(a in self.column for a in args):
+                return False
+            if any(a in self.steps for a in args):
                 return False
         elif not self.follows(node, args):
             return False
@@ -188,19 +219,29 @@ class _Growth:
         live = [a for a in args if self.members.get(a, False)]
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
-        if any(len(a.users) > 1 and self.feeds_another(a) for a in live):
+        if any(self.feeds_another(a) and self.is_shared(a, other_than=node) for a in live):
             # Another norm reads it. The region writes this one tensor, and that norm takes its users.
             return False
         if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
-            return live[0] not in self.column and fitting and self.analysis.takes(node)
-        if not (self.analysis.fusible(node) and self.analysis.takes(node)):
+            in_place = live[0] not in self.column and live[0] not in self.steps
+            return in_place and fitting and self.analysis.takes(node)
+        if not ((self.analysis.fusible(node) or is_move(node)) and self.analysis.takes(node)):
             return False
         column = [a for a in args if a in self.column]
         size = product(shape_of(node) or ())
+        if (steps := steps_to(node, (self.steps.get(a, ()) for a in live))) is None:
+            return False
+        if steps:
+            self.steps[node] = steps
+            return not column and size == self.space.numel
         if column:
             return len(column) == len(live) and size == self.members.result_size(AxisClass.ROW)
         return size in (self.space.numel, self.members.result_size(AxisClass.COLUMN))
+
+    def is_shared(self, node: Node, other_than: Node) -> bool:
+        """Whether a node has another user that is not certain to join."""
+        return any(u not in self.core and u not in self.members and u is not other_than for u in node.users)
 
     def feeds_another(self, node: Node) -> bool:
         """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
@@ -312,11 +353,12 @@ class _Growth:
                 or not self.members[node]
                 or not self.analysis.is_full(node)
                 or is_view(node)
+                or is_move(node)
             ):
                 continue
             if not all(map(takes_operands, users_behind_views(node))) or self.members.feeds(node):
                 continue
-            reads = [a for a in operands(node) if self.analysis.is_full(a)]
+            reads = [self.stored(a) for a in operands(node) if self.analysis.is_full(a)]
             outputs = self.members.outputs()
             unwritten = [a for a in reads if self.members.get(a, False) and a not in outputs]
             only_here = [
@@ -324,6 +366,12 @@ class _Growth:
             ]
             if _item_bytes(*reads, *unwritten) < _item_bytes(node, node, *only_here):
                 del self.members[node]
+
+    def stored(self, node: Node) -> Node:
+        """The tensor that a member behind a move is a view of; any other node itself."""
+        while node in self.steps and (is_view(node) or is_move(node)):
+            (node,) = operands(node)
+        return node
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.

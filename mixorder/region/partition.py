@@ -10,16 +10,17 @@ Takes a region, gives others. `grow` decides what else stays.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from .gathers import is_gather
+from .gathers import COPIES, is_gather
 from .grow import grow
-from .nodes import operands
+from .nodes import is_constant, is_pointwise, is_view, operands
 from .placement import conflict
 from .region import Region, Seed
+from .space_analysis import SMALL, users_behind_views
 
 
 def partition(region: Region) -> list[Region]:
@@ -53,6 +54,50 @@ def without_gathers(region: Region) -> Region | None:
     gathers = frozenset(filter(is_gather, region.nodes))
     seed = region.seed
     return _grown(dataclasses.replace(seed, without=seed.without | gathers), region.name) if gathers else None
+
+
+def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
+    """Regions that compute less for each element, and read instead what is left outside: small tables that
+    the nodes named in `heavy` are computed for, also the pieces that copying gathers put together, or the
+    results of all gathers."""
+    members = set(region.nodes)
+    copies = (n for n in region.nodes if n.target in COPIES and is_gather(n))
+    pieces = {_behind_views(a) for n in copies for a in operands(n)} & members
+    pieces = {n for n in pieces if not (is_gather(n) or is_constant(n))}
+    tables = _tables(region, heavy)
+    found: list[Region] = []
+    for way in (tables, tables | pieces, set(filter(is_gather, region.nodes))):
+        seed = dataclasses.replace(region.seed, without=region.seed.without | way)
+        part = _grown(seed, region.name) if way else None
+        if part is not None and (part.inner, part.outer) == (region.inner, region.outer):
+            found.append(part)
+    return list({part.nodes: part for part in found}.values())
+
+
+def _tables(region: Region, heavy: Collection[str]) -> set[Node]:
+    """The tensors behind nodes named in `heavy` that are spread over `SMALL` times as many elements, such as
+    the sines of positions over all heads."""
+    analysis, members = region.seed.analysis, set(region.nodes)
+    below, behind = {*region.inner, *region.outer}, set[Node]()
+    for node in region.nodes:
+        args = operands(node)
+        if node in below or any(a in below for a in args):
+            below.add(node)
+        elif node.name in heavy or any(a in behind for a in args):
+            behind.add(node)
+
+    def is_spread(node: Node) -> bool:
+        readers = (u for u in users_behind_views(node) if u in members and is_pointwise(u))
+        sizes = [(analysis.size(node), analysis.size(u)) for u in readers]
+        return any(few and many and analysis.is_at_most(SMALL * few, many) for few, many in sizes)
+
+    return {n for n in behind if not is_view(n) and is_spread(n)}
+
+
+def _behind_views(node: Node) -> Node:
+    while is_view(node):
+        (node,) = operands(node)
+    return node
 
 
 def without_culprit(region: Region, decline: Decline) -> Region | None:

@@ -8,6 +8,7 @@ import functools
 from torch.fx import Node
 
 from .axes import Space
+from .moves import Steps, moved
 from .nodes import float_bytes, operands
 from .space_analysis import SpaceAnalysis
 
@@ -73,6 +74,15 @@ class Region:
             if any(a in found for a in operands(node)):
                 found.add(node)
         return frozenset(found)
+
+    @functools.cached_property
+    def moved(self) -> dict[Node, Steps]:
+        """The steps to the index of each node behind a move."""
+        live: dict[Node, list[Node]] = {n: [] for n in (*self.inner, *self.outer)}
+        for node in self.nodes:
+            if found := [a for a in operands(node) if a in live]:
+                live[node] = found
+        return moved(self.nodes, live)
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:

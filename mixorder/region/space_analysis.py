@@ -68,6 +68,10 @@ def _bytes(node: Node) -> Size:
     return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
+def _total_bytes(nodes: Iterable[Node]) -> Size:
+    return sum(map(_bytes, nodes))
+
+
 class SpaceAnalysis:
     """Nodes beside a space of `numel` elements: the reductions of it that no region has taken yet, and what
     can be fused with them."""
@@ -80,7 +84,7 @@ class SpaceAnalysis:
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
         self._computable: dict[Node, bool] = {}
-        self._level: dict[Node, int] = {}
+        self._sources: dict[Node, frozenset[Node]] = {}
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -145,38 +149,29 @@ class SpaceAnalysis:
         reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
-    def level(self, node: Node) -> int:
-        """How many inner reductions that depend on each other lie above a node."""
-        todo = [node]
-        while todo:
-            current = todo[-1]
-            above = [a for a in operands(current) if a in self.inner or self.fusible(a)]
-            unknown = [a for a in above if a not in self._level]
-            if unknown and current not in self._level:
-                todo.extend(unknown)
-                continue
-            self._level[current] = max((self._level[a] + (a in self.inner) for a in above), default=0)
-            todo.pop()
-        return self._level[node]
-
     def forget(self, nodes: set[Node]) -> None:
         """Remove reductions that a region has taken, and cached answers that a rewrite may change."""
         self.inner -= nodes
         self.outer -= nodes
-        self._level.clear()
+        self._sources.clear()
 
-    def depends_on_inner(self, node: Node, ignoring: Iterable[Node]) -> bool:
-        """Whether an inner reduction lies above a node, not looking above the nodes of `ignoring`."""
-        seen, todo = set(ignoring), operands(node)
+    def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:
+        """Whether one of some inner reductions lies above a node, not looking above the nodes of `ignoring`.
+
+        If not, all nodes that were looked at are added to `ignoring`.
+        """
+        seen: set[Node] = set()
+        todo = operands(node)
         while todo:
             arg = todo.pop()
-            if arg in seen:
+            if arg in seen or arg in ignoring:
                 continue
-            if arg in self.inner:
+            if arg in reductions:
                 return True
             seen.add(arg)
-            if self.fusible(arg):
+            if self.fusible(arg) or arg in self.inner:
                 todo.extend(operands(arg))
+        ignoring |= seen
         return False
 
     def feeds_inner(self, node: Node, known: set[Node]) -> bool:
@@ -189,7 +184,7 @@ class SpaceAnalysis:
                 if user in seen or not self.fusible(user):
                     continue
                 seen.add(user)
-                if not self.depends_on_inner(user, ignoring=known | seen):
+                if not self.depends_on(user, self.inner, ignoring=known | seen):
                     todo.append(user)
         return False
 
@@ -198,8 +193,29 @@ class SpaceAnalysis:
         more bytes than loading its result."""
         if is_view(node) or is_gather_view(node) or self.is_small(node):
             return True
-        reads = (a for a in operands(node) if not self.is_small(a) and not is_constant(a))
-        return self.is_at_most(sum(map(_bytes, reads)), _bytes(node))
+        return self.is_at_most(_total_bytes(self.sources(node)), _bytes(node))
+
+    def sources(self, node: Node) -> frozenset[Node]:
+        """The large tensors that a loop reads to compute a node.
+
+        A pointwise producer is computed in that loop where this reads no more bytes than its result has.
+        """
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            large = [a for a in operands(current) if not self.is_small(a) and not is_constant(a)]
+            unknown = [a for a in large if a not in self._sources and self.fusible(a)]
+            if unknown and current not in self._sources:
+                todo.extend(unknown)
+                continue
+            todo.pop()
+            found: set[Node] = set()
+            for a in large:
+                above = self._sources.get(a, frozenset())
+                cheap = a in self._sources and self.is_at_most(_total_bytes(above), _bytes(a))
+                found |= above if cheap else {a}
+            self._sources[current] = frozenset(found)
+        return self._sources[node]
 
     def is_written_anyway(self, node: Node) -> bool:
         """Whether some user needs a full-size tensor in memory, such as a matrix product."""

@@ -25,10 +25,10 @@ def replace(
     program: LoopProgram,
     kernels: tuple[KernelSource, ...],
     num_splits: int,
-) -> None:
+) -> dict[Node, Node]:
     """Replace the region by launches of its kernels, in order. The graph is in a legal order afterwards.
 
-    Raises with the graph unchanged if anything fails.
+    Returns what replaces each of the region's outputs. Raises with the graph unchanged if anything fails.
     """
     writer = GraphWriter(graph, region)
     try:
@@ -63,6 +63,7 @@ def replace(
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)
+    return dict(zip(region.outputs, results, strict=True))
 
 
 def sink(nodes: Sequence[Node], last: Node) -> None:

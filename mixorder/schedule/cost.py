@@ -27,9 +27,6 @@ from ..ir.program import (
     Value,
     operands,
 )
-from .facts import Facts
-
-MIN_ROWS = 256  # from here on, fusing pays even where it moves more bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Traffic:
     """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
 
     `workspace` counts twice: the main kernel writes it and the finalisation reads it. `copied` counts twice:
-    a copy reads and writes these bytes before the main kernel reads them.
+    `copies` kernels read and write these bytes before the main kernel reads them.
     """
 
     read: int
@@ -45,6 +42,7 @@ class Traffic:
     workspace: int
     copied: int
     apart: int
+    copies: int = 0
 
     @property
     def total(self) -> int:
@@ -67,6 +65,7 @@ def traffic(
         workspace_bytes(merged, num_splits),
         size(merged, copied),
         _apart(lowered),
+        len(copied),
     )
 
 
@@ -87,7 +86,7 @@ def _apart(program: LoopProgram) -> int:
     stored: dict[str, str] = {}
     total = 0
     for nest in program.nests:
-        rest = _without(nest, stored)
+        rest = without(nest, stored)
         known = {stored[n] for s in rest for n in operands(s) if n in stored}
         total += min(_read(program, nest.statements), _read(program, rest) + size(program, known))
         total += _written(program, nest.statements)
@@ -95,7 +94,7 @@ def _apart(program: LoopProgram) -> int:
     return total
 
 
-def _without(nest: Nest, stored: Collection[str]) -> list[Statement]:
+def without(nest: Nest, stored: Collection[str]) -> list[Statement]:
     """The statements that a nest still needs if it reads the values in `stored` instead of computing them."""
     needed: set[str] = set()
     kept: list[Statement] = []
@@ -133,25 +132,6 @@ def _touched(program: LoopProgram, buffer: Buffer, index: sympy.Expr) -> int:
     elements = math.prod(program.hint(axis.size) for axis in axes)
     numel = program.hint(buffer.numel)
     return min(elements, numel) * buffer.dtype.itemsize
-
-
-def gate(facts: Facts, moved: Traffic, min_numel: int, alone: bool) -> None:
-    """Raise `Decline` where fusing does not pay; never with a `min_numel` of 0.
-
-    It does not pay for a space of fewer than `min_numel` elements. For few rows it does not pay if partials
-    move as many bytes as fusing saves, or if the outer reduction is `alone`, without an inner one.
-
-    H200, RMSNorm and LayerNorm in bf16 at 256 to 8192 columns: up to 128 rows Inductor also has two launches,
-    and is level or up to 11% faster. From 256 rows on it splits the outer reduction, and takes 1.2 to 2.2
-    times as long as the fused kernels, whatever the bytes (everything fits in L2).
-    """
-    if facts.numel < min_numel:
-        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {min_numel}")
-    if min_numel and facts.rows < MIN_ROWS and (alone or moved.saved <= 0):
-        detail = (
-            f"{facts.rows} rows, {moved.total / 1e6:.1f} MB in one kernel, {moved.apart / 1e6:.1f} MB in two"
-        )
-        raise Decline(DeclineReason.TOO_SMALL, detail)
 
 
 def across_memory(program: LoopProgram) -> tuple[str, ...]:

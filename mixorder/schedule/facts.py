@@ -7,6 +7,7 @@ only between two reductions takes few registers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -112,7 +113,7 @@ class _Reader:
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
-            divergent=any(op in _DIVERGENT for op in _per_element(self.program)),
+            divergent=any(op.removeprefix("libdevice_") in _DIVERGENT for op in _per_element(self.program)),
             levels=self.levels(),
             column_words=self.column_words,
             numbered=self.numbered(),
@@ -204,12 +205,33 @@ _DIVERGENT = ("tanh",)
 
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
-    return sum(_INSTRUCTIONS.get(op, 1) for op in _per_element(program))
+    return sum(map(cost_of, _per_element(program)))
+
+
+def instructions_by_node(program: LoopProgram) -> dict[str, int]:
+    """The same by the node of the graph that each op comes from."""
+    found: collections.Counter[str] = collections.Counter()
+    for stmt in _computed_per_element(program):
+        found[stmt.name.partition(".")[0]] += cost_of(_op(stmt))
+    return dict(found)
+
+
+def cost_of(op: str) -> int:
+    """Machine instructions of one op on one element."""
+    return _INSTRUCTIONS.get(op.removeprefix("libdevice_"), 1)
 
 
 def _per_element(program: LoopProgram) -> Iterator[str]:
+    yield from map(_op, _computed_per_element(program))
+
+
+def _op(stmt: Compute) -> str:
+    return stmt.op.removeprefix("libdevice_")
+
+
+def _computed_per_element(program: LoopProgram) -> Iterator[Compute]:
     main = program.nests[0]
     deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
     for stmt in main.body:
         if isinstance(stmt, Compute) and tile <= deps[stmt.name]:
-            yield stmt.op.removeprefix("libdevice_")
+            yield stmt

@@ -25,9 +25,16 @@ MAX_WARPS = 32
 MOST_CHUNKS = 8  # each has its own code
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 ACCESS_BYTES = 16
+MIN_BLOCK_BYTES = 64  # of a row: two sectors
+MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
+BLOCK_SAVING = 1 / 8  # of the lanes of a whole row, at least, for blocks of narrower rows
+BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
 DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45% of the limit, 16 66%, 8 76%
+# Per element; GELU by erf has 50. H200, 200704x512 bf16, elements of a thread and warps of a multiprocessor:
+# 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2. More warps do not help.
+BUSY_INSTRUCTIONS = 40
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
@@ -69,6 +76,21 @@ def lanes_of(facts: Facts, constants: Constants = FITTED) -> tuple[int, int]:
         if worth and _fits_a_thread(facts, chunks * _per_access(facts), chunks):
             return lanes, chunks
     return first
+
+
+@functools.cache
+def block_of(facts: Facts) -> int:
+    """The columns of a block, for programs that need not have a whole row: the widest of those with almost
+    the fewest idle lanes. All columns where no divisor makes a good block."""
+    access = _per_access(facts)
+    least = max(access, MIN_BLOCK_BYTES // facts.item_bytes)
+    widths = range(-(-least // access) * access, min(MAX_BLOCK, facts.cols) + 1, access)
+    lanes = {n: next_power_of_2(n) * (facts.cols // n) for n in widths if facts.cols % n == 0}
+    if not lanes:
+        return facts.cols
+    fewest = min(lanes.values())
+    divided = facts.cols > MAX_BLOCK or fewest <= (1 - BLOCK_SAVING) * next_power_of_2(facts.cols)
+    return max(n for n in lanes if lanes[n] <= (1 + BLOCK_SLACK) * fewest) if divided else facts.cols
 
 
 def choose(
@@ -144,7 +166,7 @@ def _tile(
     # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
-    if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or facts.divergent):
+    if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_busy(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
@@ -171,6 +193,11 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
     while count > 4 and not _fits_a_thread(facts, count):
         count //= 2
     return min(count, elements)
+
+
+def _is_busy(facts: Facts) -> bool:
+    """Whether computing takes longer than memory, and no reduction along a row waits in between."""
+    return facts.divergent or (facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS)
 
 
 def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:

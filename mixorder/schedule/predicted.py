@@ -1,4 +1,4 @@
-"""The predicted cost of a region, fused and apart: launches, and time as a share of the limit.
+"""The predicted cost of a region, fused and apart: launches, and microseconds.
 
 The limit is the time of `torch.add(x, dy, out=dx)` for as many bytes as a region has to move, each once.
 Nothing is timed here.
@@ -7,35 +7,44 @@ Nothing is timed here.
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from ..ir.program import BufferRole, LoopProgram
-from .cost import MIN_ROWS, Traffic
+from ..errors import Decline, DeclineReason
+from ..ir.program import BufferRole, Load, LoopProgram
+from . import apart
+from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
+from .kernel_time import TIMES, Kind, Times
 from .schedule import Schedule
+from .work import Work, accesses, computing, total
 
-# H200, torch 2.11, triton 3.6, 2026-11-22: least squares over the 42 norms of tools/data/h200.json whose
-# rows start at boundaries. The limit's time against its bytes (2026-11-20: mean error 1%, largest 4%), and
-# the best schedule's time against the limit's (mean error 3%, largest 7%).
+# H200, torch 2.11, 2026-11-20: the limit's time against its bytes, by least squares over the 42 norms of
+# tools/data/h200.json whose rows start at boundaries (mean error 1%, largest 4%).
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
-OVERHEAD_US, STRETCH, STRETCH_PER_ACCUMULATOR = 1.82, 1.058, 0.036
-OFF_BOUNDARY = 1.33  # docs/tuning.md, section 15: rows that start off a boundary, at 4097 columns
-# docs/tuning.md, section 26: fits GELU, by erf and by tanh (`Facts.instructions`), to within 5%.
-INSTRUCTIONS_PER_SM_US = 1.89e5
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Microseconds of the limit and of the fused kernels; launches when fused, and the least when apart.
+    """Microseconds of the limit, of the fused kernels, and of Inductor's for the same nodes; launches.
+
+    `idle_us`: of the fused kernels if they computed nothing.
 
     `measured`: whether the figures are of this device; otherwise they are the H200's, scaled by bandwidth.
     """
 
     limit_us: float
     fused_us: float
+    apart_us: float
+    idle_us: float
     launches: int
     launches_apart: int
     measured: bool
+
+    @property
+    def saved_us(self) -> float:
+        """What fusing saves."""
+        return self.apart_us - self.fused_us
 
     @property
     def share(self) -> float:
@@ -51,29 +60,110 @@ def expected(
     moved: Traffic,
     device: DeviceInfo,
     stretch: float,
-    copies: int,
+    times: Times = TIMES,
 ) -> Expected:
     """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run.
 
-    `copies`: number of inputs that are copied before. `stretch`: the strategy's factor on the time of the
-    bytes.
+    `stretch`: the strategy's factor on the time of the bytes.
     """
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
-    limit = LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6
-    stretch *= STRETCH + STRETCH_PER_ACCUMULATOR * (len(loops.role(BufferRole.WORKSPACE)) - 1)
-    if schedule.period > 1:
-        stretch *= OFF_BOUNDARY
-    computing = facts.numel * facts.instructions / (INSTRUCTIONS_PER_SM_US * device.num_sm)
-    copied_us = copies * LIMIT_US + LIMIT_US_PER_MB * slower * 2 * moved.copied / 1e6
+    fused = fused_kernels(loops, schedule, facts, moved, stretch)
+    others = apart.kernels_of(lowered, device)
     return Expected(
-        limit,
-        max(stretch * limit + OVERHEAD_US, computing) + copied_us,
-        launches=2 + sum(b.fill is not None for b in loops.buffers) + copies,
-        launches_apart=_launches_apart(lowered, facts.rows),
+        LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
+        fused.us(device, times),
+        apart.microseconds(others, device, times),
+        dataclasses.replace(fused, work=fused.work.idle()).us(device, times),
+        fused.launches,
+        sum(kernel.launches for kernel in others),
         measured=device.name == H200.name,
     )
 
 
-def _launches_apart(lowered: LoopProgram, rows: int) -> int:
-    """One per nest, and one more if Inductor splits outer reductions over `rows`."""
-    return len(lowered.nests) + (rows >= MIN_ROWS)
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A region's kernels: the work of the main kernel's `programs`, each of `warps` and with `steps` tiles
+    that it waits for, longer if they are loaded by less than 4 bytes (`narrow`): these are not prefetched.
+    Bytes of the workspace and of copied inputs."""
+
+    launches: int
+    work: Work
+    programs: int
+    warps: int
+    steps: float
+    narrow: bool
+    workspace: int
+    copied: int
+
+    def us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds."""
+        last = Work(self.workspace, self.workspace)
+        return (
+            times.start_us
+            + times.launch_us * (self.launches - 1)
+            + times.us(Kind.FUSED, self.work, device, self.programs, self.warps, self.waits(device, times))
+            + times.us(Kind.COLUMNS, last, device)
+            + (moving_us(2 * self.copied, device, times) if self.copied else 0.0)
+        )
+
+    def waits(self, device: DeviceInfo, times: Times) -> float:
+        """Tiles that a multiprocessor's programs wait for, one after the other."""
+        resident = max(1, RESIDENT_WARPS // self.warps)
+        each = times.narrow if self.narrow else 1.0
+        return each * self.steps * max(1.0, self.programs / device.num_sm / resident)
+
+
+RESIDENT_WARPS = 16  # per multiprocessor: what the registers of most kernels allow
+
+
+def fused_kernels(
+    loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic, stretch: float
+) -> Fused:
+    """The kernels of a region, for a prediction."""
+    return Fused(
+        2 + sum(b.fill is not None for b in loops.buffers) + moved.copies,
+        main_work(loops, schedule, facts, stretch),
+        schedule.num_splits * schedule.parts * facts.batch,
+        schedule.tile.num_warps,
+        math.ceil(facts.rows / (schedule.tile.xblock * schedule.num_splits)),
+        facts.cols * facts.item_bytes % 4 != 0 and schedule.period == 1,
+        moved.workspace,
+        moved.copied,
+    )
+
+
+def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> Work:
+    """The work of the main kernel. Lanes beyond a row's end compute as well; `stretch` is on its bytes."""
+    nest = loops.nests[0]
+    tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
+    moves = total(accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1))
+    lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
+    arithmetic = computing(loops, nest, nest.body)
+    once = sum(  # loads of columns, once per program
+        schedule.r0_block * schedule.parts * loops.buffer(s.buffer).dtype.itemsize
+        for s in nest.preamble
+        if isinstance(s, Load)
+    )
+    programs = schedule.num_splits * facts.batch
+    workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
+    bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
+    return (moves + arithmetic).scaled(lanes) + bytes_moved
+
+
+def moving_us(moved: float, device: DeviceInfo, times: Times = TIMES) -> float:
+    """The time in which device memory moves so many bytes."""
+    return times.us(Kind.POINTWISE, Work(moved, moved), device)
+
+
+def check_size(facts: Facts, min_numel: int) -> None:
+    """Raise `Decline` for a space of fewer than `min_numel` elements."""
+    if facts.numel < min_numel:
+        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {min_numel}")
+
+
+def check_saves(expected: Expected, min_numel: int) -> None:
+    """Raise `Decline` where the prediction says that fusing does not pay; never with a `min_numel` of 0."""
+    if min_numel and expected.saved_us <= 0:
+        ours, others = f"{expected.fused_us:.1f}", f"{expected.apart_us:.1f}"
+        detail = f"{ours} us predicted for mixorder's kernels, {others} us for Inductor's"
+        raise Decline(DeclineReason.SLOWER, detail)

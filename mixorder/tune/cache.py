@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..schedule.schedule import Schedule
-from .search import Candidate, Tuning
+from .search import Beside, Candidate, Tuning
 
-FORMAT = 1  # of the files; a file of another format is foreign
+FORMAT = 2  # of the files; a file of another format is foreign
 
 _unwritten: dict[Path, str] = {}  # files that could not be written, kept while the process runs
 
@@ -55,6 +55,7 @@ def store(folder: Path, key: str, best: Candidate, tuning: Tuning) -> None:
         "best_us": tuning.best_us,
         "candidates": tuning.candidates,
         "seconds": tuning.seconds,
+        "beside": dataclasses.asdict(tuning.beside) if tuning.beside else None,
     }
     path, text = folder / f"{key}.json", json.dumps(data, indent=1)
     try:
@@ -80,18 +81,21 @@ def _replace(path: Path, text: str) -> None:
 
 def _parsed(data: Any, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning]:
     """The winner in a file; ValueError where anything differs from what `store` writes."""
-    names = {"format", "key", "variant", "schedule", "heuristic_us", "best_us", "candidates", "seconds"}
+    times_of = ("heuristic_us", "best_us", "seconds")
+    names = {"format", "key", "variant", "schedule", "candidates", "beside", *times_of}
     if not isinstance(data, dict) or set(data) != names or (data["format"], data["key"]) != (FORMAT, key):
         raise ValueError("not a winner of this format and key")
     if not isinstance(data["variant"], str) or data["variant"] not in templates:
         raise ValueError(f"unknown variant {data['variant']!r}")
-    heuristic_us, best_us, seconds = times = [data[name] for name in ("heuristic_us", "best_us", "seconds")]
+    heuristic_us, best_us, seconds = times = [data[name] for name in times_of]
+    beside = _like(Beside(1.0, 1.0), data["beside"]) if data["beside"] is not None else None
+    times += [beside.fused_us, beside.inductor_us] if beside else []
     if not all(type(t) is float and math.isfinite(t) and t >= 0 for t in times):
         raise ValueError("times must be finite")
     if type(data["candidates"]) is not int or data["candidates"] < 1:
         raise ValueError("a number of candidates must be a positive integer")
     schedule = _like(templates[data["variant"]], data["schedule"])
-    tuning = Tuning(heuristic_us, best_us, data["candidates"], seconds, from_cache=True)
+    tuning = Tuning(heuristic_us, best_us, data["candidates"], seconds, beside, from_cache=True)
     return Candidate(data["variant"], schedule), tuning
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -21,12 +21,15 @@ import torch
 
 from ..codegen.source import KernelSource
 from ..inductor.config import triton_cache_dir
+from ..inductor.stock import compile_as_shipped
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
+from ..rewrite.alone import Alone
 from ..strategies import Strategy
 from .compile import compile_all, job_of
-from .search import Candidate
-from .timing import capture, flush_bytes, time_in_turns
+from .search import Beside, Candidate
+from .timing import Captured, capture, flush_bytes, time_in_turns
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 SETTLE_S = 0.05  # replays before the first sample
@@ -46,34 +49,75 @@ class NotEnoughMemory(Exception):
     """The device has no room for a second copy of the region's buffers."""
 
 
+class NotComparable(Exception):
+    """Inductor does not compile the region's nodes by themselves, or its kernels do not run."""
+
+
 class Bench:
     """Times the candidates of one region. `ways`: strategies and loops by variant, with common buffers.
+    `alone`: the region's nodes, for Inductor; None where they are not compared.
 
     Raises `NotEnoughMemory`, and RuntimeError where CUDA fails.
     """
 
-    def __init__(self, ways: Mapping[str, Way], label: str, device: torch.device) -> None:
-        self.ways, self.label, self.device = ways, label, device
+    def __init__(
+        self, ways: Mapping[str, Way], label: str, device: torch.device, alone: Alone | None = None
+    ) -> None:
+        self.ways, self.label, self.device, self.alone = ways, label, device, alone
+        self.inductors: Captured[Any] | None = None
         self.tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self.target: tuple[str, int | str, int] | None = None
         self.flush: torch.Tensor | None = None
 
     def __call__(self, candidates: Sequence[Candidate], reps: int) -> dict[Candidate, float]:
         """Microseconds of those candidates that compile and run, from about `reps` samples each."""
+        return self._on_device(lambda: self._times(self._graphs(candidates), reps))
+
+    def beside_inductor(self, candidate: Candidate, reps: int) -> Beside:
+        """Microseconds of a candidate and of Inductor's kernels for the same nodes and inputs, in turns.
+
+        Raises `NotComparable` where Inductor's do not compile or run.
+        """
+
+        def in_turns() -> Beside:
+            if self.inductors is None:
+                self.inductors = self._inductors()
+            ours = self._graphs([candidate])[candidate]
+            times = self._times({"ours": ours, "Inductor's": self.inductors.graph}, reps)
+            return Beside(times["ours"], times["Inductor's"])
+
+        return self._on_device(in_turns)
+
+    def _on_device(self, measured: Callable[[], T]) -> T:
+        """The result of a measurement in a thread of its own."""
+
+        def measure() -> T:
+            with torch.cuda.device(self.device), torch.no_grad():
+                torch.cuda.synchronize()  # gives this thread a context; Triton would take the first GPU's
+                if self.flush is None:
+                    self._prepare()
+                result = measured()
+                torch.cuda.synchronize()
+                return result
+
         try:
-            return in_own_thread(lambda: self._on_device(candidates, reps))
+            return in_own_thread(measure)
         except torch.OutOfMemoryError as error:
             raise NotEnoughMemory(str(error)) from error
 
-    def _on_device(self, candidates: Sequence[Candidate], reps: int) -> dict[Candidate, float]:
-        with torch.cuda.device(self.device), torch.no_grad():
-            torch.cuda.synchronize()  # gives this thread a context; Triton would take that of the first GPU
-            if self.flush is None:
-                self._prepare()
-            graphs = self._graphs(candidates)
-            times = self._times(graphs, reps) if graphs else {}
-            torch.cuda.synchronize()
-            return times
+    def _inductors(self) -> Captured[Any]:
+        """Inductor's kernels for the region's nodes, captured."""
+        assert self.alone is not None
+        inputs = [self._made(i.name, i.dtype, i.shape, i.stride, filled=True) for i in self.alone.inputs]
+        likes = [(i.dtype, i.shape, i.stride) for i in self.alone.inputs]
+        try:
+            step = functools.partial(compile_as_shipped(self.alone.module(), likes, self.device), inputs)
+            step()  # Inductor chooses among its kernels' configurations
+            return capture(step, torch.cuda.Stream())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of Inductor's, whatever it is: there is nothing to compare with
+            raise NotComparable(f"{type(error).__name__}: {error}") from error
 
     def _prepare(self) -> None:
         import triton
@@ -114,7 +158,8 @@ class Bench:
                     self._launch(candidate, source, kernel)
                     for source, kernel in zip(pair, kernels, strict=True)
                 ]
-                step = functools.partial(_in_order, (*self._fills(candidate), *launches))
+                before = (*self._copies(candidate), *self._fills(candidate))
+                step = functools.partial(_in_order, (*before, *launches))
                 step()  # the first launch loads its kernel
                 graphs[candidate] = capture(step, stream).graph
             except torch.OutOfMemoryError:
@@ -133,6 +178,17 @@ class Bench:
             if b.fill is not None
         ]
 
+    def _copies(self, candidate: Candidate) -> list[Callable[[], None]]:
+        """Functions that copy the inputs that the kernels read in other strides than the graph states."""
+        loops = self.ways[candidate.variant].loops
+        found: list[Callable[[], None]] = []
+        for like in self.alone.inputs if self.alone else ():
+            read = self._tensor(loops, like.name, candidate.schedule.num_splits)
+            stated = self._made(like.name, like.dtype, like.shape, like.stride, filled=True)
+            if stated is not read:
+                found.append(functools.partial(read.copy_, stated))
+        return found
+
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
         program = self.ways[candidate.variant].loops
         buffers = [self._tensor(program, name, candidate.schedule.num_splits) for name in source.buffers]
@@ -147,11 +203,17 @@ class Bench:
             tuple(program.hint(e.subs(NUM_SPLITS, num_splits)) for e in exprs)
             for exprs in (buffer.shape, buffer.stride)
         )
-        key = (name, buffer.dtype, shape, stride)
+        return self._made(name, buffer.dtype, shape, stride, filled=buffer.role is BufferRole.INPUT)
+
+    def _made(
+        self, name: str, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], *, filled: bool
+    ) -> torch.Tensor:
+        """A tensor of this name, the same one each time; `filled`: with random numbers."""
+        key = (name, dtype, shape, stride)
         if key not in self.tensors:
-            size = _storage(program, buffer, num_splits) // buffer.dtype.itemsize
-            flat = torch.empty(size, dtype=buffer.dtype, device=self.device)
-            if buffer.role is BufferRole.INPUT:
+            size = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+            flat = torch.empty(size, dtype=dtype, device=self.device)
+            if filled:
                 self._randomise(flat, positive=shape[-1:] == (1,))
             self.tensors[key] = flat.as_strided(shape, stride)
         return self.tensors[key]
@@ -167,11 +229,13 @@ class Bench:
         if positive:
             flat.abs_()
 
-    def _times(self, graphs: Mapping[Candidate, torch.cuda.CUDAGraph], reps: int) -> dict[Candidate, float]:
+    def _times(self, graphs: Mapping[K, torch.cuda.CUDAGraph], reps: int) -> dict[K, float]:
         """Medians in microseconds."""
         assert self.flush is not None
+        if not graphs:
+            return {}
         found = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
-        return {candidate: statistics.median(samples) for candidate, samples in found.items()}
+        return {key: statistics.median(samples) for key, samples in found.items()}
 
 
 def _in_order(launches: Sequence[Callable[[], None]]) -> None:

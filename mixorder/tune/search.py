@@ -33,22 +33,42 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Beside:
+    """Microseconds of a candidate, and of Inductor's kernels for the same nodes, timed in turns."""
+
+    fused_us: float
+    inductor_us: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Tuning:
     """The gain from tuning one region: microseconds of the heuristic's schedule and of the chosen one, main
-    kernel and finalisation together; how many candidates were timed, and in how many seconds."""
+    kernel and finalisation together; how many candidates were timed, and in how many seconds.
+
+    `beside`: the chosen one's and those of Inductor's kernels for the same nodes, timed in turns; None if
+    Inductor's could not be timed.
+    """
 
     heuristic_us: float
     best_us: float
     candidates: int
     seconds: float
+    beside: Beside | None = None
     from_cache: bool = False
 
+    @property
+    def not_fused(self) -> bool:
+        """Whether Inductor's kernels are faster."""
+        return self.beside is not None and self.beside.inductor_us < self.beside.fused_us
+
     def __str__(self) -> str:
+        gain = f"tuned: {self.heuristic_us:.1f} -> {self.best_us:.1f} us"
+        if self.beside is not None:
+            inductor = f"Inductor {self.beside.inductor_us:.1f} us"
+            gain = f"not fused: {self.beside.fused_us:.1f} us, {inductor}" if self.not_fused else gain
+            gain += "" if self.not_fused else f", {inductor}"
         again = ", taken from the cache" if self.from_cache else ""
-        return (
-            f"tuned: {self.heuristic_us:.1f} -> {self.best_us:.1f} us, "
-            f"{self.candidates} candidates in {self.seconds:.1f} s{again}"
-        )
+        return f"{gain}, {self.candidates} candidates in {self.seconds:.1f} s{again}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +83,8 @@ class Outcome:
 
 Measure = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
 """Takes candidates and a number of samples; returns microseconds of those that can run, timed in turns."""
+MeasureBeside = Callable[[Candidate, int], Beside]
+"""Takes a candidate and a number of samples; times it and Inductor's kernels in turns."""
 
 
 def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> Outcome:
@@ -100,6 +122,15 @@ def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> O
     # The reported gain is the smallest one.
     first_us, best_us = min(duels, key=lambda duel: duel[0] / duel[1])
     return Outcome(best, first_us, first_us if best == first else best_us, len(seen))
+
+
+def beside_inductor(measure: MeasureBeside, best: Candidate) -> Beside:
+    """The times of the fastest candidate and of Inductor's kernels. Inductor's have to be faster each time
+    that both are timed; of several results this is the one that says most for fusing."""
+    found: list[Beside] = []
+    while len(found) < DUELS and (not found or found[-1].inductor_us < found[-1].fused_us):
+        found.append(measure(best, FINAL_REPS))
+    return min(found, key=lambda one: one.fused_us / one.inductor_us)
 
 
 def _duel(measure: Measure, first: Candidate, other: Candidate) -> tuple[float, float]:

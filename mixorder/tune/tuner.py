@@ -18,17 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ..errors import Decline
-from ..inductor import config, versions
+from ..inductor import config, stock, versions
 from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..options import Options, source_hash
+from ..rewrite.alone import Alone
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import Facts
 from ..schedule.schedule import Schedule
 from ..schedule.space import Space
 from ..strategies import Strategy
 from . import cache
-from .measure import Bench, NotEnoughMemory
-from .search import MOST, Candidate, Measure, Tuning, search
+from .measure import Bench, NotComparable, NotEnoughMemory
+from .search import MOST, Beside, Candidate, Measure, Tuning, beside_inductor, search
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Start:
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A region to tune: its merged loops, the choice without timing, the strategies that may replace it,
-    and its device; `split_size` is the user's."""
+    and its device; `split_size` is the user's. `alone`: its nodes, to compare with Inductor's kernels; None
+    for no comparison."""
 
     name: str
     label: str
@@ -59,6 +61,7 @@ class Problem:
     device: torch.device
     info: DeviceInfo
     split_size: int = 0
+    alone: Alone | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,21 +111,41 @@ def tune(problem: Problem) -> Tuned | None:
     if found is not None and spaces[found[0].variant].legal(found[0].schedule):
         best, tuning = found
     else:
-        started, progress = time.perf_counter(), _Progress(problem.name)
         try:
-            outcome = search(spaces, progress.around(Bench(starts, problem.label, problem.device)))
+            best, tuning, lasting = _timed(problem, starts, spaces)
         except NotEnoughMemory as error:
             log.info("%s: not tuned: %s", problem.name, error)
             return None
-        finally:
-            progress.end()
-        best, seconds = outcome.best, time.perf_counter() - started
-        tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds)
-        if folder:
+        if folder and lasting:
             cache.store(folder, key, best, tuning)
     log.info("%s: %s", problem.name, tuning)
     winner = starts[best.variant]
     return Tuned(winner.strategy, winner.loops, winner.facts, best.schedule, tuning)
+
+
+def _timed(
+    problem: Problem, starts: Mapping[str, Start], spaces: Mapping[str, Space]
+) -> tuple[Candidate, Tuning, bool]:
+    """The fastest schedule by timing, and whether that is so next time: not if memory was short."""
+    started, progress = time.perf_counter(), _Progress(problem.name)
+    bench = Bench(starts, problem.label, problem.device, problem.alone)
+    try:
+        outcome = search(spaces, progress.around(bench))
+        beside, lasting = _beside(bench, outcome.best) if problem.alone is not None else (None, True)
+    finally:
+        progress.end()
+    seconds = time.perf_counter() - started
+    tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds, beside)
+    return outcome.best, tuning, lasting
+
+
+def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
+    """The times of the fastest schedule and of Inductor's kernels, or None, and whether that lasts."""
+    try:
+        return beside_inductor(bench.beside_inductor, best), True
+    except (NotComparable, NotEnoughMemory) as error:
+        _say_once(f"a region is not timed beside Inductor's kernels: {error}")
+        return None, isinstance(error, NotComparable)
 
 
 def variants(problem: Problem) -> dict[str, Start]:
@@ -170,6 +193,7 @@ def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
             "hints": [(str(symbol), value) for symbol, value in problem.merged.hints],
             "split_size": problem.split_size,
             "device": [dataclasses.asdict(problem.info), capability],
+            "alone": problem.alone and [str(problem.alone), stock.settings()],
             "versions": versions.versions(),
             "source": source_hash(),
         }

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 import mixorder
 from mixorder import __main__, pipeline
-from mixorder.cli import bench, doctor, progress, tune
+from mixorder.cli import bench, check, doctor, progress, step, tune
 from mixorder.inductor.versions import TESTED, release
+from mixorder.inspection.check import Checked, Compared
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.tune.search import Tuning
@@ -98,6 +99,68 @@ def test_explain_on_the_meta_device_and_its_other_outputs(monkeypatch: pytest.Mo
 def test_a_dict_at_the_end_holds_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:named", "--device", "meta", "--min-numel", "0")
     assert status == 0 and "8x32" in out
+
+
+def test_explain_checks_gradients() -> None:
+    """In a process of its own, which switches Triton to its interpreter."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-m", "mixorder", "explain", "test_cli:factory", "--device", "cpu", "--check"]
+    for least, status, said in (
+        ("0", 0, "OK: all 5 are as exact as stock's (1 region fused)."),
+        ("65536", 1, "FAILED: nothing was fused, so nothing was checked"),
+    ):
+        done = subprocess.run([*command, "--min-numel", least], env=env, capture_output=True, text=True)
+        assert done.returncode == status and said in done.stdout, done.stdout + done.stderr
+        assert "ref from eager float64" in done.stdout and "which is slow" in done.stderr
+
+
+def test_explain_fails_where_dtypes_do_not_explain_an_error() -> None:
+    one = Compared("norm.weight", "bf16", (8,), 1e-3, 2e-2, 6e-3)
+    found = Checked((one,), "eager float64", 1, ())
+    assert check.status(found) == 1 and "errors of norm.weight (1 in all; 1 region)" in check.text(found)
+    good = dataclasses.replace(found, compared=(dataclasses.replace(one, ours=2e-3),) * 20)
+    assert check.status(good) == 0 and "and 8 more" in check.text(good)
+    assert check.status(dataclasses.replace(good, regions=0)) == 1
+
+
+def test_explain_times_both_ways_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    compiled = lambda function, options, dynamic: given.append((options, dynamic)) or function  # noqa: E731
+    monkeypatch.setattr(torch, "compile", compiled)
+    x = torch.randn(4, 8, requires_grad=True)
+    steppers: list[bench.Stepper] = []
+    peak = lambda stepper: steppers.append(stepper) or 2**20  # noqa: E731
+    text = step.timed((torch.sin, (x,), {}), {"mixorder_min_numel": 0}, True, 320.0, wall_clock, peak)
+    assert [options["mixorder"] for options, _ in given] == [False, True] and len(steppers) == 2
+    assert given[1][0]["mixorder_min_numel"] == 0 and given[1][1] is True
+    assert "30 times each, in turns" in text and "Predicted: -0.320 ms" in text
+
+
+def test_the_difference_is_of_the_turns_and_has_its_spread() -> None:
+    stock, ours = bench.Way("stock", {}), bench.Way("mixorder", {})
+    stock.times = [(0.0, 10.0 + i) for i in range(8)]  # a drift that both have
+    ours.times = [(0.0, 9.0 + i + 0.1 * (i % 2)) for i in range(8)]
+    text = step.text([stock, ours], [3 * 2**20, 2 * 2**20], 500.0)
+    assert "-0.950 (-7.0%)" in text and "-1.000 to -0.900" in text and "smaller than" not in text
+    assert "3.0" in text and "-1.0" in text and "Predicted: -0.500 ms, -3.7% of stock's step." in text
+    assert "The difference is smaller than its spread." in step.text([stock, stock], [1, 1], 0.0)
+
+
+def test_time_and_check_need_data_and_print_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for args, message in (
+        (("--check", "--device", "meta"), "on the meta device there are only sizes"),
+        (("--time", "--device", "cpu"), "--time needs --device cuda, not cpu"),
+        (("--check", "--json"), "print one thing"),
+    ):
+        status, _, err = run(monkeypatch, "explain", f"{HERE}:factory", *args)
+        assert status == 2 and message in err
+
+
+@NO_GPU
+def test_time_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = run(monkeypatch, "explain", f"{HERE}:factory", "--time")
+    assert status == 2 and out == "" and "--time: this torch finds no GPU" in err
 
 
 @pytest.mark.parametrize(
@@ -213,7 +276,7 @@ def wall_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
 
 def test_bench_times_each_way_and_compares_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options) or function)
+    monkeypatch.setattr(torch, "compile", lambda function, options, **_: given.append(options) or function)
     weight = torch.ones(8, requires_grad=True)
     x = torch.randn(4, 8, requires_grad=True)
     ways = [bench.Way("stock", {"mixorder": False}), bench.Way("mixorder", {"mixorder": True})]

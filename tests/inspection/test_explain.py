@@ -9,9 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -81,7 +79,7 @@ def test_regions_say_where_they_come_from() -> None:
 def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
     text = str(report())
     (line,) = (line for line in text.splitlines() if "blocks.3.norm, blocks.2.norm" in line)
-    assert "300x32" in line and "2 sum" in line and "persistent" in line and line.endswith("%")
+    assert "300x32" in line and "sum x 2" in line and "persistent" in line
     assert line.split()[0] == "1-2" and report().kernel(1) == report().kernel(2) != report().kernel(3)
     layers = report().regions[1:]
     assert source(layers) == "blocks.*.norm" and source(layers[:1]) == "blocks.3.norm"
@@ -93,6 +91,14 @@ def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
     assert repr(report()) == f"<mixorder Report: {totals.regions} regions fused, {totals.misses} near misses>"
 
 
+def test_a_line_says_which_regions_change_the_peak_of_memory() -> None:
+    text = str(report())
+    peaks = [r.peak for r in report().regions]
+    changed = [i for i, (before, after) in enumerate(peaks) if abs(after / before - 1) > 0.005]
+    said = re.findall(r"^estimated peak memory of its graph changes: (.*)$", text, re.MULTILINE)
+    assert [int(i) for line in said for i in re.findall(r"region (\d+) by", line)] == changed != []
+
+
 def test_every_norm_is_counted_and_those_without_a_region_have_a_reason() -> None:
     reasons = {norm.path: norm.reason for norm in report().norms}
     assert len(reasons) == 6
@@ -101,6 +107,8 @@ def test_every_norm_is_counted_and_those_without_a_region_have_a_reason() -> Non
     ]  # fmt: skip
     assert "no weight or bias that trains" in reasons["plain"]
     assert "Norm modules in a region: 5 of 6" in str(report())
+    assert "LayerNorm blocks.*.norm x 4, RMSNorm last: in a region" in str(report())
+    assert "LayerNorm plain: no weight or bias that trains" in str(report())
 
 
 def test_kernel_and_graph_of_a_region() -> None:
@@ -137,21 +145,6 @@ def test_a_miss_says_what_to_change() -> None:
         ["norm", "LayerNorm"]
     ]
     assert "too-small" in small.norms[0].reason
-
-
-def test_the_page_is_one_file_with_pictures_of_before_and_after(tmp_path: Path) -> None:
-    path = report().html(tmp_path / "report.html")
-    page = path.read_text()
-    assert "<script" not in page and "src=" not in page and "href=" not in page
-    pictures = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-    assert len(pictures) % 2 == 0 and len(pictures) >= 4
-    before, after = ([t.text for t in picture.iter("text")] for picture in pictures[:2])
-    assert before.count("rows, then columns") == before.count("columns, then rows") == 1
-    assert after.count("both, rows first") == after.count("finalisation") == 1
-    assert "partial sums" in after and "partial sums" not in before
-    wide = [float(p.get("stroke-width", "0")) for p in pictures[0].iter("path")]
-    assert len(wide) > 6 and min(wide) >= 1
-    assert page.count("def triton_mixorder") == len(pictures)
 
 
 def test_the_model_is_as_it_was() -> None:
@@ -225,7 +218,7 @@ def test_a_model_without_data_may_be_of_any_size() -> None:
         model = nn.Sequential(Block(8192), nn.LayerNorm(8192)).bfloat16()
         x = torch.randn(2**18, 8192, dtype=torch.bfloat16, requires_grad=True)
     model[1].weight = model[0].norm.weight  # tied
-    found = mixorder.explain(model)(x)
+    found = mixorder.explain(model, options=ANY_SIZE)(x)
     assert len(found.regions) == 2 and all(r.rows == 2**18 for r in found.regions)
     assert all(p.is_meta for p in model.parameters())
     assert found.totals.bytes > 1e10

@@ -328,3 +328,11 @@ def test_a_gradient_put_together_for_a_product_gives_its_bias_gradient(
     assert torch.equal(ours[0], theirs[0])
     errors = [float((t[1].double() - exact[1]).norm()) for t in (ours, theirs)]
     assert errors[0] <= 1.1 * errors[1] + 1e-6 * float(exact[1].norm())
+
+
+def test_a_table_is_read_where_it_would_be_computed_many_times() -> None:
+    """Rotary embeddings from positions, behind them a norm: the cosines stay outside, the gather does not."""
+    after, _ = FORMS["rope"]
+    record = fused(Around(nn.RMSNorm(32), after), torch.randn(2, 20, 48, 32))
+    assert not any(f" {op}(" in str(record.loops) for op in ("cos", "sin"))
+    assert "where(" in str(record.loops)

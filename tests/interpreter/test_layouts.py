@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, snapshot, traced
-from running import ON, exact_gradients, gradients
+from grids import crossed
+from running import ON, check_gradients, exact_gradients, gradients
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx import Graph, GraphModule, Interpreter
@@ -38,6 +39,21 @@ class ChannelsFirst(Transposed):
         return self.norm(x.transpose(1, 2)).transpose(1, 2) @ self.mix
 
 
+class HeadsFirst(nn.Module):
+    """A projection, a norm of each head, and what reads its result with the heads first or the tokens."""
+
+    def __init__(self, heads: int, dim: int, norm: type[nn.Module], wide: bool) -> None:
+        super().__init__()
+        self.heads, self.dim = heads, dim
+        self.up, self.norm = nn.Linear(12, heads * dim), norm((heads, dim) if wide else dim)
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x).unflatten(-1, (self.heads, self.dim))
+        y = y.permute(1, 0, 2, 3) if self.wide else y.transpose(1, 2)
+        return self.norm(y).sin().contiguous()
+
+
 def targets(graph: Graph) -> list[Any]:
     return [n.target for n in graph.nodes]
 
@@ -61,6 +77,33 @@ def test_most_tensors_across_memory_are_left_alone() -> None:
         gradients(module, x, torch.randn(3, 24, 7), ON)
     (record,) = records
     assert str(record).startswith("layout: ")
+
+
+@pytest.mark.parametrize("rows", [(3, 5), (4, 4)])
+@pytest.mark.parametrize(
+    ("norm", "wide", "dtype"), crossed([nn.LayerNorm, nn.RMSNorm], [False, True], [f32, bf16])
+)
+def test_a_gradient_is_stored_in_the_layout_of_its_reader(
+    rows: tuple[int, int], norm: type[nn.Module], wide: bool, dtype: torch.dtype, monkeypatch: Any
+) -> None:
+    """The projection reads it with the tokens first, and nothing copies it for that."""
+    left: list[Graph] = []
+    run = pipeline.run
+
+    def spy(graph: Graph, options: Any) -> None:
+        run(graph, options)
+        left.append(graph)
+
+    monkeypatch.setattr(pipeline, "run", spy)
+    module, x = HeadsFirst(2, 8, norm, wide).to(dtype), torch.randn(*rows, 12, dtype=dtype)
+    dy = torch.randn_like(module(x))
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    check_gradients(ours, module, x, dy, 16 * rows[0] * rows[1])
+    backward = targets(left[1])
+    assert any("triton_kernel_wrapper" in str(t) for t in backward) and aten.clone.default not in backward
 
 
 @pytest.fixture

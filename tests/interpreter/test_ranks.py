@@ -137,12 +137,12 @@ def in_name_only() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_order_of_collectives(name: str, in_name_only: None) -> None:
-    """As without mixorder where a region is fused, and the same where there are too few rows for it."""
+    """As without mixorder where a region is fused, and the same where none is."""
     program, (few, many) = PROGRAMS[name], ROWS
-    options = with_options(min_numel=program.between)
+    fused, left = (with_options(min_numel=program.min_numel(rank)) for rank in (1, 0))
     _, stock, _ = compiled(program, program.arguments(0, many), OFF)
-    _, ours, records = compiled(program, program.arguments(0, many), options)
-    _, alone, declines = compiled(program, program.arguments(0, few), options)
+    _, ours, records = compiled(program, program.arguments(0, many), fused)
+    _, alone, declines = compiled(program, program.arguments(0, few), left)
     assert reasons(records) & {"fused", "order"}
     assert reasons(declines) & {"too-small", "order"}
     assert ours == stock and len(stock) >= 2

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from mixorder.lowering.index_map import delinearize, reshape_index
+from mixorder.lowering.index_map import behind, delinearize, reshape_index
+from mixorder.region.moves import Step
 
 X, Y = sympy.symbols("x y", integer=True, nonnegative=True)
 FACTORS = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=5)
@@ -60,3 +61,10 @@ def test_only_what_does_not_match_is_divided(shape: object, axes: object, index:
 
 def test_a_flat_index_per_dim() -> None:
     assert delinearize(X, [2, 3, 4]) == (FloorDiv(X, 12), ModularIndexing(X, 4, 3), ModularIndexing(X, 1, 4))
+
+
+def test_behind_steps() -> None:
+    """Of 2 x 3 x 4 elements the first two dims swapped, and then as one dim."""
+    steps = (Step((2, 3, 4), (1, 0, 2)), Step((6, 4)))
+    for a, b, c in itertools.product(range(2), range(3), range(4)):
+        assert tuple(map(int, behind((a, b, c), steps))) == (b * 2 + a, c)

@@ -15,12 +15,13 @@ from torch.fx import Graph
 from mixorder import pipeline, report
 from mixorder.options import Options
 from mixorder.region.find import find_regions
-from mixorder.region.partition import partition
+from mixorder.region.partition import lighter, partition
 from mixorder.region.region import Region
 from mixorder.schedule import cost
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 
+aten = torch.ops.aten
 OPTIONS = Options(enabled=True, strict=True, interpret=True)
 
 
@@ -205,8 +206,70 @@ def test_fp64_takes_two_words() -> None:
 
 
 def test_a_decline_costs_the_graph_nothing() -> None:
-    graph = graphs.pair_graph(16, 8192)
+    graph = graphs.pair_graph(8, 8191)
     before = graphs.snapshot(graph)
     with report.collect() as records:
         pipeline.run(graph, dataclasses.replace(OPTIONS))
     assert [str(r).split(":")[0] for r in records] == ["too-small"] and graphs.snapshot(graph) == before
+
+
+def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:
+    """The gradient of queries, keys and values behind rotary embeddings, for a projection and its bias. The
+    embeddings' sines and cosines are computed from positions, as GPT-NeoX does."""
+    batch, heads, tokens, dim = q.shape
+    half = inverse.shape[0]
+    angle = torch.arange(tokens)[:, None].float() * inverse
+    cos, sin = (torch.cat([t, t], -1) for t in (angle.cos(), angle.sin()))
+
+    def back(y: Any) -> Any:
+        turned, rest = y[..., : 2 * half].float(), y[..., 2 * half :]
+        other = turned * sin
+        other = torch.cat((other[..., half:], -other[..., :half]), -1)
+        return torch.cat(((turned * cos + other).to(y.dtype), rest), -1)
+
+    both = torch.cat((back(q), back(k), v), -1).permute(0, 2, 1, 3).reshape(batch * tokens, -1)
+    return both, both.sum(0)
+
+
+def rotated_graph(tokens: int = 2048) -> Graph:
+    piece = ((4, 16, tokens, 128), bf16)
+    return traced(rotated, piece, piece, piece, ((16,), f32))
+
+
+def targets(region: Region) -> set[Any]:
+    return {n.target for n in region.nodes}
+
+
+def reads(region: Region) -> set[str]:
+    return {n.name for n in region.inputs}
+
+
+def test_lighter_regions_read_tables_pieces_or_gathers() -> None:
+    region = first(rotated_graph())
+    assert reads(region) == {"q_1", "k_1", "v_1", "inverse_1"}
+    tables, pieces, plain = lighter(region, {"cos", "sin"})
+    assert all(path_through_outside(part) is None for part in (tables, pieces, plain))
+    assert reads(tables) == {"q_1", "k_1", "v_1", "clone", "clone_2"}  # of 2048 x 32
+    assert targets(tables).isdisjoint({aten.cos.default, aten.sin.default})
+    assert aten.cat.default in targets(pieces) and aten.mul.Tensor not in targets(pieces)
+    assert aten.cat.default not in targets(plain)
+    assert len(lighter(region, {"mul_1"})) == 2  # of the gradient's own size: it is read once
+
+
+def test_a_small_table_is_read_where_computing_it_again_takes_longer() -> None:
+    graph = rotated_graph()
+    record = record_of(graph)
+    assert record.expected.fused_us < record.expected.apart_us and len(record.inputs) == 5
+    assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
+
+
+def test_a_small_table_is_computed_where_the_bytes_take_longer() -> None:
+    """One exponential for each element of a norm's gradient: the kernel waits for memory anyway."""
+
+    def function(x: Any, dy: Any, angle: Any) -> Any:
+        return graphs.pair(x.view(-1, 256), (dy * angle.exp()).view(-1, 256))
+
+    shape = ((16, 4096, 256), f32)
+    graph = traced(function, shape, shape, (shape[0][1:], f32))
+    record_of(graph)
+    assert aten.exp.default not in {n.target for n in graph.nodes}

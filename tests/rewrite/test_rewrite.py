@@ -55,7 +55,7 @@ def test_a_region_becomes_two_launches_and_its_nodes_are_gone() -> None:
 def test_every_new_node_has_a_value_and_provenance() -> None:
     graph = graphs.backward_graph(graphs.randomised(nn.LayerNorm(64), f32), (128, 64))
     known = set(graph.nodes)
-    source = only(graph).outer[0].meta
+    source = only(graph).inner[0].meta
     fuse(graph)
     created = [n for n in graph.nodes if n not in known]
     assert len(created) > 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import graphs
 import pytest
@@ -20,6 +21,7 @@ from mixorder.schedule.persistent import (
     MAX_COLS,
     MAX_REGISTERS,
     NOT_SPILLED,
+    block_of,
     choose,
     even,
     layouts,
@@ -275,3 +277,33 @@ def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, de
     held = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
     assert held <= device.registers
     assert schedule.num_splits == min(-(-262_144 // split_size), device.registers // 8)
+
+
+# Columns in blocks, where no reduction needs a whole row.
+
+
+@pytest.mark.parametrize(
+    ("cols", "width"),
+    [(96, 32), (160, 32), (384, 128), (576, 64), (608, 32), (720, 240), (768, 256), (1152, 128), (1536, 512)]
+    + [(3072, 1024), (4000, 2000), (4096, 2048), (18432, 2048), (50304, 128)]
+    + [(cols, cols) for cols in (32, 64, 195, 480, 486, 1000, 1024, 1365, 2048, 2730, 4099, 50257)],
+)
+def test_blocks_of_columns(cols: int, width: int) -> None:
+    """The widest with almost the fewest idle lanes; whole rows if they are as good, or cannot be divided."""
+    assert block_of(Facts(8192, cols, load_bytes=4)) == width
+
+
+def test_no_lane_is_idle_behind_a_narrow_linear() -> None:
+    """A GELU's backward with the bias gradient: 512 lanes for 384 columns computed as much as 512 columns."""
+
+    def function(x: Any, dy: Any) -> Any:
+        dx = torch.ops.aten.gelu_backward(dy, x)
+        return dx, dx.sum(0)
+
+    full = ((200704, 384), bf16)
+    region = graphs.only(graphs.traced(function, full, full))
+    loops, schedule, (main, _) = graphs.kernels(region)
+    facts = facts_of(loops)
+    assert (facts.cols * facts.batch, schedule.r0_block) == (384, facts.cols)
+    assert "mask" not in main.text
+    assert schedule.tile.xblock * schedule.r0_block == 32 * schedule.tile.num_warps * 32

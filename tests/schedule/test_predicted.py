@@ -1,11 +1,11 @@
-"""What a region is expected to take, against the measurements that the figures come from."""
+"""What a region is expected to take, against the measurements of norms and GELU on an H200."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import graphs
@@ -13,27 +13,49 @@ import pytest
 import torch
 from graphs import bf16, f32
 from lab.schedules import Target, read
-from torch import nn
+from torch.fx import Graph
 
+from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason
+from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import facts_of
-from mixorder.schedule.predicted import Expected
+from mixorder.schedule.predicted import Expected, check_saves, check_size, expected
 
 ROOT = Path(__file__).resolve().parents[2]
+WHATEVER = Options(enabled=True, strict=True, interpret=True, min_numel=0)  # fuses whatever the prediction is
 
-NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
+
+def gelu_backward(rows: int, cols: int, dtype: torch.dtype = bf16, approximate: str = "none") -> Graph:
+    """The gradient of GELU's input, and of a bias before it."""
+
+    def function(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dx = torch.ops.aten.gelu_backward(dy, x, approximate=approximate)
+        return dx, dx.sum(0)
+
+    return graphs.traced(function, ((rows, cols), dtype), ((rows, cols), dtype))
 
 
-def record_of(norm: str, rows: int, cols: int, dtype: object = bf16) -> RegionRecord:
-    from mixorder import pipeline
-    from mixorder.options import Options
+KINDS: dict[str, Callable[..., Graph]] = {
+    "rms": graphs.rms_norm_backward,
+    "layer": graphs.layer_norm_backward,
+    "gelu": gelu_backward,
+    "gelu-tanh": functools.partial(gelu_backward, approximate="tanh"),
+}
 
+
+def fused(graph: Graph) -> RegionRecord:
     with collect() as records:
-        pipeline.run(NORMS[norm](rows, cols, dtype), Options(enabled=True, strict=True, interpret=True))
+        pipeline.run(graph, WHATEVER)
     (record,) = records
     assert isinstance(record, RegionRecord)
     return record
+
+
+@functools.cache
+def record_of(kind: str, rows: int, cols: int, dtype: torch.dtype = bf16) -> RegionRecord:
+    return fused(KINDS[kind](rows, cols, dtype))
 
 
 def swept(kind: str) -> Iterator[tuple[int, int, Target]]:
@@ -44,52 +66,62 @@ def swept(kind: str) -> Iterator[tuple[int, int, Target]]:
             yield rows, cols, target
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_share_of_the_limit_is_near_what_was_measured(norm: str) -> None:
+# Mean and largest error, relative to the best schedule of a sweep. LayerNorm at 4097 columns is predicted 21%
+# too fast, RMSNorm with a million rows 13% too slow.
+@pytest.mark.parametrize(
+    ("kind", "targets", "mean", "most"),
+    [
+        ("rms", 22, 0.08, 0.15),
+        ("layer", 22, 0.08, 0.22),
+        ("gelu", 4, 0.13, 0.16),
+        ("gelu-tanh", 4, 0.13, 0.16),
+    ],
+)
+def test_times_are_near_those_measured(kind: str, targets: int, mean: float, most: float) -> None:
     off = []
-    for rows, cols, target in swept(norm):
-        if cols % 16:
-            continue
-        found = record_of(norm, rows, cols).expected
-        best = min(row.us for row in target.rows if row.us)
-        assert found.limit_us == pytest.approx(target.limit_us, rel=0.06)
-        off.append(abs(found.share - target.limit_us / best))
-    assert len(off) == 21
-    assert max(off) < 0.09 and statistics.mean(off) < 0.04
-
-
-GELU = {"gelu": nn.GELU, "gelu-tanh": functools.partial(nn.GELU, approximate="tanh")}
-
-
-@pytest.mark.parametrize("kind", GELU)
-def test_instructions_take_their_time_as_was_measured(kind: str) -> None:
-    from mixorder import pipeline
-    from mixorder.options import Options
-
-    activation, checked = GELU[kind](), 0
     for rows, cols, target in swept(kind):
-        if rows * cols < 2**26:
-            continue
-
-        def backward(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            dx = torch.ops.aten.gelu_backward(dy, x, approximate=activation.approximate)
-            return dx, dx.sum(0)
-
-        with collect() as records:
-            graph = graphs.traced(backward, ((rows, cols), bf16), ((rows, cols), bf16))
-            pipeline.run(graph, Options(enabled=True, strict=True, interpret=True))
-        (record,) = records
-        assert isinstance(record, RegionRecord)
+        found = record_of(kind, rows, cols).expected
         best = min(row.us for row in target.rows if row.us)
-        assert record.expected.fused_us == pytest.approx(best, rel=0.06)
-        checked += 1
-    assert checked == 3
+        off.append(abs(found.fused_us / best - 1))
+        assert found.limit_us == pytest.approx(target.limit_us, rel=0.06 if rows * cols > 2**24 else 0.1)
+    assert len(off) == targets
+    assert statistics.mean(off) < mean and max(off) < most
+
+
+def test_arithmetic_is_part_of_the_time() -> None:
+    """GELU's gradient takes longer than as many bytes without; a norm's arithmetic is hidden by memory."""
+    gelu, norm = (record_of(kind, 16384, 8192).expected for kind in ("gelu", "rms"))
+    assert gelu.idle_us < 0.9 * gelu.fused_us
+    assert norm.idle_us > 0.9 * norm.fused_us
+
+
+def benchmarked() -> Iterator[tuple[str, int, int, float]]:
+    """Norm, rows, columns, and stock's time over mixorder's, of the first table of docs/benchmark.md."""
+    page = (ROOT / "docs" / "benchmark.md").read_text().partition("| M x N |")[2].partition("\n\n")[0]
+    for line in page.splitlines()[2:]:
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        rows, cols = map(int, cells[0].split(" x "))
+        for norm, first in (("rms", 2), ("layer", 6)):
+            yield norm, rows, cols, float(cells[first + 3]) / float(cells[first])
+
+
+def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
+    left, count = {}, 0
+    for norm, rows, cols, gain in benchmarked():
+        assert gain > 1.05
+        count += 1
+        try:
+            check_saves(record_of(norm, rows, cols).expected, 1)
+        except Decline as decline:
+            left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
+    assert count > 40
+    assert not left
 
 
 def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:
     aligned, odd = (record_of("rms", 32768, cols).expected for cols in (4096, 4097))
-    assert odd.share == pytest.approx(0.70, abs=0.05)  # docs/tuning.md, section 15
-    assert aligned.share > 0.9
+    assert odd.share == pytest.approx(0.70, abs=0.1)  # docs/tuning.md, section 15
+    assert aligned.share > 0.85
     twice = record_of("rms", 4096, 16384, graphs.f64)
     assert twice.strategy == "reread"
     assert record_of("rms", 16384, 16384).strategy.startswith("cooperative, ")
@@ -99,31 +131,43 @@ def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:
 def test_launches() -> None:
     held, shared = record_of("layer", 4096, 4096).expected, record_of("layer", 4096, 16384).expected
     assert (held.launches, held.launches_apart) == (2, 3)
-    assert (shared.launches, shared.launches_apart) == (3, 3)  # the words are filled first
-    from mixorder import pipeline
-    from mixorder.options import Options
-
-    with collect() as records:
-        pipeline.run(graphs.pair_graph(64, 2048, f32), Options(True, min_numel=0, interpret=True))
-    (record,) = records
-    assert (
-        isinstance(record, RegionRecord) and record.expected.launches_apart == 2
-    )  # 64 rows: Inductor does not split
+    # Ours fills words first; Inductor needs no split with so many columns.
+    assert (shared.launches, shared.launches_apart) == (3, 2)
+    few = fused(graphs.pair_graph(32, 2048, f32)).expected
+    assert few.launches_apart == 2  # nor with so few rows
 
 
 def test_another_device_has_its_own_bandwidth() -> None:
-    from mixorder.schedule.cost import Traffic
-    from mixorder.schedule.predicted import expected
-
     record = record_of("rms", 32768, 4096)
 
-    def on(device: object) -> Expected:
-        moved: Traffic = record.traffic
+    def on(device: DeviceInfo) -> Expected:
         facts = facts_of(record.loops)
-        return expected(record.apart, record.loops, record.schedule, facts, moved, device, 1.0, 0)  # type: ignore[arg-type]
+        return expected(record.apart, record.loops, record.schedule, facts, record.traffic, device, 1.0)
 
     half = on(dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2))
     assert half.limit_us == pytest.approx(2 * on(H200).limit_us, rel=0.05)
+    assert half.fused_us > 1.7 * on(H200).fused_us and half.apart_us > 1.5 * on(H200).apart_us
     assert on(H200).measured and not half.measured
     unknown = on(dataclasses.replace(H200, name="another", bandwidth=0.0))
     assert unknown.limit_us == on(H200).limit_us and not unknown.measured
+
+
+def taking(fused_us: float, apart_us: float) -> Expected:
+    return Expected(50.0, fused_us, apart_us, fused_us, 2, 3, measured=True)
+
+
+def test_fusing_has_to_save_time() -> None:
+    check_saves(taking(99.0, 100.0), 1)
+    with pytest.raises(Decline) as slower:
+        check_saves(taking(100.0, 100.0), 1)
+    assert slower.value.reason is DeclineReason.SLOWER
+    assert slower.value.detail == "100.0 us predicted for mixorder's kernels, 100.0 us for Inductor's"
+    check_saves(taking(200.0, 100.0), 0)  # whatever the times are
+
+
+def test_a_space_of_few_elements() -> None:
+    facts = facts_of(record_of("rms", 512, 128).loops)
+    check_size(facts, 512 * 128)
+    with pytest.raises(Decline) as small:
+        check_size(facts, 512 * 128 + 1)
+    assert small.value.reason is DeclineReason.TOO_SMALL

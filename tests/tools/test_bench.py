@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lab import backward, providers, report, tables, timing
-from lab.errors import relative_error
 from lab.processes import EXIT_TIMEOUT
 from lab.results import Case, Report, Result, Row
 
 from mixorder import pipeline
+from mixorder.inspection.accuracy import relative_error
 from mixorder.options import Options
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"

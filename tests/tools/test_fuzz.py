@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +260,9 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: 
         assert [found[i].value[:2] for i in range(6)] == [(i, "set") for i in range(6)]
         assert found["lose"].value not in {found[i].value[2] for i in range(3, 6)}
         assert dict(pool.run(range(3), limit=1.0, until=0.0)) == {}
+        ends = time.monotonic() + 1
+        assert dict(pool.run(["hang"], limit=100.0, ends=ends)) == {"hang": Broken("hung")}
+        assert time.monotonic() < ends + 30
     finally:
         pool.close()
 

@@ -19,7 +19,7 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     target = targets.norm_target(kind, 32768, 1024, bf16)
     work = facts_of(target.program)
     assert (work.rows * work.batch * work.cols, target.limit_numel) == (2**25, 2**25)
-    assert work.divergent == (kind == "gelu-tanh") and work.levels == (0 if "gelu" in kind else 1)
+    assert work.divergent == (kind == "gelu-tanh") and work.levels == (kind in ("rms", "layer"))
     first, *others = candidates.candidates(target.program, H200)
     assert first.schedule == choose(work, H200)
     schedules = [first.schedule, *(c.schedule for c in others)]
@@ -54,3 +54,20 @@ def test_the_best_schedules_and_the_rule_s_are_printed() -> None:
     best, rule = (line.split("|")[1:-1] for line in text.splitlines()[-2:])
     assert [cell.strip() for cell in best[:3]] == ["90.0%", "20.0", "persistent"] and not best[-1].strip()
     assert rule[0].strip() == "60.0%" and rule[-1].strip() == "heuristic"
+
+
+@pytest.mark.parametrize(("cols", "width"), [(384, 128), (608, 32), (1024, 1024), (3072, 1024)])
+def test_schedules_that_fill_a_multiprocessor_with_more_or_fewer_warps(cols: int, width: int) -> None:
+    """The rules' choice, then others: of blocks as wide, of blocks of other widths, and of whole rows."""
+    target = targets.norm_target("gelu", 12544, cols, bf16)
+    first, *others = candidates.filling(target.program, H200)
+    assert first.schedule.r0_block == width
+    assert len(set(others)) == len(others) >= 20
+    most = {
+        c.schedule.tile.num_warps * c.schedule.num_splits * facts_of(c.loops).batch / H200.num_sm
+        for c in others
+        if c.schedule.r0_block == width
+    }
+    assert min(most) <= 8 and max(most) > 30
+    for c in others:
+        assert facts_of(c.loops).cols * facts_of(c.loops).batch == cols

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.tune import cache
-from mixorder.tune.search import Candidate, Tuning
+from mixorder.tune.search import Beside, Candidate, Tuning
 
 KEY = cache.key_of({"kernel": "text"})
 SCHEDULE = Schedule(Tile(2, 4, 3), 1024, 264, 8, 4)
@@ -38,6 +39,13 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["schedule"]["tile"] == {"xblock": 2, "num_warps": 4, "num_stages": 3}
 
 
+def test_the_times_beside_inductors_kernels_come_back(tmp_path: Path) -> None:
+    tuning = Tuning(31.2, 29.8, 17, 3.1, Beside(29.9, 21.5))
+    cache.store(tmp_path, KEY, BEST, tuning)
+    found = cache.load(tmp_path, KEY, TEMPLATES)
+    assert found == (BEST, dataclasses.replace(tuning, from_cache=True)) and found[1].not_fused
+
+
 def test_nothing_is_there(tmp_path: Path) -> None:
     assert cache.load(tmp_path, KEY, TEMPLATES) is None
     assert cache.load(tmp_path / "none", KEY, TEMPLATES) is None
@@ -49,7 +57,7 @@ def test_keys_differ_with_every_part() -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "format": {"format": 2},
+    "format": {"format": 1},
     "key": {"key": "0" * 64},
     "unknown_variant": {"variant": "other"},
     "variant_is_a_list": {"variant": ["held"]},
@@ -59,6 +67,10 @@ CHANGES: dict[str, Any] = {
     "nan": {"heuristic_us": float("nan")},
     "infinite": {"seconds": float("inf")},
     "negative": {"best_us": -1.0},
+    "one_time_beside": {"beside": {"fused_us": 29.8}},
+    "times_beside_in_a_list": {"beside": [29.8, 31.0]},
+    "nan_beside": {"beside": {"fused_us": 29.8, "inductor_us": float("nan")}},
+    "integer_beside": {"beside": {"fused_us": 29, "inductor_us": 31.0}},
     "no_candidates": {"candidates": 0},
     "bool_for_candidates": {"candidates": True},
     "no_schedule": {"schedule": None},

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,17 @@ from torch._inductor import config
 from torch.fx import Graph
 
 from mixorder import pipeline, runner
-from mixorder.errors import Decline, MixorderError
+from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
+from mixorder.rewrite.alone import Alone
+from mixorder.schedule import apart, predicted
 from mixorder.schedule.device import H200
 from mixorder.strategies import STRATEGIES
 from mixorder.tune import cache, tuner
-from mixorder.tune.measure import Bench, NotEnoughMemory, in_own_thread
-from mixorder.tune.search import Candidate
+from mixorder.tune.measure import Bench, NotComparable, NotEnoughMemory, in_own_thread
+from mixorder.tune.search import DUELS, Beside, Candidate
 
 STRICT = Options(enabled=True, strict=True, interpret=True, autotune=True)
 LENIENT = dataclasses.replace(STRICT, strict=False)
@@ -37,15 +40,23 @@ class FakeBench:
     """Stands where the GPU is timed. Class attributes: the times, and what was asked for."""
 
     us: Callable[[Candidate], float] = staticmethod(lambda c: 30.0)
+    inductor_us: Callable[[], float] = staticmethod(lambda: 1000.0)
     built: list[FakeBench] = []
 
-    def __init__(self, programs: Mapping[str, Any], label: str, device: torch.device) -> None:
-        self.programs, self.label, self.timed = programs, label, list[Candidate]()
+    def __init__(
+        self, programs: Mapping[str, Any], label: str, device: torch.device, alone: Alone | None
+    ) -> None:
+        self.programs, self.label, self.alone = programs, label, alone
+        self.timed, self.beside = list[Candidate](), list[Candidate]()
         FakeBench.built.append(self)
 
     def __call__(self, candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
         self.timed += candidates
         return {c: type(self).us(c) for c in candidates}
+
+    def beside_inductor(self, candidate: Candidate, reps: int) -> Beside:
+        self.beside.append(candidate)
+        return Beside(type(self).us(candidate), type(self).inductor_us())
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     runner.warn_once.cache_clear()
     FakeBench.built.clear()
     monkeypatch.setattr(FakeBench, "us", staticmethod(few_programs))
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 1000.0))
     monkeypatch.setattr(tuner, "Bench", FakeBench)
     monkeypatch.setattr(tuner, "reason_to_skip", lambda device: None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -109,6 +121,86 @@ def test_the_log_says_what_was_gained(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="mixorder"):
         record = run()
     assert f"region0: {record.tuning}" in [r.getMessage() for r in caplog.records]
+
+
+def declined(options: Options = STRICT, graph: Graph | None = None) -> Decline:
+    """The reason for a graph of one region, which is left as it was."""
+    graph = graph or graphs.rms_norm_backward(32768, 768)
+    before = graphs.snapshot(graph)
+    with collect() as records:
+        pipeline.run(graph, options)
+    assert graphs.snapshot(graph) == before
+    (decline,) = records
+    assert isinstance(decline, Decline)
+    return decline
+
+
+def test_inductors_kernels_are_left_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 20.0))
+    with caplog.at_level(logging.INFO, logger="mixorder"):
+        first = declined()
+    (bench,) = FakeBench.built
+    assert len(bench.beside) == DUELS and set(bench.beside) < set(bench.timed)
+    us = min(map(few_programs, bench.timed))
+    assert first.reason is DeclineReason.SLOWER
+    assert first.detail == f"{us:.1f} us measured for mixorder's kernels, 20.0 us for Inductor's"
+    assert f"not fused: {us:.1f} us, Inductor 20.0 us" in caplog.text
+    second = declined()
+    assert len(FakeBench.built) == len(files(tmp_path)) == 1
+    assert second.detail == first.detail and counters["mixorder"] == {"declined:slower": 2}
+
+
+def test_times_decide_whatever_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        predicted, "apart", types.SimpleNamespace(**vars(apart) | {"microseconds": lambda *_: 0.1})
+    )
+    assert declined(UNTUNED).reason is DeclineReason.SLOWER
+    assert run().tuning is not None
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(failing(NotComparable("no kernels"))))
+    assert "predicted" in declined(graph=graphs.rms_norm_backward(32768, 512)).detail
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 10.0))
+    assert "measured" in declined(graph=graphs.rms_norm_backward(32768, 256)).detail
+
+
+def test_what_is_fused_in_any_case_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 10.0))
+    tuning = run(dataclasses.replace(STRICT, min_numel=0)).tuning
+    assert tuning is not None and tuning.beside is None and not FakeBench.built[0].beside
+
+
+def test_a_region_that_occurs_twice_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Any, dy: Any, other: Any, z: Any) -> Any:
+        return *graphs.pair(x, dy), *graphs.pair(other, z)
+
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 10.0))
+    full = ((4096, 256), torch.float32)
+    with collect() as records, config.patch(force_disable_caches=True):
+        pipeline.run(graphs.traced(function, full, full, full, full), STRICT)
+    assert [record.reason for record in records] == [DeclineReason.SLOWER] * 2  # type: ignore[union-attr]
+    assert len(FakeBench.built) == 1
+
+
+@pytest.mark.parametrize("error", [NotComparable("InductorError: it is odd"), NotEnoughMemory("no room")])
+def test_what_inductor_cannot_run_by_itself_is_tuned_without(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(failing(error)))
+    first, second = run(), run()
+    assert first.tuning is not None and first.tuning.beside is None
+    assert first.schedule == second.schedule != run(UNTUNED).schedule
+    lasting = isinstance(error, NotComparable)  # memory may be there next time
+    assert len(files(tmp_path)) == lasting and len(FakeBench.built) == 2 - lasting
+    assert [str(error) in r.getMessage() for r in caplog.records] == [True]
+
+
+def test_another_setting_of_inductors_is_timed_by_itself() -> None:
+    run()
+    with config.patch({"triton.unique_kernel_names": not config.triton.unique_kernel_names}):
+        run()
+    run(dataclasses.replace(STRICT, min_numel=1))
+    assert len(FakeBench.built) == 2
 
 
 def test_without_the_option_nothing_is_timed() -> None:
@@ -206,8 +298,8 @@ def test_caches_that_are_off_are_neither_read_nor_written(tmp_path: Path) -> Non
     assert len(FakeBench.built) == 2 and files(tmp_path) == []
 
 
-def failing(error: Exception) -> Callable[[Candidate], float]:
-    def us(_: Candidate) -> float:
+def failing(error: Exception) -> Callable[..., float]:
+    def us(*_: Candidate) -> float:
         raise error
 
     return us

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixorder.inspection.accuracy import relative_error
 from mixorder.tune.timing import Captured, capture
 
-from .errors import relative_error
 from .results import Case, Result
 from .timing import Times, count_graph_nodes, time_in_turns
 

@@ -1,4 +1,4 @@
-"""The schedules that `tools/tune.py` tries: the rules' choice, and a grid around it."""
+"""The schedules that `tools/tune.py` tries: the rules' choice, and a grid around it or fewer (`CHOICES`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.cooperative import MAX_PARTS
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.facts import ALIGNMENT, Facts
+from mixorder.schedule.facts import ALIGNMENT, Facts, facts_of
 from mixorder.schedule.finalisation import final
 from mixorder.schedule.persistent import choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.schedule import Schedule, Tile, next_power_of_2
 from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.transform.column_blocks import in_blocks
 
 from .by_hand import BY_HAND
 
@@ -121,6 +122,71 @@ def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
             )
 
 
+def filling(program: LoopProgram, device: DeviceInfo) -> list[Candidate]:
+    """The rules' choice first, then schedules that differ in how many warps a multiprocessor has and how much
+    a thread computes, for the columns in blocks and for whole rows; and some for blocks of other widths."""
+    found: list[Candidate] = []
+    for strategy in STRATEGIES:
+        with contextlib.suppress(Decline):
+            strategy.applies(program)
+            loops = strategy.transform(program)
+            facts = strategy.facts(loops)
+            if strategy.space is not PersistentSpace or facts.rereads or facts.levels:
+                continue
+            first = not found
+            base = strategy.choose(facts, device, 0, FITTED)
+            found.append(Candidate(strategy, loops, base))
+            found += _candidates(strategy, loops, fillings(facts, device, base, FILLINGS if first else FEW))
+            if facts.batch > 1:
+                for width in (facts.cols // 2, 2 * facts.cols):
+                    found += _in_blocks_of(width, strategy, program, device)
+    return list(dict.fromkeys(found))
+
+
+# Elements per thread, warps of a program, warps of a multiprocessor, stages.
+FEW = ((32, 2, 8, 4), (32, 4, 8, 3), (16, 2, 8, 4), (16, 4, 16, 4), (8, 8, 32, 4))
+FILLINGS = (
+    *itertools.product((32,), (1, 2, 4), (4, 8, 12), (3, 4)),
+    *itertools.product((16,), (1, 2, 4), (8, 16), (3, 4)),
+    *itertools.product((8,), (4, 8), (16, 32), (3, 4)),
+    *FEW,
+)
+
+
+def fillings(
+    facts: Facts, device: DeviceInfo, base: Schedule, chosen: Iterable[tuple[int, int, int, int]]
+) -> Iterator[Schedule]:
+    """Schedules of one chunk with so many elements, warps and stages each, where rows suffice."""
+    lanes = next_power_of_2(facts.cols)
+    for elements, warps, per_sm, stages in chosen:
+        xblock = elements * warps * device.warp_size // lanes
+        if not 1 <= xblock <= facts.rows:
+            continue
+        at_once = max(1, per_sm // warps * device.num_sm // facts.batch)
+        splits = even(count := -(-facts.rows // xblock), min(count, at_once))
+        final_block, final_warps = final(splits, lanes, device, FITTED)
+        yield dataclasses.replace(
+            base,
+            tile=Tile(xblock, warps, stages),
+            r0_block=lanes,
+            chunks=1,
+            num_splits=splits,
+            final_block=final_block,
+            final_warps=final_warps,
+        )
+
+
+def _in_blocks_of(
+    width: int, strategy: Strategy, program: LoopProgram, device: DeviceInfo
+) -> Iterator[Candidate]:
+    cols = int(program.tile_axes[1].size)
+    if cols % width == 0 and width < cols:
+        loops = in_blocks(program, width)
+        facts = facts_of(loops)
+        base = strategy.choose(facts, device, 0, FITTED)
+        yield from _candidates(strategy, loops, [base, *fillings(facts, device, base, FEW)])
+
+
 def in_chunks(strategy: Strategy, facts: Facts, device: DeviceInfo) -> Iterator[Schedule]:
     """Schedules in chunks for a row that no program holds by the rules, where almost nothing is spilled."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.0)
@@ -152,3 +218,10 @@ def tiles(facts: Facts, lanes: int, chunks: int) -> Iterator[tuple[Tile, int]]:
                 wanted = per_sm * warps <= 16 and in_flight in IN_FLIGHT
             if wanted:
                 yield Tile(xblock, warps, stages), per_sm
+
+
+CHOICES: dict[str, Callable[[LoopProgram, DeviceInfo], list[Candidate]]] = {
+    "grid": candidates,
+    "filling": filling,
+}
+"""What to try, by name."""

@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixorder.errors import Decline
+from mixorder.inspection.accuracy import relative_error
 from mixorder.report import RegionRecord
-from mixorder.schedule.cost import MIN_ROWS
-
-from .errors import relative_error
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
 Fused = tuple[str, int, int]
 """A region: its space, and how many inner and outer reductions it computes."""
+MIN_ROWS = 256  # with fewer, sums without an inner reduction are left to Inductor
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -34,6 +34,28 @@ def how(
     return {"backend": compile_for_interpreter(chosen)}
 
 
+def as_shipped(mixorder: bool, min_numel: int | None = None) -> dict[str, Any]:
+    """Inductor's options on a GPU as users have them, stock or mixorder; but a graph is always compiled.
+
+    `min_numel`: 0 fuses whatever is predicted.
+    """
+    importlib.import_module("mixorder")  # registers its options
+    ours = {} if min_numel is None else {"mixorder_min_numel": min_numel}
+    return {"mixorder": mixorder, "fx_graph_cache": False, **ours}
+
+
+def ahead_of_time(
+    device: str, mixorder: bool, min_numel: int | None = None
+) -> Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """Compiles a graph of aten operators for the sizes of its inputs, which may be fake, and runs nothing.
+
+    On "cuda" with the options of users, else as `how` does."""
+    if device != "cuda":
+        return how(device, mixorder)["backend"]
+    options = as_shipped(mixorder, min_numel)
+    return lambda gm, inputs: torch._inductor.compile(gm, list(inputs), options)
+
+
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
     """Make mixorder plan for a GPU with `count` multiprocessors: small tensors then run as large ones do."""

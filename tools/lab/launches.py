@@ -20,10 +20,17 @@ from typing import Any
 
 import torch
 
+from .output_code import KERNEL
+
 NORM, BIAS, OTHER = "norm", "bias", "other"
 MIX_ORDER = "RSPLIT_SIZE"  # only Inductor's mix-order kernels have it
 
-_KERNEL = re.compile(r"^((?:#[^\n]*\n)*)(triton_\w+) = async_compile\.triton\('\2', '''(.*?)'''", re.M | re.S)
+# Matrix products, attention and convolutions of cuBLAS, cuDNN, CUTLASS and torch. A loop of Inductor's may
+# have a convolution's name, and ATen's loops convert.
+_LIBRARY = re.compile(
+    r"gemm|gemv|cublas|cutlass|nvjet|xmma|splitk|flash|fmha|attention|cudnn|conv(?!ert)|wgrad|dgrad|winograd",
+    re.I,
+)
 _ATEN_LOOP = re.compile(r"at::native::.*(reduce_kernel|elementwise)")
 _REDUCTION = re.compile(
     r"target=torch\.ops\.aten\.(?:sum|mean|prod|amax|amin|var|var_mean)\.\w+\]"
@@ -53,7 +60,7 @@ def kinds_in(output_code: str) -> dict[str, Kind]:
     """Kinds of the Triton kernels that one graph's output code defines, without mixorder's."""
     return {
         name: Kind(_kind(name, comment), MIX_ORDER in text)
-        for comment, name, text in _KERNEL.findall(output_code)
+        for comment, name, text in KERNEL.findall(output_code)
     }
 
 
@@ -76,6 +83,11 @@ def kinds_of_regions(records: list[Any]) -> dict[str, Kind]:
             inner = NORM if record.inner and "softmax" not in kernel.name else OTHER
             kinds[kernel.name] = Kind(inner if record.inner else BIAS)
     return kinds
+
+
+def is_library(name: str) -> bool:
+    """Whether a kernel is a matrix product, attention or a convolution, by its name in a profile."""
+    return not name.startswith("triton_") and bool(_LIBRARY.search(name))
 
 
 @dataclass

@@ -66,12 +66,17 @@ class Pool:
         self._warm: set[_Worker] = set()  # those that have given a result
 
     def run(
-        self, tasks: Iterable[Any], limit: float, until: float = float("inf"), first: float = FIRST_S
+        self,
+        tasks: Iterable[Any],
+        limit: float,
+        until: float = float("inf"),
+        first: float = FIRST_S,
+        ends: float = float("inf"),
     ) -> Iterator[tuple[Any, Any]]:
         """Pairs of a task and its result, as they come.
 
         `limit`: seconds that a task may take, and `first` more in a new process. No task begins after `until`
-        (`time.monotonic()`).
+        and none lasts beyond `ends` (`time.monotonic()`).
         """
         todo = iter(tasks)
         idle, busy = list(self._workers), dict[Any, _Worker]()
@@ -83,7 +88,8 @@ class Pool:
                     until = 0.0
                     break
                 worker = idle.pop()
-                worker.give(task, limit + first * (worker not in self._warm))
+                most = limit + first * (worker not in self._warm)
+                worker.give(task, min(most, ends - time.monotonic()))
                 busy[worker.pipe] = worker
             if not busy:
                 return

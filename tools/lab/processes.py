@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import os
 import subprocess
@@ -53,6 +54,46 @@ def time_box(seconds: float, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+class Turn:
+    """The right to use the GPU, which one process at a time has: a lock on a file. The system gives it back
+    where the holder dies. A process that holds it for more than `most_s` seconds is ended (EXIT_TIMEOUT), so
+    that one that hangs stops no other. Asking again for what one holds changes nothing."""
+
+    def __init__(self, path: str | Path, most_s: float) -> None:
+        self.path, self.most_s = Path(path), most_s
+        self._held = contextlib.ExitStack()
+        self._since: float | None = None
+        self.held_s = self.waited_s = 0.0  # in all
+
+    def take(self) -> None:
+        if self._since is not None:
+            return
+        start = time.perf_counter()
+        file = self._held.enter_context(self.path.open("a"))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._held.enter_context(time_box(self.most_s, "a turn on the GPU"))
+        self._since = time.perf_counter()
+        self.waited_s += self._since - start
+
+    def give_back(self) -> None:
+        if self._since is not None:
+            self.held_s += time.perf_counter() - self._since
+            self._since = None
+            self._held.close()
+
+    def __enter__(self) -> Turn:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+
+def cpu_seconds() -> float:
+    """Of this process and the children it has waited for: the work of a compile, whatever else runs."""
+    return sum(os.times()[:4])
 
 
 def run_logged(

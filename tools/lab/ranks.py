@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import largest_error
+from mixorder.inspection.accuracy import largest_error
 
 RANKS = 2
 ROWS, COLUMNS = (100, 200), 16
@@ -206,7 +206,7 @@ def experts(ranks: Collectives, x: Tensor, *weights: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`rows`: of each rank. Where they are the same on both, ranks have to differ in `min_numel`."""
+    """`rows`: of each rank."""
 
     step: Callable[..., Any]
     backward: bool
@@ -218,14 +218,9 @@ class Program:
     def name(self) -> str:
         return self.step.__name__
 
-    @property
-    def between(self) -> int:
-        """A `min_numel` that lets the norm's regions of the larger rank pass, but not the smaller one's."""
-        return (ROWS[0] + 3 * ROWS[1]) * max(self.rows) * self.columns // (4 * ROWS[1])
-
     def min_numel(self, rank: int) -> int:
-        """Only the second rank fuses, always."""
-        return self.between if len(set(self.rows)) > 1 else (2**40, 0)[rank]
+        """Only the second rank fuses, always, whatever time is predicted."""
+        return (2**40, 0)[rank]
 
     def arguments(self, rank: int, rows: int | None = None) -> Tensors:
         """A rank's; weights differ between ranks only where they are shards."""

@@ -21,7 +21,7 @@ from mixorder.schedule.device import device_info
 from mixorder.strategies import STRATEGIES
 from mixorder.tune.timing import capture
 
-from .candidates import Candidate, candidates
+from .candidates import CHOICES, Candidate
 from .schedules import Row
 from .schedules import Target as Measured
 from .targets import Target
@@ -117,9 +117,10 @@ class Compiling:
     candidates: tuple[tuple[Candidate, tuple[KernelSource, ...], tuple[Any, ...]], ...]
 
 
-def compiling(target: Target, submit: Callable[[Job], Any]) -> Compiling:
+def compiling(target: Target, submit: Callable[[Job], Any], choice: str) -> Compiling:
+    """The candidates of one of `CHOICES`, handed out for compilation."""
     found = []
-    for c in candidates(target.program, device_info(torch.device("cuda"))):
+    for c in CHOICES[choice](target.program, device_info(torch.device("cuda"))):
         sources = c.strategy.generate(c.loops, c.schedule, "tune")
         dtypes = (tuple(c.loops.buffer(b).dtype for b in source.buffers) for source in sources)
         found.append((c, sources, tuple(map(submit, zip(sources, dtypes, strict=True)))))

@@ -1,4 +1,4 @@
-"""What `tune.py` tunes: the regions of a norm's backward, of GELU's behind a bias, and of the cases.
+"""What `tune.py` tunes: the regions of a norm's backward, of an activation's behind a bias, and of the cases.
 
 Graphs are traced with fake tensors, as Inductor has them after its post-grad passes; nothing is computed.
 """
@@ -57,23 +57,24 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
     return found
 
 
-class BiasGELU(torch.nn.Module):
-    """What follows a Linear's product."""
+class Biased(torch.nn.Module):
+    """What follows a Linear's product: its bias and an activation."""
 
-    def __init__(self, cols: int, approximate: str = "none", **kwargs: Any) -> None:
+    def __init__(self, activation: torch.nn.Module, cols: int, **kwargs: Any) -> None:
         super().__init__()
-        self.approximate = approximate
+        self.activation = activation
         self.bias = torch.nn.Parameter(torch.zeros(cols, **kwargs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(x + self.bias, approximate=self.approximate)
+        return self.activation(x + self.bias)  # type: ignore[no-any-return]
 
 
 KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "layer": torch.nn.LayerNorm,
     "rms": torch.nn.RMSNorm,
-    "gelu": BiasGELU,
-    "gelu-tanh": functools.partial(BiasGELU, approximate="tanh"),
+    "gelu": functools.partial(Biased, torch.nn.GELU()),
+    "gelu-tanh": functools.partial(Biased, torch.nn.GELU(approximate="tanh")),
+    "relu": functools.partial(Biased, torch.nn.ReLU()),
 }
 
 

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IMAGES = ("vit", "convnext", "swin")
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -33,7 +31,7 @@ class Spec:
 
     @property
     def of_images(self) -> bool:
-        return self.kind in IMAGES
+        return self.kind == "vit"
 
     def __str__(self) -> str:
         what = "px" if self.of_images else "tokens"
@@ -42,11 +40,11 @@ class Spec:
 
 class Training(nn.Module):
     """A model and its loss. `forward` takes inputs and integer targets, and gives the mean loss in at least
-    fp32. An encoder-decoder gets the same tokens twice. `source`: the model's package and its version."""
+    fp32. `source`: the model's package and its version."""
 
     def __init__(self, model: nn.Module, spec: Spec) -> None:
         super().__init__()
-        self.model, self.twice = model, spec.kind == "t5"
+        self.model = model
         package = type(model).__module__.split(".")[0]
         try:
             self.source = f"{package} {importlib.metadata.version(package)}"
@@ -54,7 +52,7 @@ class Training(nn.Module):
             self.source = package
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model(inputs, decoder_input_ids=inputs) if self.twice else self.model(inputs)
+        logits = self.model(inputs)
         logits = logits if isinstance(logits, Tensor) else logits.logits
         dtype = torch.promote_types(logits.dtype, torch.float32)  # float64 in a reference
         return F.cross_entropy(logits.flatten(0, -2).to(dtype), targets.flatten())
@@ -80,18 +78,6 @@ def llama(s: Spec) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**_llama_sizes(s)))
 
 
-def qwen3(s: Spec) -> nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(Qwen3Config(**_llama_sizes(s), head_dim=s.width // s.heads))
-
-
-def gemma(s: Spec) -> nn.Module:
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    return GemmaForCausalLM(GemmaConfig(**_llama_sizes(s), head_dim=s.width // s.heads))
-
-
 def gpt2(s: Spec) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -107,30 +93,6 @@ def _encoder_sizes(s: Spec) -> dict[str, Any]:
     return {**sizes, "hidden_size": s.width, "intermediate_size": 4 * s.width, **dropout}
 
 
-def bert(s: Spec) -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(vocab_size=s.classes, max_position_embeddings=s.extent, **_encoder_sizes(s))
-    return BertForMaskedLM(config)
-
-
-def t5(s: Spec) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=s.classes,
-        d_model=s.width,
-        d_kv=s.width // s.heads,
-        d_ff=4 * s.width,
-        num_layers=s.layers,
-        num_heads=s.heads,
-        dropout_rate=0.0,
-        use_cache=False,
-        decoder_start_token_id=0,
-    )
-    return T5ForConditionalGeneration(config)
-
-
 def vit(s: Spec) -> nn.Module:
     """timm's, or transformers' where timm cannot be imported (it needs torchvision)."""
     try:
@@ -144,23 +106,7 @@ def vit(s: Spec) -> nn.Module:
     return VisionTransformer(img_size=s.extent, num_classes=s.classes, **sizes)
 
 
-def convnext(s: Spec) -> nn.Module:
-    from timm.models.convnext import ConvNeXt
-
-    dims = tuple(s.width * factor for factor in (1, 2, 4, 8))
-    return ConvNeXt(num_classes=s.classes, depths=(2, 2, s.layers, 2), dims=dims)
-
-
-def swin(s: Spec) -> nn.Module:
-    from timm.models.swin_transformer import SwinTransformer
-
-    sizes = {"embed_dim": s.width, "depths": (2, 2, s.layers, 2), "num_heads": (2, 4, 8, 16)}
-    return SwinTransformer(img_size=s.extent, num_classes=s.classes, drop_path_rate=0.0, **sizes)
-
-
-MAKERS: dict[str, Callable[[Spec], nn.Module]] = {
-    f.__name__: f for f in (llama, qwen3, gemma, gpt2, bert, t5, vit, convnext, swin)
-}
+MAKERS: dict[str, Callable[[Spec], nn.Module]] = {f.__name__: f for f in (llama, gpt2, vit)}
 
 
 def build(spec: Spec, device: str) -> Training:

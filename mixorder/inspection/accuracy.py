@@ -16,6 +16,7 @@ def relative_error(actual: Tensor, expected: Tensor, chunk_elements: int = 2**24
     """
     if actual.shape != expected.shape:
         raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    actual, expected = torch.atleast_1d(actual), torch.atleast_1d(expected)
     off = torch.zeros((), dtype=torch.float64, device=expected.device)
     size = torch.zeros_like(off)
     step = max(1, chunk_elements // max(expected[:1].numel(), 1))

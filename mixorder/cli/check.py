@@ -1,0 +1,80 @@
+"""`python -m mixorder explain ... --check`: a model's gradients by mixorder beside stock Inductor's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mixorder.cli.factory import Example
+
+if TYPE_CHECKING:
+    from mixorder.inspection.check import Checked
+
+SHOWN = 12
+SLOW = "Without a GPU the kernels run in Triton's interpreter, which is slow: use small inputs."
+
+
+def checked(example: Example, options: Mapping[str, Any], dynamic: bool | None, on_gpu: bool) -> Checked:
+    """Compiles and runs the model both ways. Raises `CannotExplain`."""
+    from mixorder.inspection.check import check
+
+    function, inputs, named = example
+    stock, ours = (_compiler(enabled, options, dynamic, on_gpu) for enabled in (False, True))
+    return check(function, inputs, named, stock, ours)
+
+
+def _compiler(
+    enabled: bool, options: Mapping[str, Any], dynamic: bool | None, on_gpu: bool
+) -> Callable[..., Any]:
+    import torch
+
+    if on_gpu:
+        given = {**options, "mixorder": enabled, "fx_graph_cache": False}
+        return functools.partial(torch.compile, options=given, dynamic=dynamic)
+    from mixorder.options import Options
+    from mixorder.plugin import compile_for_interpreter
+
+    least = options.get("mixorder_min_numel", Options.min_numel)
+    backend = compile_for_interpreter(Options(enabled, interpret=True, min_numel=least))
+    return functools.partial(torch.compile, backend=backend, dynamic=dynamic)
+
+
+def text(found: Checked) -> str:
+    """The worst gradients, and the verdict."""
+    from mixorder.inspection.table import table
+
+    rows = [["gradient of", "dtype", "shape", "stock", "mixorder", "allowed"]]
+    for one in found.compared[:SHOWN]:
+        shape = " x ".join(map(str, one.shape)) or "a number"
+        errors = [f"{error:.1e}" for error in (one.stock, one.ours, one.allowed)]
+        rows.append([one.name, one.dtype, shape, *errors])
+    more = len(found.compared) - SHOWN
+    lines = [
+        f"Gradients and results, the worst first: ||g - ref|| / ||ref||, ref from {found.reference}",
+        table(rows),
+        *([f"  and {more} more"] if more > 0 else []),
+        *(f"note: {note}" for note in found.notes),
+        verdict(found),
+    ]
+    return "\n".join(lines)
+
+
+def verdict(found: Checked) -> str:
+    """One line."""
+    regions = "1 region" if found.regions == 1 else f"{found.regions} regions"
+    wrong = [one.name for one in found.compared if one.wrong]
+    if wrong:
+        of = ", ".join(wrong[:5])
+        return f"FAILED: dtypes do not explain the errors of {of} ({len(wrong)} in all; {regions})."
+    if not found.regions:
+        return (
+            "FAILED: nothing was fused, so nothing was checked (--min-numel 0 fuses small tensors as well)."
+        )
+    same = "as exact as stock's" if found.reference != "stock" else "stock's, up to rounding"
+    return f"OK: all {len(found.compared)} are {same} ({regions} fused)."
+
+
+def status(found: Checked) -> int:
+    """0 if something was fused and all errors are explained, else 1."""
+    return int(not found.regions or any(one.wrong for one in found.compared))

@@ -1,0 +1,139 @@
+"""The kernels of a region before and after fusion, and their tensors, as plain data for a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import sympy
+
+from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
+from ..record import RegionRecord, TensorRecord
+from ..schedule import apart
+from ..schedule.device import DeviceInfo
+from ..schedule.kernel_time import Kind
+from .findings import GraphRecord
+
+_TITLES = {
+    Kind.ROWS: "along rows",
+    Kind.LOOPED: "along rows, in parts",
+    Kind.COLUMNS: "over rows",
+    Kind.MIXED: "along and over rows",
+    Kind.POINTWISE: "no reduction",
+}
+_PARTIAL = "partial sums"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """`kind`: `input`, `result` or `between`. `title`: what it is; `moved`: bytes, unknown if None."""
+
+    kind: str
+    title: str
+    text: str
+    moved: float | None
+    name: str = ""
+
+    @property
+    def size(self) -> str:
+        """Bytes with a unit."""
+        if self.moved is None:
+            return ""
+        return f"{self.moved / 1e6:.1f} MB" if self.moved >= 5e4 else f"{self.moved / 1e3:.1f} KB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel, or several like it: its title and launches, and the tensors that it reads and writes, by
+    key."""
+
+    title: str
+    launches: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Kernels in the order of their launches, and all their tensors, by key."""
+
+    kernels: tuple[Kernel, ...]
+    tensors: dict[str, Tensor]
+
+
+def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow:
+    """The kernels that Inductor would make, as they are predicted."""
+    loops, kernels, written = record.apart, [], set[str]()
+    for i, one in enumerate(apart.kernels_of(loops, device)):
+        used = dict.fromkeys(access.buffer for access in one.accesses)
+        outputs = [b for b in used if loops.buffer(b).role is BufferRole.OUTPUT and b not in written]
+        reads = tuple(b for b in used if b not in outputs)
+        summed = [b for b in outputs if one.launches > 1 and not _has_rows(loops, b)]
+        partial = (f"{_PARTIAL} {i}",) if summed else ()
+        direct = tuple(b for b in outputs if b not in summed)
+        kernels.append(Kernel(_TITLES[one.kind], 1, reads, direct + partial))
+        if summed:
+            kernels.append(Kernel("adds up partial sums", one.launches - 1, partial, tuple(summed)))
+        written.update(outputs)
+    return _flow(kernels, record, loops, graph)
+
+
+def after(record: RegionRecord, graph: GraphRecord) -> Flow:
+    """The main kernel and the finalisation."""
+    titles = ("along and over rows" if record.inner else "over rows", "adds up partial sums")
+    pairs = zip(record.loops.nests, titles, strict=True)
+    return _flow([_kernel(nest, title) for nest, title in pairs], record, record.loops, graph)
+
+
+def _kernel(nest: Nest, title: str) -> Kernel:
+    reads = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Load))
+    writes = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
+    return Kernel(title, 1, tuple(reads), tuple(writes))
+
+
+def _flow(kernels: Sequence[Kernel], record: RegionRecord, loops: LoopProgram, graph: GraphRecord) -> Flow:
+    keys = dict.fromkeys(key for k in kernels for key in (*k.reads, *k.writes))
+    return Flow(tuple(kernels), {key: _tensor(key, record, loops, graph) for key in keys})
+
+
+def _tensor(key: str, record: RegionRecord, loops: LoopProgram, graph: GraphRecord) -> Tensor:
+    if key.startswith(_PARTIAL):
+        return Tensor("between", _PARTIAL, "", None)
+    buffer = loops.buffer(key)
+    moved = _bytes(record, loops, key)
+    roles = ((BufferRole.INPUT, record.inputs), (BufferRole.OUTPUT, record.outputs))
+    for role, tensors in roles:
+        for one, tensor in zip(loops.role(role), tensors, strict=True):
+            if one.name == key and role is BufferRole.INPUT:
+                return Tensor("input", tensor.name, str(tensor), moved, tensor.name)
+            if one.name == key:
+                title = _gradient(tensor, _has_rows(loops, key), graph)
+                return Tensor("result", title, str(tensor), moved, tensor.name)
+    shared = buffer.role is not BufferRole.WORKSPACE
+    return Tensor("between", "exchanged sums" if shared else _PARTIAL, "", moved)
+
+
+def _gradient(tensor: TensorRecord, has_rows: bool, graph: GraphRecord) -> str:
+    """`dw norm.weight`, `db norm.bias`, `dx`, as far as is known; the node's name in a forward."""
+    if graph.kind != "backward":
+        return tensor.name
+    of = graph.gradients.get(tensor.name, "")
+    if of.startswith("input ") or not of:
+        return f"dx of {of}" if of else "dx" if has_rows else "dw or db"
+    return f"{'db' if 'bias' in of.rpartition('.')[2] else 'dw'} of {of}"
+
+
+def _has_rows(loops: LoopProgram, buffer: str) -> bool:
+    """Whether a result has an element for each row."""
+    row = loops.tile_axes[0].symbol
+    return any(row in store.index.free_symbols for store in _stores(loops, buffer))
+
+
+def _stores(loops: LoopProgram, buffer: str) -> Iterable[Store]:
+    return (s for n in loops.nests for s in n.statements if isinstance(s, Store) and s.buffer == buffer)
+
+
+def _bytes(record: RegionRecord, loops: LoopProgram, name: str) -> float:
+    buffer = loops.buffer(name)
+    numel = sympy.sympify(buffer.numel).subs(NUM_SPLITS, record.schedule.num_splits)
+    return float(loops.hint(numel) * buffer.dtype.itemsize)

@@ -1,0 +1,363 @@
+"""Peak memory: how many bytes of tensors a graph holds at most, without a region's kernels and with them.
+
+An estimate from liveness. What is assumed of Inductor:
+
+- Kernels run in the order of the graph. Inductor reorders them for less memory, so another place for a launch
+  in the graph would change little, and none is looked for.
+- A pointwise node has no memory of its own if only loops use it that run before the next matrix product or
+  the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
+- A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
+  an input that others hold.
+
+A launch reads its inputs and holds its workspace at its place, and its results from there on. The timeline of
+a graph is made once. A region costs a walk over its nodes and their users, and one pass over the positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate
+
+import torch
+from torch.fx import Graph, Node
+
+from ..inductor.graphs import donated, get_node_storage
+from .nodes import fake, is_constant, is_pointwise, size_of
+from .placement import moved, place_of
+from .region import Region
+from .space_analysis import takes_operands
+
+# Inductor's own thresholds: a value that several nodes use is stored if more than 4 tensors are read for it,
+# any value if more than 8 are (`realize_reads_threshold`, `realize_acc_reads_threshold`).
+READS_SHARED, READS = 4, 8
+TOLERANCE = 0.005  # of the stock graph's peak
+PIECE = 2**21  # bytes that torch's allocator takes from the GPU for small tensors: less is not seen there
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A tensor's memory: bytes, and the first and the last position at which it is held."""
+
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a region does to a graph's memory. `before`, `after`: the peaks in bytes, without it and with it.
+
+    `spans`: of the nodes whose memory changes; None where it is gone."""
+
+    before: int
+    after: int
+    without_workspace: int
+    spans: Mapping[Node, Span | None]
+    region: Region
+    place: int
+    late: frozenset[Node]
+
+
+class Timeline:
+    """The memory of a graph over its positions. `stock`: the peak in bytes without any region; `fused`: the
+    most that it can be, whichever loops Inductor fuses."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.index = {node: i for i, node in enumerate(graph.nodes)}
+        self.end = len(self.index) - 1
+        self.base: dict[Node, Node] = {}  # a view, and the node in whose memory it lies
+        self.stored: set[Node] = set()
+        self.spans: dict[Node, Span] = {}
+        self._find_bases(graph)
+        self._find_stored(graph)
+        self.changes = [0] * (self.end + 2)
+        for node in self.stored:
+            self._set(node, self._span(node, self.index[node]))
+        overwritten = self._share(donated(graph))
+        self.stock = self.peak = max(accumulate(self.changes))
+        self.fused = self._peak_if_fused(overwritten)
+
+    def _find_bases(self, graph: Graph) -> None:
+        first: dict[object, Node] = {}
+        for node in graph.nodes:
+            if (key := get_node_storage(node)) is not None:
+                own = first.setdefault(key, node)
+                self.base[node] = self.base[node.args[0]] if _is_broadcast(node) else own
+
+    def _find_stored(self, graph: Graph) -> None:
+        """Find the nodes with memory of their own: results of other operators, and of loops that have to
+        write them."""
+        epoch: dict[Node, int] = {}  # how many operators other than loops a node's loop has to wait for
+        reads: dict[Node, set[Node]] = {}  # what is read from memory to compute a node
+        realised: set[Node] = set()
+        for node in graph.nodes:
+            args = node.all_input_nodes
+            epoch[node] = max((epoch[a] + (not _is_loop(a)) for a in args), default=0)
+            if not _is_loop(node) or node.op == "placeholder":
+                realised.add(node)
+                reads[node] = {node}
+                continue
+            reads[node] = set().union(*(reads[a] for a in args)) if len(args) != 1 else reads[args[0]]
+            count = len(reads[node])
+            own: bool = self.base.get(node) is node
+            if own and not is_constant(node):
+                shared = count > READS_SHARED and len(node.users) > 1
+                if shared or count > READS or not is_pointwise(node) or self._is_needed(node):
+                    realised.add(node)
+                    reads[node] = {node}
+        latest: dict[
+            Node, int
+        ] = {}  # the last of the kernels that read a node, or compute what they read of it
+        for node in reversed(graph.nodes):
+            inside = ((u, u in realised or not _is_loop(u)) for u in node.users)
+            latest[node] = max(
+                (epoch[u] if kernel else latest[u] for u, kernel in inside), default=epoch[node]
+            )
+        for node in realised:
+            if self.base.get(node) is not node:
+                continue
+            if latest[node] > epoch[node] or not _is_loop(node) or self._is_needed(node):
+                self.stored.add(node)
+
+    def _is_needed(self, node: Node) -> bool:
+        """Whether a node outside of loops reads it."""
+        return not all(map(_is_loop, self._users(node)))
+
+    def _users(self, node: Node) -> Iterable[Node]:
+        """The users of a node, behind views."""
+        for user in node.users:
+            if self._is_view_of(user, node):
+                yield from self._users(user)
+            else:
+                yield user
+
+    def _span(self, node: Node, first: int, change: _Rewrite | None = None) -> Span:
+        last = self._last(node, first, change)
+        if node.op == "placeholder":
+            first = 0
+            if node.name.startswith(("primals", "arg")):  # the caller keeps it, as Inductor assumes as well
+                last = self.end
+        elif node.target is operator.getitem:
+            first = self.index.get(node.all_input_nodes[0], first)
+        return Span(bytes_of(node), first, last)
+
+    def _last(self, node: Node, first: int, change: _Rewrite | None) -> int:
+        """The last position at which a tensor is read, by kernels that compute what has no memory itself."""
+        last, todo, seen = first, [node], {node}
+        while todo:
+            source = todo.pop()
+            for user in source.users.keys() - seen:
+                seen.add(user)
+                if user.op == "output":
+                    return self.end
+                if change is not None and user in change.gone:
+                    last = max(last, change.place)
+                elif self._is_view_of(user, source) or not self._is_kernel(user, change):
+                    todo.append(user)
+                else:
+                    moved_to = change.place if change is not None and user in change.late else first
+                    last = max(last, moved_to, self.index.get(user, first))
+        return last
+
+    def _readers(self, node: Node) -> list[int]:
+        """The positions of the kernels that read a node, or compute what they read of it."""
+        found, todo, seen = [], [node], {node}
+        while todo:
+            source = todo.pop()
+            for user in source.users.keys() - seen:
+                seen.add(user)
+                if self._is_view_of(user, source) or not (user in self.stored or not _is_loop(user)):
+                    todo.append(user)
+                else:
+                    found.append(self.index[user])
+        return found
+
+    def _is_view_of(self, node: Node, source: Node) -> bool:
+        return node in self.base and self.base[node] is self.base.get(source)
+
+    def _is_kernel(self, node: Node, change: _Rewrite | None) -> bool:
+        """Whether a kernel runs for a node, which reads its operands."""
+        written = node in self.stored or (change is not None and node in change.region.inputs)
+        return written or not _is_loop(node)
+
+    def _set(self, node: Node, span: Span | None) -> None:
+        if (old := self.spans.pop(node, None)) is not None:
+            _add(self.changes, old, -1)
+        if span is not None:
+            self.spans[node] = span
+            _add(self.changes, span, 1)
+
+    def _share(self, inputs: frozenset[Node]) -> set[Node]:
+        """End the memory of operands in which a loop writes its result, and return them."""
+        overwritten: set[Node] = set()
+        dying: dict[tuple[int, int], list[Node]] = {}
+        for node, span in self.spans.items():
+            if span.last < self.end and (node.op != "placeholder" or node in inputs):
+                dying.setdefault((span.last, span.bytes), []).append(node)
+        for node in [n for n in self.spans if n.op == "call_function" and is_pointwise(n)]:
+            span = self.spans[node]
+            for other in dying.get((span.first, span.bytes), ()):
+                if other is not node and self.spans[other].first < span.first:
+                    dying[span.first, span.bytes].remove(other)
+                    self._set(other, dataclasses.replace(self.spans[other], last=span.first - 1))
+                    overwritten.add(other)
+                    break
+        return overwritten
+
+    def _peak_if_fused(self, overwritten: Collection[Node]) -> int:
+        """The peak if all loops from one other operator to the next are one kernel: the most that fusion can
+        hold at once, as all of the kernel's results exist before its operands are freed. What several of the
+        loops read is not overwritten: on a GPU, a reduction over rows is another kernel."""
+        nodes = list(self.index)
+        start, end = list(range(len(nodes) + 1)), list(range(len(nodes) + 1))
+        for i in range(1, len(nodes)):
+            if _is_loop(nodes[i]) and _is_loop(nodes[i - 1]):
+                start[i] = start[i - 1]
+        for i in range(len(nodes) - 2, -1, -1):
+            if start[i] == start[i + 1]:
+                end[i] = end[i + 1]
+        changes = [0] * (self.end + 2)
+        for node, span in self.spans.items():
+            at = start[min(span.last + 1, self.end)]
+            alone = node in overwritten and len([i for i in self._readers(node) if i >= at]) == 1
+            last = at - 1 if alone else end[span.last]
+            _add(changes, Span(span.bytes, start[span.first], last), 1)
+        return max(accumulate(changes))
+
+    def change(self, region: Region, over: Collection[Node], workspace: int) -> Change:
+        """What a region would do. `over`: the inputs in whose memory it writes results; `workspace`: bytes.
+
+        Raises `Decline` where the order of effects leaves no place for the region.
+        """
+        place = self.index[place_of(region)]
+        rewrite = _Rewrite(region, place, frozenset(moved(region)), _gone(region))
+        spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
+        for node in self._read_by(region):
+            old = self.spans.get(node)
+            span = self._span(node, old.first if old is not None else self.index[node], rewrite)
+            shared = node in over and span.last == place
+            spans[node] = (
+                dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
+            )
+        for node in region.outputs:
+            size = bytes_of(node) * (2 if node in region.widened else 1)
+            spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
+        changes = self.changes.copy()
+        for node, now in spans.items():
+            if node in self.spans:
+                _add(changes, self.spans[node], -1)
+            if now is not None:
+                _add(changes, now, 1)
+        tensors = max(accumulate(changes))
+        _add(changes, Span(workspace, place, place), 1)
+        after = max(accumulate(changes))
+        return Change(self.peak, after, tensors, spans, region, place, rewrite.late)
+
+    def _shared(self, span: Span, node: Node, place: int) -> Span:
+        """A node's new span; it ends where a loop outside of the region still writes where the node lay."""
+        old = self.spans.get(node)
+        if old is None or span.last == place or (old.bytes, old.last) != (span.bytes, span.last - 1):
+            return span
+        return dataclasses.replace(span, last=old.last)
+
+    def _read_by(self, region: Region) -> set[Node]:
+        """The nodes that are in memory because of a region's members, or that they are computed from."""
+        found = {self.base.get(n, n) for n in region.inputs}
+        todo, seen = [*region.nodes, *region.inputs], set(region.nodes)
+        while todo:
+            for arg in todo.pop().all_input_nodes:
+                base = self.base.get(arg, arg)
+                if base in seen or base in region.nodes:
+                    continue
+                seen.add(base)
+                if base in self.stored:
+                    found.add(base)
+                else:
+                    todo.append(base)
+        return {n for n in found if n in self.base and not is_constant(n)}
+
+    def fits(self, change: Change) -> bool:
+        """Whether a region leaves the peak where stock may have it, or where earlier regions do.
+
+        Its workspace does not count: it is a few percent of the region's tensors, and a model has hundreds.
+        """
+        most = self.fused + max(self.fused * TOLERANCE, PIECE)
+        return change.without_workspace <= max(most, change.before)
+
+    def commit(self, change: Change, results: Mapping[Node, Node]) -> None:
+        """Note that the graph was rewritten; `results`: what replaces the region's outputs."""
+        for node, span in change.spans.items():
+            self._set(node, None)
+            self.stored.discard(node)
+            new = results.get(node, node)
+            if span is not None:
+                self._set(new, span)
+                self.stored.add(new)
+            self.base.setdefault(new, new)
+        for node in change.late:
+            self.index[node] = max(self.index.get(node, 0), change.place)
+        self.peak = change.without_workspace
+        for new in results.values():
+            for node in (new, *new.all_input_nodes):
+                self.index.setdefault(node, change.place)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rewrite:
+    """A region's launch: its position, the nodes that move behind it, and those that are erased."""
+
+    region: Region
+    place: int
+    late: frozenset[Node]
+    gone: frozenset[Node]
+
+
+def _gone(region: Region) -> frozenset[Node]:
+    gone = set(region.outputs)
+    for node in reversed(region.nodes):
+        if node.users and all(user in gone for user in node.users):
+            gone.add(node)
+    return frozenset(gone)
+
+
+def _is_loop(node: Node) -> bool:
+    """Whether Inductor computes a node in loops that may be fused with others, or it is a view."""
+    if node.op != "call_function":
+        return False
+    if takes_operands(node) or is_constant(node):
+        return True
+    if _is_broadcast(node):
+        return True
+    key = get_node_storage(node)
+    return key is not None and any(get_node_storage(a) == key for a in node.all_input_nodes)
+
+
+def _is_broadcast(node: Node) -> bool:
+    """Whether a node is a view even where a pass of Inductor gave it a fake tensor with memory of its own."""
+    return node.target is torch.ops.aten.expand.default
+
+
+def _add(changes: list[int], span: Span, sign: int) -> None:
+    if span.last >= span.first:
+        changes[span.first] += sign * span.bytes
+        changes[span.last + 1] -= sign * span.bytes
+
+
+def bytes_of(node: Node) -> int:
+    """Bytes of a node's tensor; with symbolic sizes, as the compiled example has them."""
+    val = fake(node)
+    if val is None:
+        return 0
+    count = 1
+    for n in map(_hint, val.shape):
+        count *= n
+    return count * val.dtype.itemsize
+
+
+def _hint(n: int | torch.SymInt) -> int:
+    if isinstance(n, int):
+        return n
+    hint = n.node.hint if size_of(n) is not None else None
+    return 1 if hint is None else int(hint)

@@ -1,0 +1,198 @@
+"""What Inductor would do with a region: its kernels, and their predicted time.
+
+Inductor makes one kernel of the row-wise reductions and what follows from them, and one or two of the
+column-wise ones; from some sizes on, its own fusion makes one of both. Facts of torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import sympy
+
+from ..ir.program import (
+    AxisClass,
+    Load,
+    LoopProgram,
+    Nest,
+    Reduce,
+    Statement,
+    Store,
+    closure,
+    operands,
+)
+from .cost import without
+from .device import DeviceInfo
+from .kernel_time import Kind, Times
+from .schedule import next_power_of_2
+from .work import ACCESS, Access, Work, accesses, computing, total
+
+PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
+SPLIT_PROGRAMS = 64  # times multiprocessors: with fewer columns a reduction over rows is split into two
+MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
+TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
+BLOCK = 1024  # elements of a program of a kernel without rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One of Inductor's kernels. `programs`: how many it can be divided into. `launches`: itself, and a
+    second one where a reduction is split. `sums`: reductions of partial sums by kernels of PyTorch's.
+    `lanes`: of a row that a program keeps with its sums."""
+
+    kind: Kind
+    work: Work
+    programs: int
+    launches: int
+    accesses: tuple[Access, ...]
+    sums: int = 0
+    lanes: int = 0
+
+
+def microseconds(kernels: Sequence[Kernel], device: DeviceInfo, times: Times) -> float:
+    """Predicted time of kernels, one after the other."""
+    us = times.start_us
+    for kernel in kernels:
+        crowded = 1 + (kernel.lanes / times.crowded_lanes) ** 2  # what does not fit the registers
+        us += crowded * times.us(kernel.kind, kernel.work, device, kernel.programs)
+        us += times.sum_us * kernel.sums + times.latency_us[Kind.COLUMNS.value] * (
+            kernel.launches - 1 - kernel.sums
+        )
+    return us + times.launch_us * (sum(kernel.launches for kernel in kernels) - 1)
+
+
+def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
+    """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
+    earlier nest has stored."""
+    nests, stored = list(program.nests), dict[str, str]()
+    found = []
+    if len(nests) == 2 and _is_mixed(program):
+        own, others = _by_dependence(program, nests[1])
+        if own is not None:
+            found.append(_mixed(program, (nests[0], own)))
+            stored.update(_stores(nests[0]))
+            nests = [others] if others is not None else []
+    for nest in nests:
+        found.append(_kernel(program, nest, stored, device))
+        stored.update(_stores(nest))
+    return found
+
+
+def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: DeviceInfo) -> Kernel:
+    reductions = [s for s in nest.statements if isinstance(s, Reduce)]
+    row, last = program.tile_axes
+    rows, cols = program.hint(row.size), program.hint(last.size)
+    batch = program.axis(AxisClass.BATCH)
+    outside = 1 if batch is None else program.hint(batch.size)
+    over_rows = any(row.symbol in s.axes for s in reductions)
+    # Inductor tiles a kernel so that the tensors' contiguous dims are in its tiles.
+    tile = (TILE, TILE) if over_rows or not reductions else (max(1, TILE // 4), cols)
+    moves, statements = _moves(program, nest, stored, tile)
+    work = total(moves) + computing(program, nest, statements)
+    blocks = rows * cols * outside // BLOCK + 1
+    if over_rows:
+        split = cols * outside < SPLIT_PROGRAMS * device.num_sm and rows > 32
+        return Kernel(Kind.COLUMNS, work, blocks, 1 + split, moves)
+    if not reductions:
+        return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
+    if cols <= PERSISTENT_COLS:
+        work = _in_lanes(work, cols)
+        return Kernel(Kind.ROWS, work, min(rows * outside, blocks), 1, moves)
+    above = nest.reductions_above()
+    passes = 1 + max(above[s.name] for s in reductions)
+    passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
+    return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1, moves)
+
+
+def _in_lanes(work: Work, cols: int) -> Work:
+    """The work of a kernel that has a row in a power of two of lanes."""
+    return work.scaled(next_power_of_2(cols) / cols)
+
+
+def _moves(
+    program: LoopProgram, nest: Nest, stored: dict[str, str], tile: tuple[int, int]
+) -> tuple[tuple[Access, ...], Sequence[Statement]]:
+    """The accesses of a nest, of its inputs or, if that is less, of values that are stored, and the
+    statements that it is left with."""
+    whole = accesses(program, nest, nest.statements, tile)
+    rest = without(nest, stored)
+    known = {stored[n] for s in rest for n in operands(s) if n in stored}
+    instead = accesses(program, nest, rest, tile) + _of_buffers(program, known)
+    if known and total(instead).dram < total(whole).dram:
+        return tuple(instead), rest
+    return tuple(whole), nest.statements
+
+
+def _of_buffers(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
+    sizes = {b: program.hint(program.buffer(b).numel) * program.buffer(b).dtype.itemsize for b in buffers}
+    return [Access(b, size, size, size, size / ACCESS) for b, size in sizes.items()]
+
+
+def _once(found: Sequence[Access]) -> list[Access]:
+    """One access for each buffer: that which moves the most."""
+    return list({a.buffer: a for a in sorted(found, key=lambda a: a.dram)}.values())
+
+
+def _stores(nest: Nest) -> dict[str, str]:
+    """The values that a nest stores, and their buffers."""
+    return {s.value.name: s.buffer for s in nest.statements if isinstance(s, Store)}
+
+
+def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest | None]:
+    """A nest's column-wise reductions of values without a row-wise one above, and the others. Inductor's
+    fusion takes only the former."""
+    _, last = program.tile_axes
+    parts: dict[bool, list[Store]] = {False: [], True: []}
+    for store in (s for s in nest.statements if isinstance(s, Store)):
+        needed = closure(nest.statements, [store])
+        parts[any(isinstance(s, Reduce) and last.symbol in s.axes for s in needed)].append(store)
+    own, others = (
+        Nest(nest.loops, closure(nest.statements, parts[key])) if parts[key] else None
+        for key in (False, True)
+    )
+    return own, others
+
+
+def _is_mixed(program: LoopProgram) -> bool:
+    """Whether Inductor's own fusion takes both nests."""
+    row, last = program.tile_axes
+    rows, cols = program.hint(row.size), program.hint(last.size)
+    first, second = program.nests
+    loads = [[s for s in nest.statements if isinstance(s, Load)] for nest in program.nests]
+    reads = [{s.buffer for s in found} for found in loads]
+    full = {row.symbol, last.symbol}
+    inner = [s for s in first.statements if isinstance(s, Reduce)]
+    outer = [s for s in second.statements if isinstance(s, Reduce)]
+    return (
+        bool(inner)
+        and any(s.buffer in reads[1] and full <= s.index.free_symbols for s in loads[0])
+        and last.kind is AxisClass.COLUMN
+        and program.axis(AxisClass.BATCH) is None
+        and rows >= max(MIXED_ROWS, 2 * cols)
+        and rows * cols >= MIXED_NUMEL
+        and cols <= MIXED_COLS
+        and len(reads[0] | reads[1]) <= MIXED_READS
+        and all(s.kind.name in ("sum", "prod") for s in outer)
+        and all(_is_plain(s.index, last.symbol) for s in loads[0])
+    )
+
+
+def _is_plain(index: sympy.Expr, last: sympy.Symbol) -> bool:
+    """Whether the columns are next to each other or the same, all along a row."""
+    rest = sympy.expand(index)
+    return rest.coeff(last) in (0, 1) and last not in (rest - last * rest.coeff(last)).free_symbols
+
+
+def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:
+    row, last = program.tile_axes
+    tile = (1, program.hint(last.size))
+    found = [a for n in nests for a in accesses(program, n, n.statements, tile)]
+    work = total(_once(found))
+    for nest in nests:
+        work += computing(program, nest, nest.statements)
+    sums = sum(isinstance(s, Reduce) and row.symbol in s.axes for s in nests[1].statements)
+    cols = program.hint(last.size)
+    work = _in_lanes(work, cols)
+    rows, lanes = program.hint(row.size), next_power_of_2(cols)
+    return Kernel(Kind.MIXED, work, rows, 1 + sums, tuple(found), sums, lanes)

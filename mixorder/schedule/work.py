@@ -1,0 +1,245 @@
+"""The work of one kernel: bytes as the memory sees them, and machine instructions.
+
+Device memory and L2 move sectors of 32 bytes. How many sectors a tile of a tensor touches is read off the
+index map, by evaluating it over a part of the tile: strided, transposed and gathered reads differ only there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import sympy
+
+from ..inductor.symbols import INDEX_FUNCTIONS
+from ..ir.program import (
+    Axis,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Store,
+)
+from .facts import cost_of
+
+SECTOR = 32  # bytes
+ACCESS = 16  # bytes of the widest access of a thread
+SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
+DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
+HEAVY = cost_of("exp")  # instructions of a function, at least
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
+    the multiprocessors, where each tile moves its own. `light`: instructions of all threads, which a thread
+    overlaps with those of its other elements. `heavy`: those of functions such as `exp`, which only other
+    warps overlap. `requests`: loads and stores of all threads."""
+
+    dram: float
+    l2: float
+    light: float = 0.0
+    heavy: float = 0.0
+    requests: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Work(*(one + another for one, another in pairs))
+
+    def scaled(self, lanes: float) -> Work:
+        """The same in so many times the lanes, of which some move nothing."""
+        return dataclasses.replace(
+            self, light=self.light * lanes, heavy=self.heavy * lanes, requests=self.requests * lanes
+        )
+
+    def idle(self) -> Work:
+        """The same without computing."""
+        return dataclasses.replace(self, light=0.0, heavy=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
+    `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`:
+    as of `Work`."""
+
+    buffer: str
+    touched: float
+    dram: float
+    l2: float
+    requests: float = 0.0
+    light: float = 0.0
+
+
+def accesses(
+    program: LoopProgram,
+    nest: Nest,
+    statements: Iterable[Statement],
+    tile: tuple[int, int],
+    shifted: bool = False,
+) -> list[Access]:
+    """The accesses of a nest's statements, with `tile` = (rows, columns) of its loops over both. The
+    workspace and the mailbox are left out. `shifted`: by the program's phase, so that all that are over both
+    start at a boundary."""
+    row, col = program.tile_axes
+    found = []
+    for stmt in statements:
+        if isinstance(stmt, Load | Store):
+            buffer = program.buffer(stmt.buffer)
+            if buffer.role in (BufferRole.INPUT, BufferRole.OUTPUT):
+                one = _access(program, nest, buffer, stmt, (row, col), tile)
+                if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
+                    one = dataclasses.replace(one, requests=one.touched / ACCESS)
+                found.append(one)
+    return found
+
+
+def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement]) -> Work:
+    """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
+    elements."""
+    deps = nest.dependence()
+    light = heavy = 0.0
+    for stmt in statements:
+        if isinstance(stmt, Compute) and (each := cost_of(stmt.op)) >= HEAVY:
+            heavy += each * _extent(program, nest, deps[stmt.name])
+        elif isinstance(stmt, Compute):
+            light += each * _extent(program, nest, deps[stmt.name])
+        elif isinstance(stmt, Reduce | PartialAccumulate):
+            light += _extent(program, nest, deps[stmt.value.name])
+    return Work(0, 0, light, heavy)
+
+
+def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
+    """Iterations of the loops over some symbols."""
+    sizes = {axis.symbol: axis.size for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
+    return math.prod(max(1, program.hint(sizes[s])) for s in set(symbols) if s in sizes)
+
+
+def _access(
+    program: LoopProgram,
+    nest: Nest,
+    buffer: Buffer,
+    stmt: Load | Store,
+    axes: tuple[Axis, Axis],
+    tile: tuple[int, int],
+) -> Access:
+    index, item = stmt.index, buffer.dtype.itemsize
+    elements = _extent(program, nest, index.free_symbols)
+    numel = max(1, program.hint(buffer.numel))
+    if isinstance(stmt, Load) and stmt.predicate is not None:
+        elements = min(elements, max(numel, 1))  # each piece is read where it stands
+    sizes = tuple((axis.symbol, max(1, program.hint(axis.size))) for axis in axes)
+    if not {symbol for symbol, _ in sizes} & index.free_symbols:
+        return Access(buffer.name, item, SECTOR, elements * SECTOR, elements)
+    index = index.xreplace(dict(program.hints))
+    touched = min(elements, numel) * item
+    spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
+    near = _sectors(index, sizes, tile, item)
+    requests = elements / _per_access(index, sizes, item)
+    return Access(
+        buffer.name,
+        touched,
+        touched * spread.amplified,
+        elements * item * near.moved,
+        requests,
+        DIVISION * divisions(index) * requests,  # once for elements that are contiguous
+    )
+
+
+def total(found: Iterable[Access]) -> Work:
+    """The work of all accesses; of each tensor, device memory moves what the largest of them needs."""
+    found = list(found)
+    once: dict[str, float] = {}
+    for one in found:
+        once[one.buffer] = max(once.get(one.buffer, 0.0), one.dram)
+    return Work(
+        sum(once.values()),
+        sum(one.l2 for one in found),
+        sum(one.light for one in found),
+        0.0,
+        sum(one.requests for one in found),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sectors:
+    """Bytes of the sectors that a tile touches, over those of its different elements (`amplified`), and over
+    those of all its iterations (`moved`)."""
+
+    amplified: float
+    moved: float
+
+
+def divisions(index: sympy.Expr) -> int:
+    """How many divisions an index has."""
+    return sum(type(part).__name__ in INDEX_FUNCTIONS for part in sympy.preorder_traversal(index))
+
+
+_Sizes = tuple[tuple[sympy.Symbol, int], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _per_access(index: sympy.Expr, sizes: _Sizes, item: int) -> int:
+    """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns or the rows, and
+    starting at a multiple of themselves."""
+    (_, rows), (_, cols) = sizes
+    for down, extent in ((False, cols), (True, rows)):
+        most = max(1, ACCESS // item)
+        while most > 1 and not _is_wide(index, sizes, most, down, extent):
+            most //= 2
+        if most > 1:
+            return most
+    return 1
+
+
+def _is_wide(index: sympy.Expr, sizes: _Sizes, most: int, down: bool, extent: int) -> bool:
+    """Whether accesses of `most` elements, along the rows if `down`, are possible in a part of the space."""
+    if extent < most:
+        return False
+    along = [_offsets(index, sizes, (most, 1) if down else (1, most))]
+    across = _offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
+    contiguous = all(b - a == 1 for run in along for a, b in zip(run, run[1:], strict=False))
+    return contiguous and all(at % most == across[0] % most for at in across)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sectors(index: sympy.Expr, sizes: _Sizes, tile: tuple[int, int], item: int) -> _Sectors:
+    """Read off a part of the tile, from its first element on. There is one iteration along an axis that the
+    index is without, as `_extent` has it."""
+    shape = tuple(
+        min(extent, size, SAMPLE) if axis in index.free_symbols else 1
+        for extent, (axis, size) in zip(tile, sizes, strict=True)
+    )
+    offsets = _offsets(index, sizes, (shape[0], shape[1]))
+    elements = set(offsets)
+    sectors = len({at * item // SECTOR for at in elements}) * SECTOR
+    # A part of less than a sector has the others beside it.
+    amplified = max(1.0, sectors / max(SECTOR, len(elements) * item))
+    return _Sectors(amplified, amplified * len(elements) / len(offsets))
+
+
+@functools.lru_cache(maxsize=4096)
+def _offsets(index: sympy.Expr, sizes: _Sizes, shape: tuple[int, int]) -> Sequence[int]:
+    """The index over a part of the space, at 0 of all other loops."""
+    (row, rows), (col, cols) = sizes
+    at = _function(index, row, col)
+    return [at(x, y) for x in range(min(shape[0], rows)) for y in range(min(shape[1], cols))]
+
+
+def _function(index: sympy.Expr, row: sympy.Symbol, col: sympy.Symbol) -> Callable[[int, int], int]:
+    others = dict.fromkeys(index.free_symbols - {row, col}, sympy.S.Zero)
+    plain = sympy.expand(index.xreplace(others))
+    a, b = plain.coeff(row), plain.coeff(col)
+    rest = plain - a * row - b * col
+    if a.is_number and b.is_number and rest.is_number:
+        start, down, right = int(rest), int(a), int(b)
+        return lambda x, y: start + down * x + right * y
+    return sympy.lambdify([row, col], plain, modules=[INDEX_FUNCTIONS, "math"])  # type: ignore[no-any-return]

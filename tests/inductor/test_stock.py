@@ -1,0 +1,102 @@
+"""Compiles inside a compile, with the real Inductor CPU backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs import find
+from torch import nn
+from torch._inductor import compile_fx, config
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.inductor import stock
+from mixorder.inductor.config import without_autograd_cache
+from mixorder.rewrite.alone import alone
+from mixorder.tune.measure import in_own_thread
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[bool, Any, Any]]]:
+    """What each compile of a graph has of mixorder's option, torch's own, and the user's passes."""
+    found = []
+    original = compile_fx._InProcessFxCompile.codegen_and_compile
+
+    def codegen_and_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own, passes = config.triton.mix_order_reduction, config.post_grad_custom_post_pass
+        found.append((config.mixorder, own, passes))  # type: ignore[attr-defined]
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(compile_fx._InProcessFxCompile, "codegen_and_compile", codegen_and_compile)
+    yield found
+
+
+def compile_regions(graph: Graph, errors: list[float]) -> None:
+    """Compile each region of a graph by itself, and compare with the nodes one by one."""
+    for region in find(graph):
+        by_itself = alone(region, int)
+        likes = [(like.dtype, like.shape, like.stride) for like in by_itself.inputs]
+
+        def run(by_itself: Any = by_itself, likes: Any = likes) -> None:
+            compiled = stock.compile_as_shipped(by_itself.module(), likes, torch.device("cpu"))
+            inputs = [
+                torch.randn(shape).to(dtype).as_strided(shape, stride) for dtype, shape, stride in likes
+            ]
+            for _ in range(2):
+                for mine, theirs in zip(compiled(inputs), by_itself.module()(*inputs), strict=True):
+                    errors.append(float((mine - theirs).abs().max()))
+
+        in_own_thread(run)
+
+
+class Model(nn.Module):
+    """A region in the backward, and one in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.linear(x))
+        return y * y.mean(1, keepdim=True) + y.mean(0)
+
+
+def gradients(function: Callable[..., Any], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    return list(torch.autograd.grad(function(x).sin().sum(), [x, *model.parameters()]))
+
+
+def test_in_the_pass_of_a_forward_and_of_a_backward(
+    monkeypatch: pytest.MonkeyPatch, seen: list[tuple[bool, Any, Any]]
+) -> None:
+    errors: list[float] = []
+
+    def run(graph: Graph, options: Any) -> list[Any]:
+        compile_regions(graph, errors)
+        return []
+
+    monkeypatch.setattr(pipeline, "run", run)
+    torch.manual_seed(0)
+    model, x = Model().double(), torch.randn(512, 64).double()
+    torch._dynamo.reset()
+    with config.patch(fx_graph_cache=False), without_autograd_cache():
+        got = gradients(torch.compile(model, options={"mixorder": True}), model, x)
+    for mine, theirs in zip(got, gradients(model, model, x), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert errors and max(errors) < 1e-9
+    by_itself = (False, config.triton.mix_order_reduction, None)
+    forward, first, backward, *others = seen
+    assert forward[0] and backward[0] and [first, *others] == [by_itself] * (1 + len(others)) and others
+
+
+def test_settings_are_those_without_mixorder() -> None:
+    before = stock.settings()
+    with stock.replaced({"triton.mix_order_reduction": False, "reorder_for_peak_memory": False}):
+        assert stock.settings() == before
+        with config.patch({"triton.unique_kernel_names": not config.triton.unique_kernel_names}):
+            assert stock.settings() != before
+    with config.patch(post_grad_custom_post_pass=print, mixorder_min_numel=7):
+        assert stock.settings() == before

@@ -1,0 +1,115 @@
+"""The page of a report: one valid file for phones and screens, with labelled pictures."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+import mixorder
+from mixorder.inspection.explanation import Report
+from mixorder.inspection.flow import Flow, Tensor, after, before
+from mixorder.inspection.page import page
+from mixorder.inspection.picture import picture
+
+VOID = {"meta"}
+
+
+class Nesting(HTMLParser):
+    """Asserts that elements nest; lists all of them with their attributes, and by their class the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.Linear(768, 768), nn.RMSNorm(768))
+        x = torch.randn(4096, 768, dtype=torch.bfloat16, requires_grad=True)
+    return mixorder.explain(model.bfloat16())(x)
+
+
+def test_the_page_is_one_valid_file_without_fixed_widths(report: Report) -> None:
+    text = page(report)
+    parser = Nesting()
+    parser.feed(text)
+    assert parser.open == []
+    assert "<script" not in text and "src=" not in text and "href=" not in text
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parser.found
+    assert "@media (prefers-color-scheme: dark)" in text and "color-scheme: light dark" in text
+    assert not [tag for tag, attrs in parser.found if "width" in attrs and tag not in ("rect", "meta")]
+    # What can be wider than a phone is in a container that scrolls.
+    assert len(re.findall("<div class='wide'><(?:table|svg)", text)) == text.count("<table") + text.count(
+        "<svg"
+    )
+    assert not re.search(r"[^-]width: \d+(?:px|em)", text)
+
+
+def test_colours_have_a_key_in_both_modes(report: Report) -> None:
+    text = page(report)
+    light, dark = text.split("@media (prefers-color-scheme: dark)")
+    for kind in ("input", "kernel", "between", "result"):
+        assert f"<span class='key {kind}'>" in text and f"class='{kind}'/>" in text
+        assert f"--{kind}: #" in light and f"--{kind}: #" in dark
+
+
+def test_pictures_show_the_kernels_of_both_ways(report: Report) -> None:
+    text = page(report)
+    pictures = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    assert len(pictures) == 2 * len(report.regions) and text.count("def triton_mixorder") == len(pictures)
+    for i, region in enumerate(report.regions):
+        graph = report.graph_of(i)
+        apart, fused = before(region, graph, report.device), after(region, graph)
+        assert sum(k.launches for k in apart.kernels) == region.expected.launches_apart > 2
+        assert sum(k.launches for k in fused.kernels) == region.expected.launches == 2
+        for flow, svg in zip((apart, fused), pictures[2 * i : 2 * i + 2], strict=True):
+            words = [t.text for t in svg.iter("text")]
+            assert all(kernel.title in words for kernel in flow.kernels)
+            results = [t for t in flow.tensors.values() if t.kind == "result"]
+            assert len(results) == len(region.outputs)
+            # Each result is written once, by a kernel that is shown.
+            written = [key for k in flow.kernels for key in k.writes if flow.tensors[key].kind == "result"]
+            assert len(set(written)) == len(written) == len(results)
+            assert "partial sums" in words
+        wide = [float(line.get("stroke-width", "0")) for line in pictures[2 * i].iter("path")]
+        assert len(wide) > 6 and min(wide) >= 1
+
+
+def test_results_are_named_after_what_they_are_the_gradients_of(report: Report) -> None:
+    titles = {
+        tensor.title
+        for i, region in enumerate(report.regions)
+        for tensor in after(region, report.graph_of(i)).tensors.values()
+        if tensor.kind == "result"
+    }
+    assert {
+        "dx",
+        "dw of 1.weight",
+        "db of 1.bias",
+        "dw of 3.weight",
+        "db of 0.bias",
+        "db of 2.bias",
+    } == titles
+
+
+def test_a_long_name_keeps_its_end() -> None:
+    name = "dw of model.decoder.layers.11.final_layer_norm.weight"
+    svg = picture(Flow((), {"a": Tensor("result", name, "f32[8]", 32.0)}), "one")
+    (shown,) = (t.text for t in ElementTree.fromstring(svg).iter("text") if "dw" in str(t.text))
+    assert shown is not None and shown.startswith("dw") and shown.endswith("layer_norm.weight")
+    assert len(shown) < len(name) and name in svg  # all of it is in the tooltip

@@ -1,0 +1,71 @@
+"""The text table: its words are explained, and what a step saves, and why bytes rise, is said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixorder
+from mixorder.inspection import table
+from mixorder.inspection.explanation import Report
+from mixorder.inspection.legend import terms
+
+ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
+
+
+class Heads(nn.Module):
+    """A norm with a weight per head: a batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.weight = nn.Linear(256, 256), nn.Parameter(torch.ones(4, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mix(x).view(-1, 4, 64)
+        return nn.functional.rms_norm(y, (64,)) * self.weight
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    model = nn.Sequential(Heads(), nn.Flatten(), nn.LayerNorm(256))
+    return mixorder.explain(model, options=ANY_SIZE)(torch.randn(300, 256, requires_grad=True))
+
+
+def test_every_column_is_explained_and_every_term_that_occurs(report: Report) -> None:
+    listed = dict(terms(report.regions))
+    explained = {word for term in listed for word in term.split(", ")}
+    assert set(table.HEADER) <= explained
+    for region in report.regions:
+        assert f"{region.strategy}: " in listed["strategy"]
+    assert any("batch 4" in region.space for region in report.regions), [r.space for r in report.regions]
+    assert "batch (by none" in listed["rows x cols"] and "common" not in listed["rows x cols"]
+    assert all(len(line) <= table.WIDTH for line in str(report).split("  region   ")[-1].splitlines())
+
+
+def test_a_size_that_may_change_is_explained() -> None:
+    x = torch.randn(300, 64, requires_grad=True)
+    found = mixorder.explain(nn.LayerNorm(64), options=ANY_SIZE, dynamic=True)(x)
+    assert "a size that may change" in str(found)
+
+
+def test_totals_say_what_a_step_saves(report: Report) -> None:
+    saved = sum(r.expected.apart_us - r.expected.fused_us for r in report.regions)
+    assert report.totals.saved_us == pytest.approx(saved)
+    assert f"A step saves {saved / 1e3:.3f} ms, as predicted." in str(report)
+
+
+def test_a_region_that_moves_more_bytes_says_why(report: Report) -> None:
+    region = report.regions[0]
+    assert table.rises([region]) == [] or region.traffic.saved < 0
+    more = dataclasses.replace(
+        region.traffic, workspace=3_000_000, copied=2_000_000, copies=1, apart=region.traffic.read
+    )
+    (said,) = table.rises([dataclasses.replace(region, traffic=more)])
+    assert f"Region 0 moves {-more.saved / 1e6:.1f} MB more than before: 6.0 MB for partial sums" in said
+    assert "4.0 MB to make 1 of its inputs contiguous" in said
+    slow = dataclasses.replace(region.expected, fused_us=9.0, apart_us=5.0)
+    (said,) = table.rises([dataclasses.replace(region, traffic=more, expected=slow)])
+    assert said.endswith("fused since mixorder_min_numel is 0.")

@@ -1,0 +1,28 @@
+"""`explain --check` without a GPU: a model's own gradients by mixorder beside stock's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mixorder
+from mixorder.cli import check
+
+ANY_SIZE = {"mixorder_min_numel": 0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_are_as_exact_as_stocks(dtype: torch.dtype, dropout: float) -> None:
+    """Also after `explain`, which imports the kernels that this runs."""
+    torch.manual_seed(0)
+    parts = (nn.Linear(32, 32), nn.Dropout(dropout), nn.GELU(), nn.LayerNorm(32), nn.RMSNorm(32))
+    model = nn.Sequential(*parts).to(dtype)
+    x = torch.randn(24, 32, dtype=dtype, requires_grad=True)
+    assert mixorder.explain(model, options=ANY_SIZE)(x).regions
+    found = check.checked((model, (x,), {}), ANY_SIZE, None, on_gpu=False)
+    assert found.regions and check.status(found) == 0, check.text(found)
+    assert found.reference == ("stock" if dropout else "eager float64")
+    assert {one.name for one in found.compared} >= {"input 0", "0.weight", "0.bias", "3.bias", "4.weight"}
+    assert any(one.ours > 0 for one in found.compared)

@@ -1,0 +1,134 @@
+"""Which members a region leaves to nodes outside, because nodes that it waits for depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import (
+    NORMS,
+    PAIRED_NORMS,
+    Block,
+    PostNorm,
+    WideLayerNorm,
+    backward_graph,
+    bf16,
+    f32,
+    in_turn,
+    node,
+    only,
+    pair,
+    path_through_outside,
+    randomised,
+    traced,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mixorder.region.region import Region
+from mixorder.region.space_analysis import SpaceAnalysis
+
+FULL = ((512, 256), f32)
+HALF = ((512, 256), bf16)
+SQUARE = ((256, 256), f32)
+
+
+class Checkpointed(nn.Module):
+    """A module whose forward runs again in the backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+class Autocast(nn.Module):
+    """A module of float32 parameters whose matrix products are in bfloat16."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", bf16):
+            return self.inner(x)  # type: ignore[no-any-return]
+
+
+def regions_with_pairs(module: nn.Module, dtype: torch.dtype) -> list[Region]:
+    graph = backward_graph(module, (2, 64, 48), dtype)
+    found = []
+    for region in in_turn(graph):
+        assert path_through_outside(region) is None
+        found += [region] if region.inner else []
+    graph.lint()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("name", PAIRED_NORMS)
+@pytest.mark.parametrize("block", [Block, PostNorm])
+def test_each_norm_of_a_checkpointed_block_is_in_a_region(
+    block: Callable[..., nn.Module], name: str, dtype: torch.dtype
+) -> None:
+    module = randomised(Checkpointed(block(48, NORMS[name])), dtype)
+    norms = sum(isinstance(m, type(NORMS[name](48))) for m in module.modules())
+    assert len(regions_with_pairs(module, dtype)) == norms
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, WideLayerNorm, nn.RMSNorm, NORMS["hf"]])
+@pytest.mark.parametrize("around", [Autocast, lambda m: Checkpointed(Autocast(m))])
+def test_each_norm_behind_a_residual_under_autocast_is_in_a_region(
+    around: Callable[[nn.Module], nn.Module], norm: Any
+) -> None:
+    module = randomised(around(PostNorm(48, norm)), f32)
+    assert len(regions_with_pairs(module, f32)) == 4
+
+
+def test_a_sum_that_the_gradient_depends_on_is_read() -> None:
+    """The residual's sum goes through a matrix product to what the region reads as well."""
+
+    def function(x: Any, y: Any, dy: Any, m: Any) -> Any:
+        total = x + y
+        return pair(total + torch.tanh(total @ m), dy * 2)
+
+    graph = traced(function, HALF, HALF, HALF, ((256, 256), bf16))
+    region = only(graph)
+    assert path_through_outside(region) is None
+    assert node(graph, "add") in region.inputs and node(graph, "add_1") in region.nodes
+
+
+def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_computed_again() -> None:
+    """The matrix product needs the normalised tensor first. The region reads what it is made from, not it."""
+
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        wide = x.to(f32)
+        scale = torch.rsqrt(wide.pow(2).mean(1, keepdim=True))
+        hat = (wide * scale).to(bf16)
+        back = dy * (hat @ m)
+        return back.to(f32) - hat * (back * hat).sum(1, keepdim=True), (back * hat).sum(0)
+
+    graph = traced(function, HALF, HALF, ((256, 256), bf16))
+    region = only(graph)
+    assert path_through_outside(region) is None
+    statistic, hat = node(graph, "mean"), node(graph, "convert_element_type_1")
+    assert statistic in region.inputs and hat in region.nodes and hat not in region.outputs
+
+
+@pytest.mark.parametrize(
+    ("make", "again"),
+    [
+        (lambda x, y: (x.to(f32) * 2).to(bf16), True),
+        (lambda x, y: (x.to(f32) * x.to(f32).exp()).to(bf16), True),
+        (lambda x, y: (x.to(f32) * y).to(bf16), False),
+        (lambda x, y: x.to(f32) * y, True),
+        (lambda x, y: x.to(f32) + (y + x).to(f32), True),
+    ],
+)
+def test_what_is_computed_again_reads_no_more_than_it_has_bytes(make: Any, again: bool) -> None:
+    graph = traced(lambda x, y: (make(x, y), x @ y.t()), HALF, HALF)
+    ((result, _),) = (n.args[0] for n in graph.nodes if n.op == "output")
+    assert SpaceAnalysis(512 * 256).recomputed(result) == again

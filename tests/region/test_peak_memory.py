@@ -1,0 +1,149 @@
+"""The estimate of a graph's peak memory, and that it decides about regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graphs import backward_graph, f32, only, traced
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason
+from mixorder.options import Options
+from mixorder.region.peak_memory import Timeline, bytes_of
+from mixorder.report import RegionRecord, collect
+
+ROWS, COLS = 4096, 256
+FULL, COLUMN, NARROW = ((ROWS, COLS), f32), ((COLS,), f32), ((COLS, 8), f32)
+SMALL = ((ROWS, 1), f32), COLUMN, NARROW
+S = ROWS * COLS * 4
+
+
+def written_in_place(x: Any, row: Any, w: Any) -> Any:
+    """Stock writes y where the running sum lay; one kernel with the sum reads that and writes y elsewhere."""
+    x = (x + row).cumsum(0)
+    y = x * x.sigmoid() * (x.cos() + 2)
+    return y.sum(0), y @ w
+
+
+def norm(x: Any, dy: Any) -> Any:
+    return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
+
+
+def run(graph: Graph) -> list[RegionRecord | Decline]:
+    with collect() as records:
+        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=0))
+    graph.lint()
+    return list(records)
+
+
+def test_peak_of_a_chain_of_products() -> None:
+    """At the second product both operands and its result are in memory; the first input is freed."""
+    graph = traced(lambda x, w: ((x @ w) @ w).sum(), FULL, ((COLS, COLS), f32))
+    assert Timeline(graph).stock == 2 * S + COLS * COLS * 4
+
+
+def test_a_view_and_what_loops_compute_again_take_no_memory() -> None:
+    plain = traced(lambda x, w: (x + 1) @ w, FULL, NARROW)
+    viewed = traced(lambda x, w: ((x.view(ROWS * COLS) * 2).view(ROWS, COLS).exp() + 1) @ w, FULL, NARROW)
+    assert Timeline(plain).stock == Timeline(viewed).stock < 2.1 * S
+
+
+def test_an_output_stays_and_an_operand_is_freed() -> None:
+    graph = traced(lambda x, w: (x @ w, (x @ w.t()) @ w), FULL, ((COLS, COLS), f32))
+    assert Timeline(graph).stock == 3 * S + COLS * COLS * 4
+
+
+def test_what_a_recomputed_loop_reads_is_held_until_then() -> None:
+    """The sum reads too much to be computed again. What is made of it is, for the last product."""
+
+    def function(w: Any, *terms: Any) -> Any:
+        scaled = sum(terms) * 3
+        return scaled * (scaled.sin() @ w)
+
+    graph = traced(function, ((COLS, COLS), f32), *[FULL] * 9)
+    timeline = Timeline(graph)
+    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    (scaled,) = product.args[0].all_input_nodes
+    (total,) = scaled.all_input_nodes
+    (last,) = (user for user in scaled.users if user is not product.args[0])
+    assert timeline.spans[total].last >= timeline.index[last] - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_behind_a_residual_are_fused(dtype: torch.dtype) -> None:
+    """Post-norm blocks. A loop after the region writes where its result lay; Inductor's own kernels hold the
+    same at once under autocast."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(COLS, COLS), torch.nn.LayerNorm(COLS)
+
+        def forward(self, x: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+                return self.norm(x + self.linear(x))
+
+    class Loss(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.float().square().mean()
+
+    records = run(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
+    assert [type(record) for record in records] == [RegionRecord] * len(records) and len(records) >= 2
+
+
+def test_the_estimate_is_of_the_region() -> None:
+    """The kernel holds its two inputs and dx; stock, too, since dx has to wait for the row sums."""
+    graph = traced(norm, FULL, FULL)
+    region = only(graph)
+    timeline = Timeline(graph)
+    alone = timeline.change(region, (), 0)
+    assert alone.before == alone.after == timeline.stock
+    assert timeline.change(region, (), 10 * S).after == alone.after + 10 * S
+    shared = timeline.change(region, [n for n in region.inputs if bytes_of(n) == S][:1], 0)
+    assert shared.after < alone.after
+
+
+def test_a_region_that_raises_the_peak_is_declined() -> None:
+    graph = traced(written_in_place, *SMALL)
+    before = str(graph)
+    (decline,) = run(graph)
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.MEMORY
+    assert "MB at the peak instead of" in decline.detail and str(graph) == before
+
+
+def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
+    """Somewhere else the graph holds more."""
+
+    def function(x: Any, row: Any, w: Any, a: Any, b: Any) -> Any:
+        large = (a @ b) @ b
+        return *written_in_place(x, row, w), large.sum()
+
+    square = ((4 * ROWS, COLS), f32)
+    (record,) = run(traced(function, *SMALL, square, ((COLS, COLS), f32)))
+    assert isinstance(record, RegionRecord) and record.peak is not None
+    assert record.peak[1] - record.traffic.workspace <= record.peak[0]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_timeline_follows_the_rewrites(layers: int) -> None:
+    """After all regions the estimate is still of the graph: what the last record says is no more than
+    stock's peak."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        sums = []
+        for _ in range(layers):
+            dx, dw = norm(x, dy)
+            dy = dx @ w
+            sums.append(dw)
+        return dy, *sums
+
+    graph = traced(function, FULL, FULL, ((COLS, COLS), f32))
+    stock = Timeline(graph).stock
+    records = run(graph)
+    assert len(records) == layers
+    for record in records:
+        assert isinstance(record, RegionRecord) and record.peak is not None
+        assert record.peak[1] <= 1.005 * stock + record.traffic.workspace

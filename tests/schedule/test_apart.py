@@ -1,0 +1,163 @@
+"""Inductor's kernels for a region: which there are, what they move, and what L2 keeps between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f32, layer_norm_backward, only, pair, pair_graph, rms_norm_backward, traced
+from torch.fx import Graph
+
+from mixorder.lowering.lower import lower
+from mixorder.schedule.apart import Kernel, kernels_of, microseconds
+from mixorder.schedule.device import H200
+from mixorder.schedule.kernel_time import TIMES, Kind
+from mixorder.schedule.work import Access, Work
+
+
+def kernels(graph: Graph) -> list[Kernel]:
+    return kernels_of(lower(only(graph)), H200)
+
+
+def kinds(graph: Graph) -> list[tuple[str, int]]:
+    """Each kernel's kind and launches."""
+    return [(k.kind.value, k.launches) for k in kernels(graph)]
+
+
+# As the kernels that Inductor of torch 2.11 writes for an H200.
+@pytest.mark.parametrize(
+    ("rows", "cols", "expected"),
+    [
+        (512, 768, [("rows", 1), ("columns", 2)]),
+        (4096, 1024, [("rows", 1), ("columns", 2)]),  # 4.2 million elements, of at least 5
+        (4096, 1025, [("looped", 1), ("columns", 2)]),  # too wide for registers
+        (32768, 768, [("mixed", 3)]),
+        (65536, 64, [("rows", 1), ("columns", 2)]),  # enough rows, too few elements
+        (8192, 4096, [("mixed", 3)]),
+        (8192, 8192, [("looped", 1), ("columns", 2)]),  # fewer than two rows for each column
+        (16384, 16384, [("looped", 1), ("columns", 1)]),  # as many programs as are wanted without a split
+        (65536, 16384, [("mixed", 3)]),
+        (65536, 16385, [("looped", 1), ("columns", 1)]),
+    ],
+)
+def test_layer_norm(rows: int, cols: int, expected: list[tuple[str, int]]) -> None:
+    assert kinds(layer_norm_backward(rows, cols)) == expected
+
+
+def test_rms_norm_has_one_sum_of_partial_sums_where_layer_norm_has_two() -> None:
+    """PyTorch adds up the partial sums of each result of a mixed kernel."""
+    (rms,), (layer,) = kernels(rms_norm_backward(32768, 768)), kernels(layer_norm_backward(32768, 768))
+    assert (rms.sums, rms.launches) == (1, 2)
+    assert (layer.sums, layer.launches) == (2, 3)
+
+
+def test_few_rows_are_not_split() -> None:
+    assert kinds(pair_graph(32, 2048)) == [("looped", 1), ("columns", 1)]
+    assert kinds(pair_graph(64, 2048)) == [("looped", 1), ("columns", 2)]
+
+
+LARGE = (32768, 1024)
+
+
+def largest(x: Any, dy: Any) -> Any:
+    return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).amax(0)
+
+
+def transposed(x: Any, dy: Any) -> Any:
+    return pair(x.t(), dy)
+
+
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [(pair, LARGE), (largest, LARGE), (transposed, LARGE[::-1])],
+    ids=["sum", "maximum", "across memory"],
+)
+def test_only_sums_of_contiguous_tensors_are_mixed(function: Any, first: tuple[int, int]) -> None:
+    found = kinds(traced(function, (first, f32), (LARGE, f32)))
+    assert found == ([("mixed", 2)] if function is pair else [("rows", 1), ("columns", 2)])
+
+
+def test_a_sum_that_needs_another_along_rows_is_not_mixed() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, dw, (dx * dx).sum(0)
+
+    assert kinds(traced(function, (LARGE, f32), (LARGE, f32))) == [("mixed", 2), ("columns", 2)]
+
+
+def test_a_pointwise_result_and_its_sum() -> None:
+    """Without a reduction along rows there is nothing to mix with."""
+
+    def function(dy: Any, x: Any) -> Any:
+        dx = torch.ops.aten.gelu_backward(dy, x)
+        return dx, dx.sum(0)
+
+    graph = traced(function, (LARGE, bf16), (LARGE, bf16))
+    assert kinds(graph) == [("pointwise", 1), ("columns", 2)]
+    pointwise, columns = kernels(graph)
+    size = 2 * LARGE[0] * LARGE[1]
+    assert pointwise.work.dram == 3 * size
+    # The sum reads what the first has written instead of computing it again from two tensors.
+    assert columns.work.dram == size + 2 * LARGE[1]
+    assert pointwise.work.heavy > columns.work.heavy == 0
+
+
+def test_a_row_in_a_loop_is_read_once_for_each_sum_that_needs_another() -> None:
+    """And once more for what it writes: a norm's backward reads twice, with a further norm three times."""
+    rows, cols = 2048, 2048
+    size = 4 * rows * cols
+
+    def twice(x: Any, dy: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx - (dx * dx).sum(-1, keepdim=True), dw
+
+    once, more = (kernels(traced(f, ((rows, cols), f32), ((rows, cols), f32)))[0] for f in (pair, twice))
+    assert (once.kind, more.kind) == (Kind.LOOPED, Kind.LOOPED)
+    assert once.work.dram == more.work.dram == 3 * size
+    assert (once.work.l2, more.work.l2) == (2 * 3 * size, 3 * 3 * size)
+
+
+def test_a_mixed_kernel_reads_each_tensor_once_and_computes_in_a_power_of_two_of_lanes() -> None:
+    (narrow,), (full,) = kernels(pair_graph(65536, 768)), kernels(pair_graph(49152, 1024))
+    assert narrow.work.dram == 3 * 4 * 65536 * 768 + 4 * 768
+    assert full.work.dram == 3 * 4 * 49152 * 1024 + 4 * 1024
+    assert narrow.work.light == pytest.approx(full.work.light * 4 / 3, rel=1e-3)
+
+
+TENSOR = 6 * 10**6  # bytes
+ROUND = dataclasses.replace(
+    TIMES,
+    start_us=10.0,
+    launch_us=2.0,
+    sum_us=7.0,
+    memory_mb_us=1.0,
+    l2_mb_us=1e9,
+    sharpness=1000.0,
+    share={kind.value: 1.0 for kind in Kind},
+    latency_us={kind.value: 0.0 for kind in Kind} | {"columns": 1.0},
+)
+
+
+def reading(buffer: str, size: int = TENSOR, launches: int = 1, sums: int = 0) -> Kernel:
+    access = Access(buffer, size, size, size)
+    return Kernel(Kind.COLUMNS, Work(size, size), 10**6, launches, (access,), sums)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "expected"),
+    [
+        ([reading("a")], 10 + 7),
+        ([reading("a"), reading("b")], 10 + 7 + 2 + 7),
+        (
+            [reading("a", launches=2)],
+            10 + 7 + 2 + 1,
+        ),  # the second of a split reduction has no work to speak of
+        ([reading("a", launches=3, sums=2)], 10 + 7 + 2 * (2 + 7)),
+        # No part of a tensor is found in L2 by the next kernel.
+        ([reading("a"), reading("a")], 10 + 7 + 2 + 7),
+    ],
+)
+def test_time_of_kernels_one_after_the_other(sequence: list[Kernel], expected: float) -> None:
+    assert microseconds(sequence, H200, ROUND) == pytest.approx(expected, rel=1e-2)

@@ -1,0 +1,110 @@
+"""The time of a kernel from its work, with made-up rates, and what the fitted rates have to be like."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mixorder.schedule.device import H200
+from mixorder.schedule.kernel_time import TIMES, Kind, Times, read
+from mixorder.schedule.work import Work
+
+# A megabyte of memory takes 0.25 us, one of L2 0.1 us, and 1000 instructions of a multiprocessor 1 us.
+ROUND = dataclasses.replace(
+    TIMES,
+    memory_mb_us=4.0,
+    l2_mb_us=10.0,
+    instructions_sm_us=1000.0,
+    requests_sm_us=100.0,
+    full_warps=16.0,
+    step_us=0.5,
+    sharpness=1000.0,  # the largest alone
+    share={kind.value: 1.0 for kind in Kind} | {"looped": 0.5},
+    latency_us={kind.value: 0.0 for kind in Kind} | {"mixed": 3.0},
+)
+SM = H200.num_sm
+MB = 1e6
+
+
+def us(work: Work, kind: Kind = Kind.FUSED, times: Times = ROUND, **how: float) -> float:
+    return times.us(kind, work, H200, **how)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (Work(100 * MB, 0), 25),
+        (Work(100 * MB, 100 * MB), 25),  # L2 is faster
+        (Work(100 * MB, 400 * MB), 40),
+        (Work(0, 0, light=SM * 7000), 7),
+        (Work(0, 0, heavy=SM * 7000), 7),
+        (Work(0, 0, requests=SM * 900), 9),
+        (Work(100 * MB, 100 * MB, SM * 9000, SM * 21000, SM * 100), 30),  # instructions share their units
+    ],
+)
+def test_the_longest_part_decides(work: Work, expected: float) -> None:
+    assert us(work) == pytest.approx(expected, rel=1e-2)
+
+
+def test_lesser_parts_add_to_the_longest() -> None:
+    """By as much as `sharpness` says: at 1 parts follow each other."""
+    work = Work(100 * MB, 100 * MB, SM * 5000)
+    after_each_other = us(work, times=dataclasses.replace(ROUND, sharpness=1.0, step_us=0.0))
+    between = us(work, times=dataclasses.replace(ROUND, sharpness=2.0, step_us=0.0))
+    assert us(work) < between < after_each_other
+    assert after_each_other == pytest.approx(25 + 10 + 5, rel=1e-2)
+    assert between == pytest.approx(math.hypot(25, 10, 5), rel=1e-2)
+
+
+def test_a_kind_of_kernel_reaches_a_share_of_the_memorys_rate() -> None:
+    assert us(Work(100 * MB, 0), Kind.LOOPED) == pytest.approx(2 * us(Work(100 * MB, 0)), rel=1e-2)
+
+
+def test_a_kind_of_kernel_takes_time_without_work() -> None:
+    assert us(Work(0, 0), Kind.MIXED) == 3
+    assert us(Work(100 * MB, 0), Kind.MIXED) == 3 + us(Work(100 * MB, 0))
+    assert us(Work(0, 0)) == 0
+
+
+def test_few_programs_leave_multiprocessors_idle() -> None:
+    """Half as many programs as multiprocessors compute half as fast; memory is as fast as ever."""
+    computing, moving = Work(0, 0, light=SM * 7000), Work(100 * MB, 0)
+    assert us(computing, programs=SM / 2) == pytest.approx(14, rel=1e-2)
+    assert us(computing, programs=2 * SM) == us(computing) == pytest.approx(7, rel=1e-2)
+    assert us(moving, programs=SM / 2) == us(moving)
+
+
+def test_functions_need_warps_to_overlap() -> None:
+    """A multiprocessor with 4 of the 16 warps that it takes computes functions a quarter as fast."""
+    heavy, light = Work(0, 0, heavy=SM * 7000), Work(0, 0, light=SM * 7000)
+    assert us(heavy, programs=SM, warps=4) == pytest.approx(28, rel=1e-2)
+    assert us(heavy, programs=4 * SM, warps=4) == pytest.approx(7, rel=1e-2)
+    assert us(light, programs=SM, warps=4) == pytest.approx(7, rel=1e-2)
+
+
+def test_a_program_that_waits_for_each_of_its_tiles() -> None:
+    assert us(Work(MB, MB), steps=60) == pytest.approx(30, rel=1e-2)
+
+
+def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:
+    half = dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2)
+    unknown = dataclasses.replace(H200, name="another", bandwidth=0.0)
+    moving, computing = Work(100 * MB, 0), Work(0, 0, light=SM * 7000)
+    assert ROUND.us(Kind.FUSED, moving, half) == pytest.approx(50, rel=1e-2)
+    assert ROUND.us(Kind.FUSED, moving, unknown) == us(moving)
+    assert ROUND.us(Kind.FUSED, computing, half) == us(computing)
+
+
+def test_the_fitted_numbers_are_those_of_a_gpu(tmp_path: Path) -> None:
+    """A file has all of them. Memory's rate is near the data sheet's, L2's above it."""
+    assert set(TIMES.share) == set(TIMES.latency_us) == {kind.value for kind in Kind}
+    assert 0.75 * H200.bandwidth < TIMES.memory_mb_us * 1e12 < 1.1 * H200.bandwidth
+    assert TIMES.l2_mb_us > TIMES.memory_mb_us
+    assert TIMES.narrow > 1
+    path = tmp_path / "fitted.json"
+    path.write_text(json.dumps({"times": dataclasses.asdict(ROUND)}))
+    assert read(path) == ROUND

@@ -1,0 +1,218 @@
+"""docs/adopt.md: each of its lines, taken from the page, turns mixorder on in its framework.
+
+Each runs in a process of its own, on the CPU, with kernels in Triton's interpreter. The script around a line
+makes a model and data, and trains two steps. Lines of shell that launch a script are the page's, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "adopt.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE))
+
+BEFORE = """
+import torch
+import torch._inductor.config as config
+from torch import nn
+from torch._dynamo.utils import counters
+
+config.mixorder_interpret, config.mixorder_min_numel = True, 0  # the CPU, and tiny
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.down = nn.RMSNorm(64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.down(self.norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.layers = nn.Linear(16, 64), nn.ModuleList([Block()])
+        self.norm, self.head = nn.RMSNorm(64), nn.Linear(64, 4)
+
+    def forward(self, x, labels):
+        x = self.up(x)
+        for block in self.layers:
+            x = block(x)
+        return {"loss": nn.functional.cross_entropy(self.head(self.norm(x)), labels)}
+
+
+def train(model, backward=torch.Tensor.backward):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        backward(model(x, labels)["loss"])
+        optimizer.step()
+
+
+def fused():
+    '''How many regions the compiles since the last call have.'''
+    count = counters["mixorder"]["fused_regions"]
+    counters.clear()
+    torch._dynamo.reset()
+    return count
+
+
+torch.manual_seed(0)
+model = Model()
+x, labels = torch.randn(64, 16), torch.arange(64) % 4
+"""
+AFTER = '\nprint("fused", fused())\n'
+
+
+def lines(section: str, language: str) -> list[str]:
+    """The code of a section of the page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], re.MULTILINE | re.DOTALL)
+
+
+def run(folder: Path, script: str, launch: str = "python train.py", **env: str) -> list[int]:
+    """The numbers of fused regions that a script prints; `launch` is a line of shell that starts it."""
+    (folder / "train.py").write_text(script)
+    shell = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    shell["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    shell["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), shell["PATH"]])
+    shell["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [shell.get("PYTHONPATH")])])
+    done = subprocess.run(
+        ["bash", "-c", launch], env={**shell, **env}, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [int(count) for count in re.findall(r"^fused (\d+)$", done.stdout, re.MULTILINE)]
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def test_plain_torch(tmp_path: Path) -> None:
+    compiled, in_place, mode, everywhere = lines("Plain torch", "python")
+    script = [BEFORE, compiled, "train(compiled)", AFTER]
+    script += ["model = Model()", in_place, "train(model)", AFTER]
+    script += ["model = Model()", mode, "train(compiled)", AFTER]
+    script += ["model = Model()", "train(torch.compile(model))", AFTER]  # off, without a line
+    script += ["model = Model()", everywhere, "train(torch.compile(model))", AFTER]
+    *on, off, all_of_them = run(tmp_path, "\n".join(script))
+    assert off == 0 and all(count > 0 for count in (*on, all_of_them)) and len(on) == 3
+
+
+TRAINER = """
+from transformers import Trainer
+
+args.max_steps, args.report_to = 2, []
+data = [{"x": row, "labels": label} for row, label in zip(x, labels)]
+Trainer(model, args, train_dataset=data).train()
+"""
+
+
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize("way", range(2), ids=["torch_compile", "torch_compile_mode"])
+def test_transformers(tmp_path: Path, way: int) -> None:
+    (launch,) = lines("transformers Trainer", "bash")
+    arguments = lines("transformers Trainer", "python")
+    assert len(arguments) == 2 and "torch_compile_mode" in arguments[1]
+    script = "\n".join([BEFORE, arguments[way], TRAINER, AFTER])
+    (count,) = run(tmp_path, script, launch, TORCHINDUCTOR_MIX_ORDER_REDUCTION="0")
+    assert count > 0
+
+
+@needs("accelerate")
+def test_accelerate_by_its_plugin(tmp_path: Path) -> None:
+    (prepare,) = lines("accelerate", "python")
+    (count,) = run(tmp_path, "\n".join([BEFORE, prepare, "train(model, accelerator.backward)", AFTER]))
+    assert count > 0
+
+
+@needs("accelerate")
+def test_accelerate_by_its_launcher(tmp_path: Path) -> None:
+    (launch,) = lines("accelerate", "bash")
+    launch = launch.replace("accelerate launch", "python -m accelerate.commands.launch --cpu")
+    prepare = "accelerator = Accelerator()\nmodel = accelerator.prepare(model)"
+    script = "\n".join(
+        [BEFORE, "from accelerate import Accelerator", prepare, "train(model, accelerator.backward)", AFTER]
+    )
+    (count,) = run(tmp_path, script, launch)
+    assert count > 0
+
+
+LIGHTNING = """
+import lightning
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, index):
+        return self.model(*batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+data = torch.utils.data.TensorDataset(x, labels)
+module, loader = Module(), torch.utils.data.DataLoader(data, batch_size=32)
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+)
+"""
+
+
+@needs("lightning")
+def test_lightning(tmp_path: Path) -> None:
+    (fit,) = lines("Lightning", "python")
+    (count,) = run(tmp_path, "\n".join([BEFORE, LIGHTNING, fit, AFTER]))
+    assert count > 0
+
+
+GROUP = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method="file://" + __file__ + ".store", rank=0, world_size=1)
+"""
+
+
+def test_fsdp2(tmp_path: Path) -> None:
+    (shard,) = lines("FSDP2, in a loop of your own", "python")
+    end = "\ndist.destroy_process_group()"
+    (count,) = run(tmp_path, "\n".join([BEFORE, GROUP, shard, "train(model)", AFTER, end]))
+    assert count > 1  # the block's, and the norm's outside of it
+
+
+TITAN = """
+from types import SimpleNamespace
+
+from torchtitan.config import CompileConfig
+from torchtitan.distributed.compile import apply_compile
+
+dims = SimpleNamespace(tp_enabled=False)
+apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
+train(model)
+"""
+
+
+@needs("torchtitan")
+def test_torchtitan(tmp_path: Path) -> None:
+    """The function that compiles a model's blocks; the launcher needs a GPU."""
+    (launch,) = lines("torchtitan", "bash")
+    variable = launch.split()[0]
+    (count,) = run(tmp_path, BEFORE + TITAN + AFTER, f"{variable} python train.py")
+    assert count > 0
+
+
+def test_every_framework_of_the_table_has_a_section() -> None:
+    listed = re.findall(r"^\| ([^|]+) \| [^|]+ \| (?:run|the function|not run)", PAGE, re.MULTILINE)
+    assert len(listed) == 7
+    assert {name.lower() for name in listed} <= {name.lower() for name in SECTIONS}

@@ -1,0 +1,157 @@
+"""The corpus: an entry computes what its subgraph computed, and a small model goes through all recipes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import graphs
+import pytest
+import torch
+from lab import corpus, subgraphs
+from lab.corpus_tables import has_pair
+from torch.fx import Graph, Interpreter, Node
+
+from mixorder.region.region import Region
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def entry_of(cut: subgraphs.Cut, outcome: str = "fused", family: str = "loops/tiny") -> corpus.Entry:
+    key = corpus.structural_key(cut.inputs, cut.nodes, cut.outputs)
+    places = [corpus.Place(family, "bf16", "backward", 1)]
+    return corpus.Entry(key, **vars(cut), outcome=outcome, detail="", places=places)
+
+
+def there_and_back(entry: corpus.Entry, folder: Path) -> corpus.Entry:
+    corpus.save(folder / "corpus.jsonl.xz", [entry])
+    (loaded,) = corpus.load(folder / "corpus.jsonl.xz")
+    assert loaded == entry
+    return loaded
+
+
+def results_of(graph: Graph, given: dict[Node, torch.Tensor]) -> list[torch.Tensor]:
+    """What a graph returns if some of its nodes have these values."""
+    env = dict(given)
+    interpreter = Interpreter(torch.fx.GraphModule({}, graph))
+    for node in graph.nodes:
+        if node.op == "call_function" and node not in env and all(a in env for a in node.all_input_nodes):
+            interpreter.env = env
+            env[node] = interpreter.run_node(node)
+    return [env[arg] for arg in graphs.output_args(graph)]
+
+
+def assert_same_results(region: Region, graph: Graph, entry: corpus.Entry) -> None:
+    inputs = entry.tensors("cpu")
+    expected = results_of(graph, dict(zip(region.inputs, inputs, strict=True)))
+    with torch.no_grad():
+        got = torch.compile(entry.module("cpu"), backend="aot_eager")(*inputs)
+    assert all(one.isfinite().all() for one in got)
+    for want in expected:
+        assert any(
+            one.shape == want.shape and one.stride() == want.stride() and torch.equal(one, want)
+            for one in got
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: graphs.layer_norm_backward(64, 32),
+        lambda: graphs.rms_norm_backward(64, 32),
+        lambda: graphs.rope_backward(2, 16, 2, 32),
+        lambda: graphs.pair_graph(64, 32),
+    ],
+    ids=["layer_norm", "rms_norm", "rope", "pair"],
+)
+def test_entry_computes_what_its_region_computed(make, tmp_path: Path) -> None:
+    graph = make()
+    region = graphs.only(graph)
+    assert_same_results(region, graph, there_and_back(entry_of(subgraphs.of_region(region)), tmp_path))
+
+
+def copied(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pair whose first result a reader needs in another layout."""
+    h = x * dy
+    dx = (h - h.sum(-1, keepdim=True)) * dy
+    return dx.unflatten(0, (4, 16)).transpose(0, 1).contiguous(), h.sum(0)
+
+
+def test_copy_behind_a_result_belongs_to_the_entry(tmp_path: Path) -> None:
+    graph = graphs.traced(copied, ((64, 32), torch.float32), ((64, 32), torch.float32))
+    region = graphs.only(graph)
+    entry = there_and_back(entry_of(subgraphs.of_region(region)), tmp_path)
+    assert "aten.clone.default" in [target for target, _, _ in entry.nodes]
+    assert_same_results(region, graph, entry)
+
+
+def test_sizes_that_were_symbolic_are_stored_and_hinted(tmp_path: Path) -> None:
+    spec = ((24, 32), torch.float32)
+    graph = graphs.traced_rows(graphs.pair, spec, spec)
+    entry = there_and_back(entry_of(subgraphs.of_region(graphs.only(graph))), tmp_path)
+    assert entry.dynamic
+    assert entry.inputs[0].shape == ["s0", 32]
+    assert [tuple(x.shape) for x in entry.tensors("cpu")] == [(24, 32)] * len(entry.inputs)
+    entry.module("cpu")(*entry.tensors("cpu"))
+
+
+def test_near_miss_has_what_is_pointwise_around_its_reductions() -> None:
+    graph = graphs.pair_graph(64, 32)
+    region = graphs.only(graph)
+    cut = subgraphs.of_miss(region.inner, region.outer)
+    assert sorted(target for target, _, _ in cut.nodes) == sorted(str(n.target) for n in region.nodes)
+
+
+def masked(x: torch.Tensor, scale: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pair that takes a root of one input, and gathers by another."""
+    h = x[at] * (scale + 1e-6).rsqrt()
+    return h - h.sum(-1, keepdim=True), h.sum(0)
+
+
+def test_inputs_are_drawn_so_that_nothing_is_out_of_range() -> None:
+    specs = (((16, 32), torch.float32), ((64, 1), torch.float32), ((64,), torch.int64))
+    graph = graphs.traced(masked, *specs)
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    cut = subgraphs.cut(nodes, graphs.output_args(graph), [], [])
+    by_dtype = {(one.dtype, tuple(one.shape)): one for one in cut.inputs}
+    assert by_dtype["int64", (64,)].bound == 16
+    assert by_dtype["float32", (64, 1)].positive
+    assert not by_dtype["float32", (16, 32)].positive
+    entry = entry_of(cut)
+    assert all(one.isfinite().all() for one in entry.module("cpu")(*entry.tensors("cpu")))
+
+
+def test_equal_subgraphs_are_one_entry() -> None:
+    cuts = [subgraphs.of_region(graphs.only(graphs.layer_norm_backward(64, 32))) for _ in range(2)]
+    other = subgraphs.of_region(graphs.only(graphs.layer_norm_backward(64, 16)))
+    entries = corpus.merged([entry_of(cuts[0]), entry_of(other), entry_of(cuts[1], family="loops/dit")])
+    assert [entry.count for entry in entries] == [2, 1]
+    assert [place.family for place in entries[0].places] == ["loops/tiny", "loops/dit"]
+
+
+def test_norms_are_counted_by_their_reasons() -> None:
+    assert has_pair("")
+    assert has_pair("cycle: the reductions depend on each other")
+    assert not has_pair("no pair of reductions in its backward")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
+def test_command_takes_a_family_through_all_recipes(tmp_path: Path) -> None:
+    out = tmp_path / "corpus.jsonl.xz"
+    command = [sys.executable, str(TOOLS / "corpus.py"), "--out", str(out), "--families", "loops/tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in (tmp_path / "corpus.records.jsonl").read_text().splitlines()]
+    assert [one["recipe"] for one in records] == ["bf16", "autocast", "fp32", "checkpoint", "dynamic"]
+    assert [one["error"] for one in records] == [""] * 5
+    for one in records:  # small norms may be predicted to gain nothing
+        assert sum(count for *_, count in one["norms"]) == 5
+        assert all(reason.partition(":")[0] in ("", "slower") for _, reason, _ in one["norms"])
+    entries = corpus.load(out)
+    assert {place.recipe for entry in entries for place in entry.places} == {one["recipe"] for one in records}
+    autocast = [e for e in entries if any(p.recipe == "autocast" for p in e.places)]
+    assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in autocast)  # CUDA's lists
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "loops/tiny" not in again.stderr  # nothing is left to do

@@ -1,0 +1,357 @@
+"""Duels without a GPU: one from end to end in the interpreter, the records, the report of made-up results."""
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duel as tool
+import pytest
+import torch
+from lab import duel_report
+from lab.corpus import Entry, Input, Place, save
+from lab.duel import kind_of, moved, propagated
+from lab.duels import Duel, Way, interleaved, load, parse
+from lab.exact import NoReference, exact
+from lab.output_code import described
+from lab.processes import EXIT_TIMEOUT, Turn
+from lab.stopwatch import medians_of_rounds
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten, prims = torch.ops.aten, torch.ops.prims
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def norm(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of bf16, with an inner and an outer reduction in fp32."""
+    wide = prims.convert_element_type.default(x, torch.float32)
+    g = prims.convert_element_type.default(dy, torch.float32)
+    dx = g - wide * aten.mean.dim(g * wide, [1], True)
+    return prims.convert_element_type.default(dx, torch.bfloat16), aten.sum.dim_IntList(g * wide, [0])
+
+
+# The parts of a duel.
+
+
+def test_float64_rounds_nowhere() -> None:
+    x, dy = (torch.randn(8, 16).bfloat16() for _ in range(2))
+    dx, dw = exact(make_fx(norm)(x, dy), [x, dy])
+    assert dx.dtype == dw.dtype == torch.float64
+    wide, g = x.double(), dy.double()
+    torch.testing.assert_close(dx, g - wide * (g * wide).mean(1, keepdim=True), rtol=0, atol=1e-14)
+
+
+def test_float64_keeps_integers_and_widens_constants() -> None:
+    def graph(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count = prims.convert_element_type.default(x, torch.int32)
+        return count, count + aten.full.default([4], 0.1, dtype=torch.float32)
+
+    x = torch.tensor([1.5, 2.5, -1.0, 0.0])
+    count, total = exact(make_fx(graph)(x), [x])
+    assert count.dtype == torch.int32 and total.dtype == torch.float64
+    assert total[3].item() == 0.1  # not fp32's
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda x: aten.view.dtype(x, torch.int32),
+        lambda x: aten.bernoulli.p(x, 0.5),
+    ],
+)
+def test_bits_and_random_numbers_have_no_reference(graph: Any) -> None:
+    x = torch.rand(4)
+    with pytest.raises(NoReference):
+        exact(make_fx(graph)(x), [x])
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind"), [(([1], [0]), "norm"), (([0],), "bias"), (([1],), "other"), (([-1], [0, 1]), "other")]
+)
+def test_kind_of_a_graph_comes_from_its_reductions(dims: tuple[list[int], ...], kind: str) -> None:
+    def graph(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(aten.sum.dim_IntList(x, d) for d in dims)
+
+    with FakeTensorMode():
+        fakes = [torch.empty(4, 8)]
+        gm = make_fx(graph)(*fakes)
+    results = propagated(gm, fakes)
+    assert kind_of(gm) == kind
+    assert moved(fakes, results) == 4 * (32 + sum(r.numel() for r in results))
+
+
+def test_a_broadcast_tensor_counts_as_what_is_in_memory() -> None:
+    assert moved([torch.empty(8).expand(100, 8), 3, torch.empty(0)], [torch.empty(2, 2)]) == 4 * (8 + 4)
+
+
+def test_kernels_of_rounds_without_the_flush() -> None:
+    flush = "void at::native::vectorized_elementwise_kernel<16, at::native::FillFunctor<unsigned char>>"
+    rounds = [(flush, 90.0), ("a", 3.0), ("b", 1.0), (flush, 91.0), ("a", 5.0), ("b", 1.0)]
+    rounds += [(flush, 90.0), ("a", 4.0), ("b", 9.0)]
+    assert medians_of_rounds(rounds, 3) == [("a", 4.0), ("b", 1.0)]
+    assert medians_of_rounds(rounds[:-1], 3) == [] == medians_of_rounds([], 3)
+
+
+CODE = """
+# Topologically Sorted Source Nodes: [sum_1], Original ATen: [aten.sum]
+triton_red_fused_sum_0 = async_compile.triton('triton_red_fused_sum_0', '''
+@triton_heuristics.reduction(
+    size_hints={'x': 4096, 'r0_': 128},
+    reduction_hint=ReductionHint.OUTER,
+    filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*bf16', 'out_ptr0': '*fp32', 'XBLOCK': 'constexpr'}, 'device': 0},
+    inductor_meta={'mutated_arg_names': [], 'num_load': 2, 'num_reduction': 1, 'tiling_scores': {'x': 9}}
+)
+@triton.jit
+def triton_red_fused_sum_0(in_ptr0, out_ptr0, XBLOCK):
+    pass
+''')
+
+        assert_size_stride(arg0_1, (128, 4096), (4096, 1))
+        with torch.cuda._DeviceGuard(0):
+            buf0 = empty_strided_cuda((4096, ), (1, ), torch.float32)
+            triton_red_fused_sum_0.run(arg0_1, buf0, 4096, 128, stream=stream0)
+"""
+
+
+def test_what_output_code_says_of_its_kernels() -> None:
+    assert described(CODE) == {
+        "kernels": {
+            "triton_red_fused_sum_0": {
+                "heuristic": "reduction",
+                "size_hints": {"x": 4096, "r0_": 128},
+                "hint": "OUTER",
+                "signature": {"in_ptr0": "*bf16", "out_ptr0": "*fp32", "XBLOCK": "constexpr"},
+                "num_load": 2,
+                "num_reduction": 1,
+                "tiling_scores": {"x": 9},
+            }
+        },
+        "calls": [["triton_red_fused_sum_0", "arg0_1, buf0, 4096, 128"]],
+        "sizes": {
+            "arg0_1": ["(128, 4096)", "(4096, 1)"],
+            "buf0": ["(4096, )", "(1, )", "float32"],
+        },
+    }
+
+
+def _hold(path: str, pipe: Any) -> None:
+    with Turn(path, 100):
+        pipe.send("held")
+        time.sleep(60)
+
+
+def test_a_turn_is_one_process_s_until_it_dies(tmp_path: Path) -> None:
+    path = str(tmp_path / "turn")
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(path, theirs), daemon=True)
+    process.start()
+    assert mine.recv() == "held"
+    started = time.monotonic()
+    process.kill()
+    turn = Turn(path, 100)
+    with turn, turn:
+        assert time.monotonic() - started < 30
+    turn.take()
+    turn.give_back()
+    assert turn.waited_s < 30 and turn.held_s > 0
+
+
+def _hang(path: str) -> None:
+    with Turn(path, 0.1):
+        time.sleep(60)
+
+
+def test_a_process_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_hang, args=(str(tmp_path / "turn"),))
+    process.start()
+    process.join(50)
+    assert process.exitcode == EXIT_TIMEOUT
+
+
+# Records and their report.
+
+
+EXPECTED = {"fused_us": 18.0, "apart_us": 24.0}
+
+
+def made_up(key: str, stock: float, ours: float, **changes: Any) -> Duel:
+    region = {"space": "8x8", "strategy": "persistent", "kernels": ["mine"], "expected": EXPECTED}
+    ways = {
+        "stock": Way(us=stock, launches=3, errors=[1e-3], peak=1000, compile_s=2.0),
+        "ours": Way(
+            us=ours, launches=2, errors=[1e-3], peak=1000, regions=[region], kernels=[("mine", 17.0)]
+        ),
+    }
+    duel = Duel(key, count=2, where=[["gpt", "autocast", "backward"]], kind="norm", limit_us=10.0, **ways)
+    duel.locked = {"times": 0.5, "errors": 0.25}
+    return dataclasses.replace(duel, **changes)
+
+
+def test_figures_of_made_up_results() -> None:
+    fast, slow = made_up("fast", 40.0, 20.0), made_up("slow", 20.0, 22.0)
+    slow.where = [["vit", "bf16", "backward"], ["swin", "bf16", "backward"]]
+    slow.ours.kernels = [("mine_0", 18.0), ("other", 2.0)]
+    near = made_up("near", 10.0, 10.9, kind="bias")  # slower by more than 3%, but not by 1 us
+    near.ours.regions, near.ours.declined, near.ours.errors = [], {"cycle": 2}, [2e-3]
+    near.ours.peak = 1006
+    broken = Duel("broken", "hung", "exit code None")
+    text = duel_report.report([[fast], [slow], [near], [broken]])
+    lines = [re.sub(" +", " ", line) for line in text.splitlines()]
+    keys = [line.split()[1] for line in lines[2:5]]
+    assert keys == ["slow", "near", "fast"]
+    assert (
+        "| fast | 2 | gpt/autocast/backward | 8x8 persistent | 40.0 | 20.0 | 2.000 | 50 | 3 -> 2 |"
+        " 18.0 for 20.0 | - |" in lines
+    )
+    assert "vit/bf16/backward and 1 more" in text and "| cycle 2 |" in text
+    found = dict(line.split(" | ")[:2] for line in lines if line.startswith("| ") and line.count("|") == 4)
+    found = {name.removeprefix("| "): value for name, value in found.items()}
+    assert found["regions duelled"] == "3, 66.7% under autocast"
+    assert found["slower by more than 3% and 1 us"] == "1: slow"
+    assert found["geometric mean, norm (2)"] == f"{math.sqrt(40 / 20 * 20 / 22):.3f}"
+    assert found["geometric mean, bias (1)"] == "0.917"
+    assert found["all occurrences, ms, stock -> ours"] == "0.14 -> 0.11"
+    # 18 for 20 (all of it the region's), and 18 for 22 - 2.
+    assert found["prediction: median, p95 of the error"] == "10.0%, 10.0% (2)"
+    assert found["... to fuse (2)"] == "50.0%" and found["... not to (0 of 1 judged)"] == "-"
+    # 24 for 40; of `slow`, a kernel is not the region's.
+    assert found["... of Inductor's kernels"] == "40.0%, 40.0% (1)"
+    assert found["less exact than stock"] == found["peak memory above stock's by 0.5%"] == "1: near"
+    assert found["without a result"] == "1: broken"
+    assert "- broken (-): hung, exit code None" in lines
+    assert "| all | 0.750 | 2.2 |" in lines and "| compile stock | 2.0 | 6 |" in lines
+
+
+def test_what_is_left_to_inductor_is_judged_by_a_duel_with_all_fused() -> None:
+    def left(key: str) -> Duel:
+        duel = made_up(key, 40.0, 40.0)
+        duel.ours.regions, duel.ours.declined = [], {"slower": 1}
+        return duel
+
+    wrong, right = made_up("wrong", 40.0, 30.0, forced=True), made_up("right", 40.0, 39.5, forced=True)
+    text = duel_report.report([[wrong, left("wrong")], [left("right"), right], [left("unknown")]])
+    lines = [re.sub(" +", " ", line) for line in text.splitlines()]
+    assert "| ... not to (2 of 3 judged) | 50.0% | |" in lines
+    assert "| decisions that were right (2) | 50.0% | 98% |" in lines
+    assert "| 30.0 " not in text and "measured again" not in text
+
+
+def test_small_errors_are_as_good_as_none() -> None:
+    duel = made_up("a", 1, 1)
+    for mine, stock, less in (
+        (1.2e-3, 1e-3, []),
+        (1.3e-3, 1e-3, [0]),
+        (9e-7, 1e-8, []),
+        (math.inf, 1e-3, [0]),
+    ):
+        duel.ours.errors, duel.stock.errors = [mine], [stock]
+        assert duel.less_exact == less
+
+
+def test_results_are_read_back_and_a_broken_line_is_left_out(tmp_path: Path) -> None:
+    one = made_up("a", 40.0, 20.0)
+    plain = json.loads(json.dumps(dataclasses.asdict(one)))
+    assert parse(plain | {"from": "another version"}).ours.regions == one.ours.regions
+    path = tmp_path / "duels.jsonl"
+    path.write_text(json.dumps(plain) + "\n" + json.dumps(plain | {"key": "b"})[:-20])
+    again = tmp_path / "again.jsonl"
+    again.write_text(json.dumps(dataclasses.asdict(made_up("a", 44.0, 20.0))) + "\n")
+    ((first, second),) = load([path, again])
+    assert (first.ratio, second.ratio) == (2.0, 2.2)
+    text = duel_report.report([[first, second]])
+    assert (
+        "stock: 1 entries measured again differ by 10.0% (median), at most 10.0%; on the whole by +10.0%"
+        in text
+    )
+    assert "| 44.0 " in text and "| 40.0 " not in text
+
+
+def test_histogram_is_a_picture_or_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "duels.png"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert duel_report.histogram([made_up("a", 2, 1)], path) == "no histogram: matplotlib is not installed"
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert duel_report.histogram([made_up("a", 2, 1), made_up("b", 1, 1)], path) == f"histogram: {path}"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_half_of_what_is_begun_is_under_autocast(tmp_path: Path) -> None:
+    assert interleaved("abcdef", [False, True, True, True, False, True]) == list("bacedf")
+
+    def entry(key: str, count: int, recipe: str) -> SimpleNamespace:
+        return SimpleNamespace(key=key, count=count, places=[Place("gpt", recipe, "backward", 1)], outcome="")
+
+    entries = [entry("a", 1, "bf16"), entry("b", 5, "bf16"), entry("c", 2, "autocast"), entry("d", 9, "bf16")]
+    args = tool.parsed(["corpus", "--limit", "3"])
+    assert [e.key for e in tool.chosen(entries, args)] == ["c", "d", "b"]
+    done = tmp_path / "done.jsonl"
+    done.write_text(json.dumps(dataclasses.asdict(made_up("d", 2, 1))) + "\n")
+    args = tool.parsed(["corpus", "--keys", "b", "d", "--skip", str(done)])
+    assert [e.key for e in tool.chosen(entries, args)] == ["b"]
+    left = made_up("c", 2, 2)
+    left.ours.regions = []
+    done.write_text(done.read_text() + json.dumps(dataclasses.asdict(left)) + "\n")
+    args = tool.parsed(["corpus", "--left", str(done), "--fuse-all"])
+    assert [e.key for e in tool.chosen(entries, args)] == ["c"]
+
+
+def test_report_without_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "duels.jsonl"
+    path.write_text(json.dumps(dataclasses.asdict(made_up("a", 40.0, 20.0))) + "\n")
+    command = [sys.executable, str(TOOLS / "duel.py"), "--report", str(path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "duels.md").read_text() == done.stdout
+    assert "| 2.000 " in done.stdout
+
+
+def entry(key: str, dtype: str, target: str = "aten.mul.Tensor") -> Entry:
+    """dx and dw of a norm without its statistics; the third node is `target`."""
+    wide, narrow = {"torch": "float32"}, {"torch": dtype}
+    nodes = [
+        ["prims.convert_element_type.default", [{"node": 0}, wide], {"kwargs": {}}],
+        ["prims.convert_element_type.default", [{"node": 1}, wide], {"kwargs": {}}],
+        [target, [{"node": 2}, {"node": 3}], {"kwargs": {}}],
+        ["aten.mean.dim", [{"node": 4}, [1], True], {"kwargs": {}}],
+        ["aten.sum.dim_IntList", [{"node": 4}, [0]], {"kwargs": {}}],
+        ["aten.mul.Tensor", [{"node": 2}, {"node": 5}], {"kwargs": {}}],
+        ["aten.sub.Tensor", [{"node": 3}, {"node": 7}], {"kwargs": {}}],
+        ["prims.convert_element_type.default", [{"node": 8}, narrow], {"kwargs": {}}],
+    ]
+    inputs = [Input(dtype, [33, 20], [20, 1], [[33, 20], [20, 1]])] * 2
+    places = [Place("gpt", "autocast" if dtype == "bfloat16" else "fp32", "backward", 2)]
+    return Entry(key, inputs, nodes, [9, 6], [5], [6], "fused", "persistent", places)
+
+
+def test_duels_from_end_to_end(tmp_path: Path) -> None:
+    """In the interpreter, by the host's clock. What cannot be compiled is a line, and the others go on."""
+    broken = entry("c", "bfloat16", "aten.mm.default")
+    save(tmp_path / "corpus.jsonl.xz", [entry("a", "bfloat16"), entry("b", "float32"), broken])
+    command = [sys.executable, str(TOOLS / "duel.py"), str(tmp_path / "corpus.jsonl.xz"), "--device", "cpu"]
+    command += ["--workers", "1", "--out", str(tmp_path), "--seconds", "250"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr + done.stdout
+    first, second, third = (records[-1] for records in load([tmp_path / "duels.jsonl"]))
+    assert (first.key, first.mixed, second.key, second.mixed) == ("a", True, "b", False)
+    for duel in (first, second):
+        assert duel.timed and duel.kind == "norm" and duel.reference == "float64"
+        assert [region["inner_ops"] for region in duel.ours.regions] == [["mean"]] and not duel.stock.regions
+        assert len(duel.ours.errors) == len(duel.stock.errors) == 2 and not duel.less_exact
+        assert {"first_stock", "first_ours", "times", "errors"} <= duel.locked.keys()
+    assert 1e-4 < first.ours.errors[0] < 1e-2 and second.ours.errors[0] < 1e-6
+    assert first.num_bytes == 3 * 33 * 20 * 2 + 20 * 4
+    assert (third.key, third.status) == ("c", "failed") and "mm" in third.message
+    text = (tmp_path / "duels.md").read_text()
+    assert text in done.stdout and "33x20 persistent" in text
+    assert "- c (gpt/autocast/backward): failed" in text

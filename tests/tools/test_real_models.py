@@ -1,0 +1,136 @@
+"""Whole models by stock and mixorder: one of each recipe in the interpreter, and a made-up report."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_models
+from lab import matches
+from lab.launches import is_library
+from lab.matches import Match, Side
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+SCRIPT = """
+import dataclasses, json, sys
+import torch
+from torch import nn
+from lab import families, whole
+
+class Model(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Dropout(dropout)) for _ in range(2))
+        self.norm, self.head = nn.RMSNorm(64), nn.Linear(64, 50, bias=False)
+
+    def forward(self, input_ids, labels):
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x)).float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+def build(name, device):
+    if name == "missing":
+        raise KeyError(name)
+    ids = {key: torch.zeros(4, 16, dtype=torch.long) for key in ("input_ids", "labels")}
+    return Model(0.1 if name == "random" else 0.0), ids
+
+families.build = build
+turn = sys.argv[1]
+for task in json.loads(sys.argv[2]):
+    print("MATCH", json.dumps(dataclasses.asdict(whole.work(whole.Task(*task, "cpu", turn)).match)))
+"""
+
+
+def test_models_from_end_to_end(tmp_path: Path) -> None:
+    tasks = [["plain", "checkpoint"], ["random", "fp32"], ["missing", "bf16"]]
+    env = {**os.environ, "PYTHONPATH": f"{TOOLS}:{TOOLS.parent}", "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "turn"), json.dumps(tasks)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.removeprefix("MATCH ") for line in done.stdout.splitlines() if line.startswith("MATCH ")]
+    found = [matches.parse(json.loads(line)) for line in lines]
+    assert [(m.status, m.recipe) for m in found] == [
+        ("ok", "checkpoint"),
+        ("ok", "fp32"),
+        ("absent", "bf16"),
+    ], [m.message for m in found]
+    plain, random, _ = found
+    assert plain.timed and plain.ours.fused >= 1 and plain.stock.fused == 0
+    assert plain.stock.graphs == plain.ours.graphs == 1
+    assert plain.reference == "float32" and 1e-4 < plain.ours.errors[0] <= plain.ours.errors[1] < 0.1
+    assert not plain.less_exact
+    # The same numbers are drawn by both ways, which differ by rounding.
+    assert random.reference.startswith("stock") and random.ours.errors[1] < 1e-4
+
+
+def match(family: str, stock: float, ours: float, **changes: Any) -> Match:
+    def side(gpu: float) -> Side:
+        return Side(
+            step_ms=gpu + 1, gpu_ms=gpu, library_ms=5.0, peak=1 << 30, launches=9, compile_s=2.0,
+            rounds=[gpu, gpu * 1.001], errors=[1e-3, 2e-3],
+        )  # fmt: skip
+
+    return dataclasses.replace(
+        Match(family, "autocast", reference="float32", stock=side(stock), ours=side(ours)), **changes
+    )
+
+
+def test_figures_of_made_up_results(tmp_path: Path) -> None:
+    fast, slow = match("fast", 10.0, 9.0), match("slow", 10.0, 10.5, recipe="bf16")
+    slow.ours.peak, slow.ours.errors = (1 << 30) + (1 << 26), [1e-3, 3e-3]
+    slow.ours.declined = {"cycle": 3}
+    broken = Match("broken", "bf16", "hung", "exit code None")
+    path = tmp_path / "models.jsonl"
+    lines = [json.dumps(dataclasses.asdict(m)) for m in (fast, slow, broken)]
+    path.write_text("\n".join([*lines, lines[0][:50]]))
+    text = matches.report(matches.load([path]))
+    rows = [re.sub(" +", " ", row) for row in text.splitlines()]
+    assert rows[2].startswith(
+        "| slow | bf16 | 11.00 -> 11.50 | 10.00 -> 10.50 | 0.952 | 5.00 -> 5.50 | 0.909 |"
+    )
+    assert "| 1024 -> 1088 |" in rows[2] and "| cycle 3 |" in rows[2]
+    found = dict(row.removeprefix("| ").split(" | ")[:2] for row in rows if row.count("|") == 4)
+    assert found["models"] == "2, 50.0% under autocast"
+    assert found["GPU time above stock's by 0.5%"] == "1: slow bf16"
+    assert found["two profiles of the same differ by (median)"] == "0.10%"
+    assert found["geometric mean, outside library kernels"] == f"{(5 / 4 * 5 / 5.5) ** 0.5:.3f}"
+    assert found["peak memory above stock's by 0.5%"] == found["less exact than stock"] == "1: slow bf16"
+    assert rows[-1] == "- broken bf16: hung, exit code None"
+
+
+def test_families_come_first_and_recipes_alternate(tmp_path: Path) -> None:
+    done = tmp_path / "models.jsonl"
+    done.write_text(json.dumps(dataclasses.asdict(match("b", 1, 1, recipe="autocast"))) + "\n")
+    args = real_models.parsed(["--recipes", "bf16", "autocast", "--skip", str(done), "--limit", "4"])
+    assert real_models.chosen(["a", "b", "c"], args) == [
+        ("a", "bf16"),
+        ("c", "bf16"),
+        ("a", "autocast"),
+        ("b", "bf16"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", True),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", True),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", True),
+        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", True),
+        ("void at::native::conv_depthwise2d_forward_kernel<3>", True),
+        ("triton_poi_fused_convolution_0", False),
+        ("triton_mixorder_mean_sum_8b86ca4d", False),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::convert_kernel>", False),
+    ],
+)
+def test_library_kernels_by_their_names(name: str, library: bool) -> None:
+    assert is_library(name) == library

@@ -1,0 +1,222 @@
+"""Reproductions of pytorch's issues with its own mix-order reduction, by number.
+
+Each is a case of `tools/lab/cases.py`: its training shape is the issue's, the others have partial tiles.
+"Reconstructed": the issue's script was not at hand, and the case has what its text names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from graphs import bf16, f32
+from lab.case import Case, Fused, Shapes, columns, pairs, wide
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Wound:
+    """`options`: Inductor's settings under which stock fails. `ratio`: of an error's norm to the result's,
+    the most that is right; by default by `dtype`."""
+
+    case: Case
+    dtype: torch.dtype = bf16
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ratio: float = 0.0
+
+    @property
+    def most(self) -> float:
+        return self.ratio or (1e-5 if self.dtype == f32 else 0.02)
+
+
+def none(*shape: int) -> list[Fused]:
+    return []
+
+
+# #195845: lanes beyond the last row hold 0, of which the prologue makes 0.25.
+
+
+def masked(row: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2 + 0.25
+        return row(y), wide(y).sum(0)
+
+    return function
+
+
+ODD_ROWS = Shapes((40961, 129), (4099, 129), (37, 129))
+
+
+# #193061: all scales and shifts are chunks of one parameter, whose gradient is one buffer.
+
+
+class SharedTable(nn.Module):
+    """The sizes are the issue's."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 4, dim) / 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim, elementwise_affine=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.table.chunk(4, dim=1)
+        for i, norm in enumerate(self.norms):
+            x = x + (norm(x) * (1 + parts[2 * i + 1]) + parts[2 * i])
+        return x
+
+
+# #190796: a diffusion model's block adds the projected time to each channel of a convolution.
+
+
+class TimeEmbedded(nn.Module):
+    """Reconstructed sizes. Autocast leaves float64 as it is. The time is a parameter: all inputs of a case
+    have one shape. `apart`: the bias is added by itself. On a GPU Inductor makes that of any convolution;
+    on a CPU it does not."""
+
+    def __init__(self, batch: int, channels: int, apart: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=not apart)
+        self.bias = nn.Parameter(torch.randn(channels)) if apart else None
+        self.time, self.proj = nn.Parameter(torch.randn(batch, 64)), nn.Linear(64, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            y = self.conv(x)
+            if self.bias is not None:
+                y = y + self.bias[:, None, None].to(y.dtype)
+            return y + self.proj(F.silu(self.time))[:, :, None, None]
+
+
+def channels(b: int, c: int, h: int, w: int) -> list[Fused]:
+    return [(f"row {b} x batch {c} x common {h * w}", 1, 1)]
+
+
+def embedded(apart: bool) -> Case:
+    shapes = Shapes((128, 128, 32, 32), (33, 40, 17, 17), (5, 8, 6, 7))
+    return Case(lambda b, c, *_: TimeEmbedded(b, c, apart), shapes, channels)
+
+
+# #186241: RMSNorm by hand, with tensor descriptors.
+
+
+class HandWrittenRMSNorm(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wider = wide(x)
+        scale = torch.rsqrt((wider * wider).sum(-1) / x.shape[-1] + 1e-5)
+        return (wider * scale[..., None] * self.weight).to(x.dtype)
+
+
+DESCRIPTORS = {
+    "split_reductions": False,
+    "triton.use_tensor_descriptor": True,
+    "assume_aligned_inputs": True,
+}
+
+
+# #179423: one block of a small transformer, whose residual is mixed with its first input.
+
+
+class MixedResidual(nn.Module):
+    """Reconstructed; a Linear stands for attention. Norms have no weight: the pairs are those of the
+    scales and the mixing weights."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.attention, self.up, self.down = (
+            nn.Linear(dim, dim, bias=False),
+            nn.Linear(dim, 4 * dim, bias=False),
+            nn.Linear(4 * dim, dim, bias=False),
+        )
+        self.scales = nn.ParameterList(torch.ones(dim) for _ in range(2))
+        self.mix = nn.Parameter(torch.rand(2, dim))
+
+    def forward(self, x: Tensor, first: Tensor) -> Tensor:
+        x = self.mix[0] * x + self.mix[1] * first
+        x = x + self.scales[0] * self.attention(F.rms_norm(x, x.shape[-1:], eps=1e-6))
+        hidden = F.leaky_relu(self.up(F.rms_norm(x, x.shape[-1:], eps=1e-6)), 0.5).square()
+        return x + self.scales[1] * self.down(hidden)
+
+
+# #175250: the first layer of a draft model: halves of a row are normalised each and put together again.
+
+
+class TwoHalves(nn.Module):
+    """Reconstructed from the kernel's name, its bytes of shared memory (five rows of 4096 at once) and the
+    project."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(HandWrittenRMSNorm(dim // 2) for _ in range(2))
+        self.project = nn.Linear(dim, dim // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = x.split(x.shape[-1] // 2, -1)
+        first, second = (norm(half) for norm, half in zip(self.norms, halves, strict=True))
+        return self.project(torch.cat([first, second], -1)) + halves[1]
+
+
+# #186426
+
+
+class WithToken(nn.Module):
+    """Reconstructed. A learnable token before the others: a batch of s sequences has s * (a + 1) rows."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.token, self.norm = nn.Parameter(torch.randn(1, 1, dim)), nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1))
+
+
+def rms(*shapes: tuple[int, int]) -> Case:
+    return Case(lambda *s: nn.RMSNorm(s[-1], eps=1e-6), Shapes(*shapes), pairs((1, 1)))
+
+
+def sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sum(1), x.sum(0)
+
+
+def two_sums(*shapes: tuple[int, int]) -> Case:
+    return Case(lambda *s: sums, Shapes(*shapes), pairs((1, 1)), training=False)
+
+
+WOUNDS: dict[str, Wound] = {
+    "195845": Wound(
+        Case(lambda *s: masked(lambda y: y.max(dim=-1).values), ODD_ROWS, none, training=False),
+    ),
+    "195845 amax": Wound(
+        Case(lambda *s: masked(lambda y: y.amax(-1)), ODD_ROWS, pairs((1, 1)), training=False),
+    ),
+    "193061": Wound(
+        Case(
+            columns(SharedTable),
+            Shapes((1, 32768, 1024), (1, 4099, 760), (1, 37, 60)),
+            pairs((4, 4)),
+        ),
+        f32,
+    ),
+    "190796": Wound(embedded(apart=False), f32, ratio=0.02),
+    "190796 bias apart": Wound(embedded(apart=True), f32, ratio=0.02),
+    "186241": Wound(
+        Case(columns(HandWrittenRMSNorm), Shapes((1000000, 256), (4099, 256), (700, 64)), pairs((1, 1))),
+        options=DESCRIPTORS,
+    ),
+    "185814": Wound(rms((131072, 16384), (4099, 16384), (21, 2048))),
+    "185534": Wound(rms((8192, 8192), (4096, 8192), (7, 1024))),
+    "196581": Wound(two_sums((2048, 1024), (768, 768), (13, 96))),
+    "186370": Wound(rms((4096, 4096), (1024, 1024), (33, 33))),
+    "179423": Wound(
+        Case(columns(MixedResidual), Shapes((98304, 512), (4099, 512), (37, 64)), none, inputs=(None, None))
+    ),
+    "175250": Wound(
+        Case(columns(TwoHalves), Shapes((1, 8192, 8192), (1, 4099, 1024), (1, 21, 120)), none),
+    ),
+}

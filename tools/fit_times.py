@@ -1,0 +1,180 @@
+"""Fit the numbers behind predicted times to duels (files of `tools/duel.py`) of a corpus's subgraphs.
+
+    python tools/fit_times.py CORPUS DUELS            # the table
+    python tools/fit_times.py CORPUS DUELS --write    # and mixorder/schedule/times.json
+
+Each number is changed in turn by a factor, as long as the mean of |log(predicted / measured)| over both ways
+falls. Every fifth family is left out, in five turns; the table has the errors of families that were left out.
+A decision is right if fusing was predicted to be faster and was, or if both ways are within 3% or 1 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.tables import table
+from lab.time_samples import Sample, samples
+
+from mixorder.schedule.kernel_time import FILE, TIMES, Times
+
+FACTORS = (1.3, 1.1, 1.03)
+FOLDS = 5
+LIMITS = {  # what is physically possible; else a number takes over what another stands for
+    "sharpness": (1.5, 8.0),
+    "l2_mb_us": (4.0, 12.0),
+    "narrow": (1.0, 8.0),
+    "share": (0.4, 1.05),
+    "latency_us": (0.5, 12.0),
+}
+LEVEL, LEVEL_US = 0.03, 1.0  # of two times that count as equal
+
+
+def error(times: Times, data: Sequence[Sample]) -> float:
+    """Mean of |log(predicted / measured)|, of Inductor's kernels and of ours."""
+    return statistics.mean(abs(math.log(p / m)) for s in data for p, m in both(times, s))
+
+
+def both(times: Times, sample: Sample) -> Iterator[tuple[float, float]]:
+    """Predicted and measured microseconds, of Inductor's kernels and of ours."""
+    return zip(sample.predicted(times), (sample.stock_us, sample.ours_us), strict=True)
+
+
+def fitted(times: Times, data: Sequence[Sample]) -> Times:
+    """The numbers with the least error, from `times` on."""
+    best = error(times, data)
+    for factor in FACTORS:
+        while True:
+            before = best
+            for change in changes(times):
+                for f in (factor, 1 / factor):
+                    tried = change(times, f)
+                    if (found := error(tried, data)) < best - 1e-6:
+                        times, best = tried, found
+                        break
+            if best > before - 1e-5:
+                break
+    return times
+
+
+def changes(times: Times) -> list[Callable[[Times, float], Times]]:
+    """What may be changed, by a factor."""
+
+    def number(name: str) -> Callable[[Times, float], Times]:
+        low, high = LIMITS.get(name, (0.0, math.inf))
+        return lambda t, f: dataclasses.replace(t, **{name: min(high, max(low, getattr(t, name) * f))})
+
+    def of_kind(name: str, kind: str) -> Callable[[Times, float], Times]:
+        low, high = LIMITS[name]
+        return lambda t, f: dataclasses.replace(
+            t, **{name: getattr(t, name) | {kind: min(high, max(low, getattr(t, name)[kind] * f))}}
+        )
+
+    kinds = ("share", "latency_us")
+    names = [f.name for f in dataclasses.fields(times) if f.name not in (*kinds, "memory_mb_us")]
+    return [*map(number, names), *(of_kind(name, kind) for name in kinds for kind in getattr(times, name))]
+
+
+def left_out(data: Sequence[Sample]) -> list[tuple[Sample, Times]]:
+    """Each sample with the numbers fitted to the families of other folds."""
+    families = sorted({min(s.families) for s in data})
+    fold = {family: i % FOLDS for i, family in enumerate(families)}
+    found = []
+    for i in range(FOLDS):
+        inside = {name for name, number in fold.items() if number == i}
+        rest = [s for s in data if not s.families & inside]
+        times = fitted(TIMES, rest) if rest else TIMES
+        found += [(s, times) for s in data if min(s.families) in inside]
+    return found
+
+
+def right(sample: Sample, times: Times) -> bool:
+    """Whether the choice by prediction was right, or made no difference."""
+    stock, ours = sample.predicted(times)
+    off = abs(sample.ours_us - sample.stock_us)
+    level = off <= max(LEVEL_US, LEVEL * min(sample.stock_us, sample.ours_us))
+    return level or (ours < stock) == (sample.ours_us < sample.stock_us)
+
+
+def figures(found: Sequence[tuple[Sample, Times]]) -> list[str]:
+    """Median and 95th percentile of both errors in percent, and right decisions in percent."""
+    errors = [[abs(p / m - 1) for p, m in both(times, s)] for s, times in found]
+    cells = []
+    for way in zip(*errors, strict=True):
+        ranked = sorted(way)
+        cells += [
+            f"{100 * statistics.median(ranked):.1f}",
+            f"{100 * ranked[int(0.95 * (len(ranked) - 1))]:.1f}",
+        ]
+    decided = statistics.mean(right(s, times) for s, times in found)
+    return [str(len(found)), *cells, f"{100 * decided:.1f}"]
+
+
+def worst(found: Sequence[tuple[Sample, Times]], most: int) -> Iterator[list[str]]:
+    """The largest errors, and all wrong decisions."""
+
+    def off(one: tuple[Sample, Times]) -> float:
+        return max(abs(math.log(p / m)) for p, m in both(one[1], one[0]))
+
+    ranked = sorted(found, key=off, reverse=True)
+    chosen = ranked[:most] + [one for one in ranked[most:] if not right(*one)]
+    for sample, times in chosen:
+        cells = [f"{m:.1f} ({p:.1f})" for p, m in both(times, sample)]
+        kinds = ", ".join(k.kind.value for kernels in sample.stock for k in kernels)
+        where = f"{min(sample.families)} {min(sample.recipes)}"
+        yield [sample.key[:8], where, sample.space, kinds, *cells, "" if right(sample, times) else "wrong"]
+
+
+def rounded_to_4(value: Any) -> Any:
+    """A number, or those of a dict, to four digits."""
+    if isinstance(value, dict):
+        return {kind: rounded_to_4(number) for kind, number in value.items()}
+    return float(f"{value:.4g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("duels", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true", help="write the numbers to times.json")
+    parser.add_argument("--worst", type=int, default=15, metavar="N", help="rows of the second table")
+    args = parser.parse_args()
+    data = list(samples(args.corpus, args.duels))
+    times = fitted(TIMES, data)
+    names = ["numbers", "subgraphs", "Inductor median %", "p95 %", "ours median %", "p95 %", "right %"]
+    others = left_out(data)
+    rows = [
+        ["before", *figures([(s, TIMES) for s in data])],
+        ["fitted", *figures([(s, times) for s in data])],
+        ["fitted, families left out", *figures(others)],
+    ]
+    print(table(names, rows))
+    print()
+    columns = [
+        "key",
+        "from",
+        "space",
+        "Inductor's kernels",
+        "Inductor us (predicted)",
+        "ours us (predicted)",
+        "",
+    ]
+    print(table(columns, worst(others, args.worst)))
+    print()
+    print(json.dumps(dataclasses.asdict(times)))
+    if args.write:
+        stored = json.loads(FILE.read_text())
+        rounded = {name: rounded_to_4(value) for name, value in dataclasses.asdict(times).items()}
+        FILE.write_text(json.dumps(stored | {"times": rounded}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""A corpus of subgraphs of real training: what it holds, how it is stored, and how an entry runs again.
+
+An entry is a subgraph of a post-grad graph: a region, or a pair of reductions that was declined, with the
+views and copies that follow its results. It needs no model package to run. Files hold one entry per line as
+JSON, compressed by the file's ending (`.xz`, `.gz`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import lzma
+import operator
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A tensor that a subgraph reads. `shape`, `stride`: ints, or expressions of symbols as text. `hint`:
+    shape and stride as ints. `bound`: integers drawn for it are below it. `positive`: it is drawn from 0.5 to
+    1.5. `on_cpu`: it is a number that stays on the CPU."""
+
+    dtype: str
+    shape: list[int | str]
+    stride: list[int | str]
+    hint: list[list[int]]
+    bound: int = 0
+    positive: bool = False
+    on_cpu: bool = False
+
+    def draw(self, device: str, generator: torch.Generator) -> Tensor:
+        """A random tensor with the input's sizes and strides; dims of stride 0 are expanded."""
+        shape, stride = self.hint
+        dtype = getattr(torch, self.dtype)
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        if dtype is torch.bool:
+            flat = torch.rand(extent, device=device, generator=generator) < 0.5
+        elif not dtype.is_floating_point:
+            high = max(1, min(self.bound, torch.iinfo(dtype).max))
+            flat = torch.randint(high, (extent,), device=device, generator=generator).to(dtype)
+        elif self.positive:
+            flat = torch.rand(extent, device=device, generator=generator).add_(0.5).to(dtype)
+        else:
+            flat = torch.randn(extent, device=device, generator=generator).to(dtype)
+        return flat.as_strided(shape, stride)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a subgraph occurs: a family's recipe, its forward or backward, and how often there."""
+
+    family: str
+    recipe: str
+    kind: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One structure. `nodes`: `[target, args, kwargs]` in order, see `decoded`.
+    `outputs`: numbers of nodes, after the inputs. `outcome`: `fused`, `part` (a smaller region was fused), or
+    the reason of the decline; `detail` says more. `inner`, `outer`: numbers of the reductions."""
+
+    key: str
+    inputs: list[Input]
+    nodes: list[list[Any]]
+    outputs: list[int]
+    inner: list[int]
+    outer: list[int]
+    outcome: str
+    detail: str
+    places: list[Place]
+
+    @property
+    def count(self) -> int:
+        """How often it occurs, over all places."""
+        return sum(place.count for place in self.places)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a size was symbolic. `module` has the hints in its place."""
+        return any(isinstance(n, str) for i in self.inputs for n in (*i.shape, *i.stride)) or "$" in str(
+            self.nodes
+        )
+
+    def module(self, device: str = "cuda") -> GraphModule:
+        """The subgraph with static sizes. It takes the inputs in order and gives a tuple of the outputs."""
+        graph = Graph()
+        values: list[Any] = [graph.placeholder(f"in{i}") for i in range(len(self.inputs))]
+        for target, args, kwargs in self.nodes:
+            call = target_of(target)
+            arguments = decoded(args, values, device), decoded(kwargs, values, device)
+            values.append(graph.call_function(call, tuple(arguments[0]), arguments[1]))
+        graph.output(tuple(values[i] for i in self.outputs))
+        return GraphModule(torch.nn.Module(), graph)
+
+    def tensors(self, device: str = "cuda", seed: int = 0) -> list[Tensor]:
+        """Fresh random tensors for `module`, the same for the same seed and device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = [one.draw(device, generator) for one in self.inputs]
+        return [x.cpu() if one.on_cpu else x for x, one in zip(drawn, self.inputs, strict=True)]
+
+
+def target_of(name: str) -> Callable[..., Any]:
+    """The function of a node's target, such as `aten.mul.Tensor` or `getitem`."""
+    if name == "getitem":
+        return operator.getitem
+    namespace, operation, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), operation), overload)  # type: ignore[no-any-return]
+
+
+def decoded(value: Any, values: list[Any], device: str) -> Any:
+    """An argument as `lab.subgraphs` writes it: lists, plain values, and `{kind: value}` for all others."""
+    if isinstance(value, list):
+        return [decoded(one, values, device) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "kwargs" in value:
+        return {name: decoded(one, values, device) for name, one in value["kwargs"].items()}
+    (kind, content), *_ = value.items()
+    if kind == "node":
+        return values[content]
+    if kind == "$":
+        return content[1]
+    if kind == "device":
+        return torch.device(content if content == "cpu" else device)
+    if kind == "float":
+        return float(content)
+    return getattr(torch, content)
+
+
+def structural_key(inputs: list[Input], nodes: list[list[Any]], outputs: list[int]) -> str:
+    """A hash of all but the names."""
+    plain = [[dataclasses.asdict(one) for one in inputs], nodes, outputs]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def from_dict(plain: dict[str, Any]) -> Entry:
+    """The entry of a line."""
+    parts = {
+        "inputs": [Input(**one) for one in plain["inputs"]],
+        "places": [Place(**one) for one in plain["places"]],
+    }
+    return Entry(**{**plain, **parts})
+
+
+def load(path: str | Path) -> list[Entry]:
+    """The entries of a file."""
+    with _opened(Path(path), "rt") as lines:
+        return [from_dict(json.loads(line)) for line in lines]
+
+
+def save(path: str | Path, entries: Iterable[Entry]) -> None:
+    """Write entries to a file, which then is the same for the same entries."""
+    with _opened(Path(path), "wt") as lines:
+        for entry in entries:
+            print(json.dumps(dataclasses.asdict(entry), separators=(",", ":")), file=lines)
+
+
+def _opened(path: Path, mode: str) -> TextIO:
+    if path.suffix == ".xz":
+        return lzma.open(path, mode)  # type: ignore[return-value]
+    if path.suffix == ".gz":
+        return gzip.open(path, mode)  # type: ignore[return-value]
+    return path.open(mode.removesuffix("t"))  # type: ignore[return-value]
+
+
+def merged(entries: Iterable[Entry]) -> list[Entry]:
+    """One entry per key, with all places; those that occur most come first."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        known = found.get(entry.key)
+        places = [*known.places, *entry.places] if known else entry.places
+        found[entry.key] = dataclasses.replace(known or entry, places=_summed(places))
+    return sorted(found.values(), key=lambda one: (-one.count, one.key))
+
+
+def _summed(places: Iterable[Place]) -> list[Place]:
+    counts: dict[tuple[str, str, str], int] = {}
+    for place in places:
+        key = place.family, place.recipe, place.kind
+        counts[key] = counts.get(key, 0) + place.count
+    return [Place(*key, count) for key, count in counts.items()]

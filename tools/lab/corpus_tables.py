@@ -1,0 +1,127 @@
+"""What a harvest says in numbers: norms in a region by recipe, reasons of the others, outcomes of entries.
+
+Reads the records that `tools/corpus.py` appends, writes the corpus and a page of tables in Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.corpus import Entry, from_dict, merged, save
+from lab.tables import table
+from mixorder.errors import DeclineReason
+
+Record = dict[str, Any]
+DECLINES = tuple(reason.value for reason in DeclineReason)
+EXAMPLES = 4
+
+
+def write(records: Path, out: Path) -> str:
+    """Write the corpus to `out` and the tables beside it. Returns the tables."""
+    found = last_of_each(map(json.loads, records.read_text().splitlines()))
+    entries = merged(from_dict(plain) for one in found for plain in one.get("entries", ()))
+    save(out, entries)
+    text = (
+        tables(found, entries)
+        + f"\n\n{out.name}: {len(entries)} entries, {out.stat().st_size / 1e6:.2f} MB\n"
+    )
+    out.with_name(out.name.split(".")[0] + ".md").write_text(text)
+    return text
+
+
+def last_of_each(records: Iterable[Record]) -> list[Record]:
+    """One record per family and recipe: the last."""
+    return list({(one["family"], one["recipe"]): one for one in records}.values())
+
+
+def tables(records: Sequence[Record], entries: Sequence[Entry]) -> str:
+    parts = {
+        "Norms by recipe": _norms(records),
+        "Why norms with a pair are in no region": _reasons(records, True),
+        "Norms without a pair": _reasons(records, False),
+        "Entries": _outcomes(entries),
+        "Declines": _declines(entries),
+        "Families left out": _errors(records),
+    }
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items())
+
+
+def has_pair(reason: str) -> bool:
+    """Whether a norm with this reason is in a region, or was found and declined."""
+    return not reason or reason.partition(":")[0] in DECLINES
+
+
+def _recipes(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(one["recipe"] for one in records))
+
+
+def _norms(records: Sequence[Record]) -> str:
+    rows = []
+    for recipe in _recipes(records):
+        good = [one for one in records if one["recipe"] == recipe and not one.get("error")]
+        norms = [(reason, n) for one in good for _, reason, n in one["norms"]]
+        pairs = sum(n for reason, n in norms if has_pair(reason))
+        inside = sum(n for reason, n in norms if not reason)
+        share = f"{100 * inside / pairs:.1f}%" if pairs else "-"
+        failed = sum(bool(one.get("error")) for one in records if one["recipe"] == recipe)
+        numbers = (len(good), failed, sum(n for _, n in norms), pairs, inside)
+        rows.append([recipe, *map(str, numbers), share])
+    return table(("recipe", "families", "left out", "norms", "with a pair", "in a region", "share"), rows)
+
+
+def _reasons(records: Sequence[Record], paired: bool) -> str:
+    counts, where = Counter[tuple[str, str]](), defaultdict[tuple[str, str], Counter[str]](Counter)
+    for one in records:
+        for _, reason, n in one.get("norms", ()):
+            if reason and has_pair(reason) is paired:
+                key = one["recipe"], reason
+                counts[key] += n
+                where[key][one["family"]] += n
+    rows = [
+        [recipe, str(n), reason[:140].replace("|", "/"), _examples(where[recipe, reason])]
+        for (recipe, reason), n in counts.most_common()
+    ]
+    return table(("recipe", "norms", "reason", "families"), rows) if rows else "None."
+
+
+def _examples(families: Counter[str]) -> str:
+    named = [f"{family} {n}" for family, n in families.most_common(EXAMPLES)]
+    more = len(families) - EXAMPLES
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _outcomes(entries: Sequence[Entry]) -> str:
+    recipes = dict.fromkeys(place.recipe for entry in entries for place in entry.places)
+    outcomes = Counter(entry.outcome for entry in entries)
+    rows = []
+    for outcome, number in outcomes.most_common():
+        mine = [entry for entry in entries if entry.outcome == outcome]
+        by_recipe = (sum(any(p.recipe == r for p in e.places) for e in mine) for r in recipes)
+        pairs = sum(bool(e.inner) for e in mine)
+        rows.append([outcome, str(number), str(pairs), str(sum(e.count for e in mine)), *map(str, by_recipe)])
+    return table(("outcome", "entries", "with an inner reduction", "occurrences", *recipes), rows)
+
+
+def _declines(entries: Sequence[Entry]) -> str:
+    counts, where = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for entry in entries:
+        if entry.outcome not in ("fused", "part"):
+            reason = f"{entry.outcome}: {entry.detail}"[:140].replace("|", "/")
+            for place in entry.places:
+                counts[reason] += place.count
+                where[reason][f"{place.family} {place.recipe}"] += place.count
+    rows = [[str(n), reason, _examples(where[reason])] for reason, n in counts.most_common(60)]
+    return table(("occurrences", "decline", "places"), rows) if rows else "None."
+
+
+def _errors(records: Sequence[Record]) -> str:
+    found = defaultdict[str, list[str]](list)
+    for one in records:
+        if one.get("error"):
+            found[one["error"][:200].replace("|", "/")].append(f"{one['family']} {one['recipe']}")
+    rows = [[", ".join(names), error] for error, names in sorted(found.items(), key=lambda x: -len(x[1]))]
+    return table(("family and recipe", "error"), rows) if rows else "None."

@@ -1,0 +1,216 @@
+"""Model families of transformers and timm, and hand-written ones, on the meta device with two layers.
+
+A family of transformers is a model type with its config's defaults, but for the number of layers; one of
+timm is a module of `timm.models`, represented by its first plain model. Nothing is said of single models.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+LAYERS = 2
+TOKENS, SEQUENCES = 2048, 8  # of decoders
+SHORT, SHORT_SEQUENCES = 512, 32  # of encoders
+IMAGES = 64
+COUNT = re.compile(
+    r"^(num_|n_)?(\w+_)?(hidden_)?layers?$|^(num_|n_)?\w*(layers|blocks|depth)$|^num_layers\w*$"
+)
+NO_COUNT = re.compile(
+    r"dense|first_k|sparse|step|skip|interval|freq|norm|shared|share|offset|period|drop|every"
+)
+WELL_KNOWN = (  # these come first
+    *("llama", "gpt2", "bert", "vit", "t5", "qwen3", "gemma2", "gemma3_text", "mistral", "qwen2", "gemma"),
+    *("gpt_neox", "roberta", "opt", "phi", "olmo2", "swin", "convnext", "deit", "whisper"),
+)
+
+# Kinds of model in transformers, by their mappings. Of several with a model type, the first counts.
+KINDS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
+
+
+def names() -> list[str]:
+    """All families, such as `transformers/llama`: the well-known ones first, then both packages in turns."""
+    known = [f"transformers/{name}" for name in WELL_KNOWN]
+    in_turns = itertools.zip_longest(_of_transformers(), _of_timm())
+    every = [*known, *_by_hand(), *(name for pair in in_turns for name in pair if name)]
+    return list(dict.fromkeys(every))
+
+
+def _by_hand() -> Iterator[str]:
+    from lab.loops import LOOPS
+
+    yield from (f"loops/{name}" for name in LOOPS)
+
+
+def _of_transformers() -> Iterator[str]:
+    for kind in KINDS:
+        for name in _mapping(kind):
+            yield f"transformers/{name}"
+
+
+def _of_timm() -> Iterator[str]:
+    import timm
+
+    yield from (f"timm/{name}" for name in timm.list_modules() if timm.list_models(module=name))
+
+
+def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
+    """The model and its keyword arguments on a device. Raises what the package raises."""
+    package, _, family = name.partition("/")
+    makers: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
+        "transformers": _transformers,
+        "timm": _timm,
+        "loops": _loop,
+    }
+    with torch.device(device):
+        return makers[package](family)
+
+
+def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:
+    from lab.loops import LOOPS
+
+    return LOOPS[family]()
+
+
+# transformers.
+
+
+def _mapping(kind: str) -> dict[str, Any]:
+    from transformers.models.auto import modeling_auto
+
+    return dict(getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES"))
+
+
+def _transformers(family: str) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    kind = next(kind for kind in KINDS if family in _mapping(kind))
+    config = shrunk(transformers.CONFIG_MAPPING[family])
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    mapping = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING")
+    model_class = mapping[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+    model = model_class._from_config(config) if hasattr(model_class, "_from_config") else model_class(config)
+    return model, _inputs(model, config, kind)
+
+
+def shrunk(config_class: Any) -> Any:
+    """A config with its defaults, but two layers wherever it counts layers; nested configs as well."""
+    default = config_class()
+    values = default.to_dict()
+    changes: dict[str, Any] = {}
+    if isinstance(values.get("depths"), list | tuple):  # of stages; a count is of these
+        changes["depths"] = [min(LAYERS, n) for n in values["depths"]]
+    else:
+        changes = {name: LAYERS for name, value in values.items() if _counts_layers(name, value)}
+        changes |= _of_two_layers(values, {values[name] for name in changes})
+    for name in values:
+        if hasattr(part := getattr(default, name, None), "to_dict") and type(part) is not config_class:
+            changes[name] = shrunk(type(part)).to_dict()
+    return config_class(**changes)
+
+
+def _of_two_layers(values: dict[str, Any], counts: set[int]) -> dict[str, Any]:
+    """The lists with something for each layer, for the first layer and the first that differs from it."""
+    lists = {name: v for name, v in values.items() if isinstance(v, list | tuple) and len(v) in counts}
+    others = (
+        i for n in counts for i in range(1, n) if any(v[i] != v[0] for v in lists.values() if len(v) == n)
+    )
+    second = next(others, 1)
+    return {name: [v[0], v[second] if second < len(v) else v[1]] for name, v in lists.items()}
+
+
+def _counts_layers(name: str, value: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > LAYERS
+    return whole and bool(COUNT.match(name)) and not NO_COUNT.search(name)
+
+
+def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    takes = inspect.signature(model.forward).parameters
+    longest = next((n for a in ("max_position_embeddings", "n_positions") if (n := _size(text, a))), TOKENS)
+    decoder = kind == "CAUSAL_LM"
+    tokens = min(longest, TOKENS if decoder else SHORT)
+    sequences = SEQUENCES if decoder else SHORT_SEQUENCES
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        return {main: torch.zeros(IMAGES, _size(config, "num_channels") or 3, *_side(config))} | (
+            {"labels": _ids(IMAGES)} if "labels" in takes else {}
+        )
+    found: dict[str, Any] = {}
+    if main == "input_features":
+        bins = _size(config, "num_mel_bins") or _size(config, "input_feat_per_channel") or 80
+        frames = 2 * (_size(config, "max_source_positions") or 1500)
+        sequences = 8
+        long = "whisper" in type(model).__module__
+        found[main] = torch.zeros((sequences, bins, frames) if long else (sequences, frames, bins))
+        tokens = min(tokens, _size(config, "max_target_positions") or tokens)
+    elif main == "input_values":
+        found[main] = torch.zeros(SEQUENCES, 16000 * 10)
+    else:
+        found["input_ids"] = _ids(sequences, tokens)
+    if "decoder_input_ids" in takes:
+        found["decoder_input_ids"] = _ids(sequences, tokens)
+    if "labels" in takes:
+        found["labels"] = _ids(sequences, tokens)
+    return found
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def _size(config: Any, name: str) -> int:
+    value = getattr(config, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _side(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", None) or 224
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+# timm.
+
+
+def _timm(family: str) -> tuple[nn.Module, dict[str, Any]]:
+    import timm
+
+    choice = timm.list_models(module=family)
+    plain = [name for name in choice if "base" in name or "_b" in name or "small" in name] or choice
+    name = min(plain, key=len)
+    model, size = _shallow(name)
+    return model, {"x": torch.zeros(IMAGES, *size)}
+
+
+def _shallow(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """A model of timm with few blocks, if its class takes `depth` or `depths`; else as it is."""
+    import timm
+
+    whole = timm.create_model(name)
+    size = whole.default_cfg["input_size"] if isinstance(whole.default_cfg, dict) else None
+    size = tuple(size or whole.default_cfg.input_size)
+    for change in _fewer(whole):
+        try:
+            return timm.create_model(name, **change), size
+        except Exception:  # noqa: BLE001, S112  the class takes no such argument
+            continue
+    return whole, size
+
+
+def _fewer(model: nn.Module) -> Iterator[dict[str, Any]]:
+    takes = inspect.signature(type(model).__init__).parameters
+    if "depth" in takes:
+        yield {"depth": LAYERS}
+    for key in ("depths", "layers"):
+        default = takes[key].default if key in takes else None
+        if isinstance(default, list | tuple) and all(isinstance(n, int) for n in default):
+            yield {key: tuple(min(LAYERS, n) for n in default)}

@@ -1,0 +1,168 @@
+"""Runs a model's training graphs through mixorder's pass, and keeps what it found as entries of the corpus.
+
+In: a family and a recipe. Out: `Harvest`, plain data. Needs `fake_cuda`; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch.fx import Graph, Node
+
+import mixorder.pipeline as pipeline
+import mixorder.region.find as find
+from lab import families, recipes, subgraphs
+from lab.corpus import Entry, Place, merged, structural_key
+from mixorder.errors import Decline
+from mixorder.inspection.capture import explain
+from mixorder.inspection.findings import Findings
+from mixorder.inspection.meta import faked
+from mixorder.region.region import Region
+
+
+@dataclasses.dataclass
+class Harvest:
+    """Of one family and recipe. `error`: empty, or why there is nothing. `norms`: class, reason (empty in a
+    region) and how many. `graphs`: kind and number of nodes. `left_out`: why subgraphs were not kept."""
+
+    family: str
+    recipe: str
+    error: str = ""
+    seconds: float = 0.0
+    norms: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
+    graphs: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    graph_breaks: int = 0
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    trace: str = ""
+
+
+def work(task: tuple[str, str]) -> Harvest:
+    """The harvest of a family and recipe. Every error of the model becomes the harvest's `error`."""
+    family, recipe = task
+    started = time.time()
+    result = Harvest(family, recipe)
+    try:
+        _fill(result)
+    except Exception as error:
+        last = (str(error).strip() or "no message").splitlines()[0]
+        result.error = f"{type(error).__name__}: {last}"[:300]
+        result.trace = traceback.format_exc()[-3000:]
+    result.seconds = round(time.time() - started, 1)
+    return result
+
+
+def _fill(result: Harvest) -> None:
+    model, inputs = families.build(result.family)
+    recipes.cast(model, result.recipe)
+    model, inputs = faked(model, inputs, "cuda")
+    step, dynamic = recipes.step(model, result.recipe)
+    with _keeping() as kept:
+        report = explain(step, dynamic=dynamic)(**inputs)
+    result.graphs = [(g.kind, g.num_nodes) for g in report.graphs]
+    result.graph_breaks = report.graph_breaks
+    result.norms = _norms(report)
+    entries = [
+        Entry(**vars(one), places=[Place(result.family, result.recipe, kind, 1)]) for kind, one in kept.found
+    ]
+    result.entries = [dataclasses.asdict(entry) for entry in merged(entries)]
+    result.left_out = dict(kept.left_out)
+    if not report.graphs:
+        raise RuntimeError("no graph was compiled")
+
+
+def _norms(report: Findings) -> list[tuple[str, str, int]]:
+    counts = Counter((norm.kind, norm.reason) for norm in report.norms)
+    return [(kind, reason, n) for (kind, reason), n in counts.items()]
+
+
+@dataclasses.dataclass
+class _Kept:
+    """`found`: the kind of graph, and the fields of an entry but its places."""
+
+    found: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+@dataclasses.dataclass
+class _Fields:
+    key: str
+    inputs: Any
+    nodes: Any
+    outputs: Any
+    inner: Any
+    outer: Any
+    outcome: str
+    detail: str
+
+
+@contextlib.contextmanager
+def _keeping() -> Iterator[_Kept]:
+    """Keep every region and near miss that the pass meets, as it is before the rewrite."""
+    kept = _Kept()
+    fuse, grow, agree = pipeline.fuse, find.grow, find.agree
+
+    def grown(seed: Any, name: str) -> Any:
+        with _noted(seed.inner, seed.outer):
+            return grow(seed, name)
+
+    def agreed(outer: Node, inner: Any, outers: Any) -> Any:
+        with _noted(inner, outers):
+            return agree(outer, inner, outers)
+
+    def fused(graph: Graph, found: Any, *rest: Any) -> Any:
+        cut, kind = _cut(found, kept), "backward" if _is_backward(graph) else "forward"
+        try:
+            region, record = fuse(graph, found, *rest)
+        except Decline as decline:
+            _keep(kept, kind, cut, decline.reason.value, decline.detail)
+            raise
+        part = isinstance(found, Region) and set(region.nodes) != set(found.nodes)
+        _keep(kept, kind, cut, "part" if part else "fused", record.strategy)
+        return region, record
+
+    with (
+        mock.patch.object(pipeline, "fuse", fused),
+        mock.patch.object(find, "grow", grown),
+        mock.patch.object(find, "agree", agreed),
+    ):
+        yield kept
+
+
+@contextlib.contextmanager
+def _noted(inner: Any, outer: Any) -> Iterator[None]:
+    """Write on a `Decline` which reductions it is about."""
+    try:
+        yield
+    except Decline as decline:
+        decline.pair = (tuple(inner), tuple(outer))  # type: ignore[attr-defined]
+        raise
+
+
+def _is_backward(graph: Graph) -> bool:
+    return any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
+
+
+def _cut(found: Region | Decline, kept: _Kept) -> subgraphs.Cut | None:
+    try:
+        if isinstance(found, Region):
+            return subgraphs.of_region(found)
+        if (pair := getattr(found, "pair", None)) is not None:
+            return subgraphs.of_miss(*pair)
+        raise subgraphs.NotKept("a decline without reductions")
+    except subgraphs.NotKept as why:
+        kept.left_out[str(why)] += 1
+        return None
+
+
+def _keep(kept: _Kept, kind: str, cut: subgraphs.Cut | None, outcome: str, detail: str) -> None:
+    if cut is not None:
+        key = structural_key(cut.inputs, cut.nodes, cut.outputs)
+        kept.found.append((kind, _Fields(key, **vars(cut), outcome=outcome, detail=detail)))

@@ -1,0 +1,174 @@
+"""Whole models by stock Inductor and mixorder: the records, a line of JSON each, and their report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .duel_report import mean, percent
+from .duels import MORE_ERROR, MORE_MEMORY, NO_ERROR
+from .measuring import known, read
+from .tables import table
+
+MORE_TIME = 1.005  # of the GPU
+
+
+@dataclass
+class Side:
+    """One way's results; None or empty where the device does not tell.
+
+    Milliseconds of a forward and backward, medians: `step_ms` between events (`low`, `high` the quartiles),
+    `gpu_ms` of its kernels, `library_ms` of those that are matrix products, attention or convolutions.
+    `rounds`: `gpu_ms` of each profile. `peak`: bytes beyond what is held between steps. `compile_s`:
+    processor seconds. `kernels`: the longest, name to [launches, milliseconds]. `errors`: the median and the
+    largest over the gradients, relative, by the norm.
+    """
+
+    step_ms: float | None = None
+    low: float | None = None
+    high: float | None = None
+    gpu_ms: float | None = None
+    library_ms: float | None = None
+    rounds: list[float] = field(default_factory=list)
+    launches: int | None = None
+    peak: int | None = None
+    compile_s: float = 0.0
+    graphs: int = 0
+    kernels: dict[str, list[float]] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)
+    fused: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def other_ms(self) -> float | None:
+        return None if self.gpu_ms is None else self.gpu_ms - (self.library_ms or 0)
+
+
+@dataclass
+class Match:
+    """A family in a recipe. `status`: ok, absent (it cannot be built here), failed, hung or crashed.
+    `reference`: what errors are against. `locked`: seconds on the GPU, by step."""
+
+    family: str
+    recipe: str
+    status: str = "ok"
+    message: str = ""
+    parameters: int = 0
+    reference: str = ""
+    stock: Side = field(default_factory=Side)
+    ours: Side = field(default_factory=Side)
+    locked: dict[str, float] = field(default_factory=dict)
+    waited_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.status == "ok" and self.stock.step_ms and self.ours.step_ms)
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.recipe}"
+
+    def ratio(self, of: Callable[[Side], float | None]) -> float | None:
+        """Stock's over ours."""
+        stock, ours = of(self.stock), of(self.ours)
+        return stock / ours if stock and ours else None
+
+    @property
+    def less_exact(self) -> bool:
+        if self.reference != "float32":
+            return False
+        pairs = zip(self.ours.errors, self.stock.errors, strict=False)
+        return any(mine > max(MORE_ERROR * stock, NO_ERROR) for mine, stock in pairs)
+
+
+def parse(plain: dict[str, Any]) -> Match:
+    """A record of its JSON."""
+    sides = {name: Side(**known(Side, plain[name])) for name in ("stock", "ours") if name in plain}
+    return Match(**{**known(Match, plain), **sides})
+
+
+def load(paths: Iterable[Path]) -> list[Match]:
+    """The last record of each family and recipe."""
+    return list({(m.family, m.recipe): m for m in map(parse, read(paths))}.values())
+
+
+# The report.
+
+HEAD = ["model", "recipe", "step ms", "GPU ms", "ratio", "outside library ms", "ratio", "peak MiB"]
+HEAD += ["compile s", "launches", "regions", "declined", "error"]
+
+
+def gpu(side: Side) -> float | None:
+    return side.gpu_ms
+
+
+def outside(side: Side) -> float | None:
+    return side.other_ms
+
+
+def report(matches: Sequence[Match]) -> str:
+    """A table sorted by the ratio of the time on the GPU, and the issue's figures."""
+    timed = sorted((m for m in matches if m.timed), key=lambda m: m.ratio(gpu) or 0)
+    parts = [table(HEAD, map(cells, timed)), table(["figure", "found", "bar"], figures(timed))]
+    rest = [m for m in matches if not m.timed]
+    lines = [f"- {m.name}: {m.status}, {' '.join(m.message.split())[:200]}" for m in rest]
+    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+
+
+def cells(match: Match) -> list[str]:
+    """A line of the table: stock -> ours."""
+
+    def both(of: Callable[[Side], float | None], form: str = ".2f", scale: float = 1) -> str:
+        found = [of(match.stock), of(match.ours)]
+        return " -> ".join("-" if value is None else format(value / scale, form) for value in found)
+
+    def ratio(of: Callable[[Side], float | None]) -> str:
+        found = match.ratio(of)
+        return f"{found:.3f}" if found else "-"
+
+    return [
+        match.family,
+        match.recipe,
+        both(lambda side: side.step_ms),
+        both(gpu),
+        ratio(gpu),
+        both(outside),
+        ratio(outside),
+        both(lambda side: side.peak, ".0f", 2**20),
+        both(lambda side: side.compile_s, ".1f"),
+        both(lambda side: side.launches, ".0f"),
+        str(match.ours.fused),
+        ", ".join(f"{reason} {n}" for reason, n in match.ours.declined.items()) or "-",
+        both(lambda side: side.errors[0] if side.errors else None, ".1e"),
+    ]
+
+
+def figures(timed: Sequence[Match]) -> list[list[str]]:
+    """Figure, what was found, the issue's bar."""
+    profiled = [m for m in timed if m.ratio(gpu)]
+    slower = [m for m in profiled if (m.ratio(gpu) or 1) < 1 / MORE_TIME]
+    ratios = [ratio for m in timed if (ratio := m.ratio(outside))]
+    peaks = [m for m in timed if m.stock.peak and (m.ours.peak or 0) > MORE_MEMORY * m.stock.peak]
+    steps = [ratio for m in timed if (ratio := m.ratio(lambda side: side.step_ms))]
+    compiles = [ratio for m in timed if (ratio := m.ratio(lambda side: side.compile_s))]
+    apart = [max(s.rounds) / min(s.rounds) - 1 for m in profiled for s in (m.stock, m.ours) if s.rounds]
+    spread = f"{100 * statistics.median(apart):.2f}%" if apart else "-"
+    mixed = percent(sum("autocast" in m.recipe for m in timed), len(timed))
+    return [
+        ["models", f"{len(timed)}, {mixed} under autocast", "40"],
+        ["GPU time above stock's by 0.5%", named(slower), "0"],
+        ["two profiles of the same differ by (median)", spread, ""],
+        ["geometric mean, outside library kernels", mean(ratios), "1.12"],
+        ["geometric mean, step", mean(steps), ""],
+        ["geometric mean, compile", mean(compiles), ""],
+        ["peak memory above stock's by 0.5%", named(peaks), "0"],
+        ["less exact than stock", named([m for m in timed if m.less_exact]), "0"],
+    ]
+
+
+def named(matches: Sequence[Match]) -> str:
+    return f"{len(matches)}{': ' if matches else ''}{', '.join(m.name for m in matches)}"

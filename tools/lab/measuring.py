@@ -1,0 +1,74 @@
+"""Processes that compile side by side and measure on one GPU in turns; their results, a line of JSON each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import lzma
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .pool import ENVIRONMENT, Pool
+
+# What is measured is what users have by default.
+_NOT_OURS = ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP")
+
+
+@contextlib.contextmanager
+def measuring(module: str, device: str, workers: int) -> Iterator[tuple[Pool, str]]:
+    """Processes that run a module's `work` for "cuda" or, in the interpreter, "cpu"; and the file of their
+    `Turn`."""
+    for name in _NOT_OURS:
+        os.environ.pop(name, None)
+    with tempfile.TemporaryDirectory(prefix="mixorder-measuring-", ignore_cleanup_errors=True) as folder:
+        pool = Pool(workers, module, "work", environment(device, folder))
+        try:
+            yield pool, f"{folder}/turn"
+        finally:
+            pool.close()
+
+
+def environment(device: str, folder: str) -> dict[str, str]:
+    """Of the processes. Of Inductor's caches only that of what it has timed is on, so that kernels which both
+    ways have in common are timed once; nothing of an earlier run is found."""
+    shared = {name: ENVIRONMENT[name] for name in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")}
+    return {
+        **shared,
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # a hit would run no pass
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TEARDOWN_CUPTI": "0",
+        **({} if device == "cuda" else {"TRITON_INTERPRET": "1"}),
+    }
+
+
+def append(path: Path, one: dict[str, Any]) -> None:
+    """A line of JSON at the end of a file; of a `.gz`, a part that can be read whatever becomes of the
+    next."""
+    line = f"{json.dumps(one)}\n".encode()
+    with path.open("ab") as lines:
+        lines.write(gzip.compress(line) if path.suffix == ".gz" else line)
+
+
+def read(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The lines of files, compressed if they end in `.xz`. A line that was cut off is left out."""
+    for path in paths:
+        raw = path.read_bytes()
+        text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
+        for line in text.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
+def known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The values that a record has fields for: other versions have others."""
+    names = {f.name for f in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if name in names}

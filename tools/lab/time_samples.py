@@ -1,0 +1,119 @@
+"""What the fit of predicted times reads: the work of a subgraph's kernels, and microseconds that they took.
+
+The work is computed from the corpus, planned for an H200; the times are those of a file that `tools/duel.py`
+wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+from mixorder import pipeline
+from mixorder.ir.program import BufferRole
+from mixorder.options import Options
+from mixorder.record import RegionRecord
+from mixorder.report import collect
+from mixorder.schedule import apart
+from mixorder.schedule.apart import Kernel
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.kernel_time import Times
+from mixorder.schedule.predicted import Fused, fused_kernels
+from mixorder.strategies import STRATEGIES
+
+from .compilers import looking
+from .corpus import Entry
+from .corpus import load as load_corpus
+from .duels import load
+
+
+class Seen(Exception):
+    """The graph was looked at, and need not run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A subgraph whose nodes are all in regions. `stock_us`, `ours_us`: measured. `ours`, `stock`: the
+    kernels of each region."""
+
+    key: str
+    kind: str
+    families: frozenset[str]
+    recipes: frozenset[str]
+    space: str
+    stock_us: float
+    ours_us: float
+    ours: tuple[Fused, ...]
+    stock: tuple[tuple[Kernel, ...], ...]
+
+    def predicted(self, times: Times) -> tuple[float, float]:
+        """Microseconds of Inductor's kernels, and of ours."""
+        # Each region's time has the start of a graph in it.
+        more = times.launch_us - times.start_us
+        stock = sum(apart.microseconds(kernels, H200, times) + more for kernels in self.stock) - more
+        ours = sum(fused.us(H200, times) + more for fused in self.ours) - more
+        return stock, ours
+
+
+def samples(corpus: Path, results: Sequence[Path]) -> Iterator[Sample]:
+    """The duels in which mixorder's kernels do all the work: no other kernel ran beside them."""
+    entries = {entry.key: entry for entry in load_corpus(corpus)}
+    for duel in (records[-1] for records in load(results)):
+        names = {name for region in duel.ours.regions for name in region["kernels"]}
+        copies = sum(region["traffic"]["copies"] for region in duel.ours.regions)
+        others = [name for name, _ in duel.ours.kernels if name not in names]
+        if not (duel.timed and names and len(others) <= copies and duel.key in entries):
+            continue
+        entry = entries[duel.key]
+        records = planned(entry)
+        if _as_they_ran(records, duel.ours.regions):
+            assert duel.stock.us is not None and duel.ours.us is not None
+            yield Sample(
+                duel.key,
+                duel.kind,
+                frozenset(family for family, *_ in duel.where),
+                frozenset(recipe for _, recipe, *_ in duel.where),
+                " + ".join(record.space for record in records),
+                duel.stock.us,
+                duel.ours.us,
+                tuple(map(fused, records)),
+                tuple(tuple(apart.kernels_of(record.apart, H200)) for record in records),
+            )
+
+
+def _as_they_ran(records: Sequence[RegionRecord], regions: Sequence[dict[str, Any]]) -> bool:
+    """Whether the regions are planned now as they were when they were timed."""
+    now = [(r.space, r.num_nodes, dataclasses.asdict(r.schedule)) for r in records]
+    return now == [(r["space"], r["num_nodes"], r["schedule"]) for r in regions]
+
+
+def fused(record: RegionRecord) -> Fused:
+    """The kernels of a region's record, for a prediction."""
+    strategy = next(s for s in STRATEGIES if s.name == record.strategy.split(",")[0])
+    stretch = strategy.stretch(len(record.loops.role(BufferRole.WORKSPACE)))
+    return fused_kernels(record.loops, record.schedule, facts_of(record.loops), record.traffic, stretch)
+
+
+def planned(entry: Entry) -> list[RegionRecord]:
+    """The regions of a subgraph, whatever is predicted of them; nothing is run."""
+    found: list[RegionRecord] = []
+    options = Options(enabled=True, interpret=True, min_numel=0)
+
+    def look(gm: GraphModule, _: Sequence[object]) -> None:
+        with collect() as records:
+            pipeline.run(gm.graph, options)
+        found.extend(r for r in records if isinstance(r, RegionRecord))
+        raise Seen
+
+    with torch.no_grad(), contextlib.suppress(Seen), FakeTensorMode():
+        inputs = [torch.empty_strided(*i.hint, dtype=getattr(torch, i.dtype)) for i in entry.inputs]
+        looking(look)(entry.module("cpu"), inputs)
+    return found

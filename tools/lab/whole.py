@@ -1,0 +1,277 @@
+"""A family of the corpus in a recipe, trained by stock Inductor and mixorder, in a process of `lab/pool.py`.
+
+A step is forward and backward. Both ways share parameters and inputs. Building the model, tracing and
+compiling take a processor only and happen side by side with other processes; the backward is compiled with
+the forward, before anything runs. All else happens in a `Turn` on the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as functorch
+
+from mixorder.errors import Decline
+from mixorder.inspection.accuracy import largest_error
+from mixorder.inspection.backward import gradients, roots_of
+from mixorder.report import RegionRecord, collect
+
+from .compilers import ahead_of_time
+from .duel import MOST_TOLD, stopwatch
+from .launches import is_library
+from .matches import Match, Side
+from .processes import Turn, cpu_seconds
+from .sources import told
+from .stopwatch import Stopwatch
+
+MOST_LOCKED_S = 60
+SEED = 1  # of a step
+WARM_UP, STEPS, PROFILES, KERNELS = 3, 12, 2, 60
+NO_DIGITS = 0.5  # a gradient that is off by more is zero but for rounding, such as that of a key's bias
+LEAST_ROWS = 2  # of an embedding: ids are drawn below the least
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A family and a recipe of the corpus, the device, the file of the `Turn`; `exact`: with gradient
+    errors."""
+
+    family: str
+    recipe: str
+    device: str
+    turn: str
+    exact: bool = True
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a process answers. `lost`: it should be replaced."""
+
+    match: Match
+    lost: bool = False
+
+
+def work(task: Task) -> Outcome:
+    """Runs in a process of the pool. Never raises: errors are in the record."""
+    match = Match(task.family, task.recipe)
+    outcome = Outcome(match)
+    turn = Turn(task.turn, MOST_LOCKED_S)
+    started = time.perf_counter()
+    example = None
+    try:
+        example = Example(task)
+        play(example, match, turn)
+    except Exception as error:  # the next model goes on
+        match.status, match.message = "failed" if example else "absent", told(error)[:MOST_TOLD]
+        outcome.lost = example is not None  # a new process has all memory free
+    finally:
+        turn.give_back()
+        torch._dynamo.reset()
+        torch.set_float32_matmul_precision("highest")
+    match.waited_s, match.seconds = round(turn.waited_s, 2), round(time.perf_counter() - started, 2)
+    return outcome
+
+
+def play(example: Example, match: Match, turn: Turn) -> None:
+    """Fill in the record; what was filled in before an exception stays."""
+    watch = stopwatch(example.task.device)
+    match.parameters = sum(p.numel() for p in example.model.parameters())
+    if example.task.recipe == "fp32":
+        torch.set_float32_matmul_precision("high")  # TF32
+    with turn, _step(match, "move", watch):
+        example.move()
+    trainers = {name: Trainer(example, match, name, turn) for name in ("stock", "ours")}
+    for name, trainer in trainers.items():
+        held = turn.held_s
+        trainer.first()
+        watch.wait()
+        watch.free()
+        turn.give_back()
+        match.locked[f"first_{name}"] = round(turn.held_s - held, 3)
+    with turn:
+        _measured(match, trainers, watch)
+        if example.task.exact:
+            with _step(match, "errors", watch):
+                _errors(match, example, trainers, watch)
+        trainers.clear()
+        example.clear()
+        watch.free()
+
+
+@contextlib.contextmanager
+def _step(match: Match, name: str, watch: Stopwatch) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    watch.wait()
+    match.locked[name] = round(time.perf_counter() - started, 3)
+
+
+class Example:
+    """A model in its recipe and its inputs, of random numbers; the same for the same task. `plain`: the model
+    as built, for the reference."""
+
+    def __init__(self, task: Task) -> None:
+        from . import families
+        from .recipes import cast, step
+
+        torch.manual_seed(0)
+        self.task = task
+        model, inputs = families.build(task.family, "cpu")
+        self.inputs = {name: _drawn(x, _rows(model)) for name, x in inputs.items()}
+        self.plain = copy.deepcopy(model) if task.exact else None
+        cast(model, task.recipe)
+        self.model, self.dynamic = step(model, task.recipe)
+
+    def move(self) -> None:
+        """To the device."""
+        device = self.task.device
+        self.model = self.model.to(device)
+        self.inputs = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in self.inputs.items()}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def exact(self) -> list[Tensor | None]:
+        """The parameters' gradients from eager in float32, without TF32, autocast or recomputation."""
+        from .recipes import step
+
+        assert self.plain is not None
+        plain = self.plain.to(self.task.device)
+        with torch.no_grad():
+            theirs = itertools.chain(plain.parameters(), plain.buffers())
+            mine = itertools.chain(self.model.parameters(), self.model.buffers())
+            for one, value in zip(theirs, mine, strict=True):
+                one.copy_(value)  # as rounded
+        torch.set_float32_matmul_precision("highest")
+        roots = roots_of(step(plain, "fp32")[0](**self.inputs))
+        return list(gradients(roots, [p for p in plain.parameters() if p.requires_grad]))
+
+    def clear(self) -> None:
+        self.model, self.plain, self.inputs = nn.Module(), None, {}
+
+
+def _rows(model: nn.Module) -> int:
+    """What ids are drawn below: the rows of the input embedding, where a model says which that is, else of
+    its smallest one."""
+    with contextlib.suppress(Exception):
+        return int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    rows = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    return min(rows, default=LEAST_ROWS)
+
+
+def _drawn(x: Any, rows: int) -> Any:
+    """Random numbers for a tensor: ids (sequences, tokens), labels of samples, or floating-point numbers."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        return torch.randn_like(x)
+    return torch.randint_like(x, rows if x.ndim > 1 else LEAST_ROWS) if x.dtype is torch.long else x
+
+
+class Trainer:
+    """One way: a compiled model. Call it for a step, which gives the parameters' gradients."""
+
+    def __init__(self, example: Example, match: Match, name: str, turn: Turn) -> None:
+        self.example, self.turn = example, turn
+        self.side: Side = getattr(match, name)
+        self.compile = ahead_of_time(example.task.device, name == "ours")
+        self.compiled = torch.compile(example.model, backend=self._backend, dynamic=example.dynamic)
+
+    def _backend(self, gm: Any, inputs: Any) -> Callable[..., Any]:
+        """Compiles forward and backward without the turn, and takes it for the run that follows."""
+        self.turn.give_back()
+        started = cpu_seconds()
+        with functorch.patch(force_non_lazy_backward_lowering=True):
+            call = self.compile(gm, inputs)
+        self.side.compile_s = round(self.side.compile_s + cpu_seconds() - started, 2)
+        self.side.graphs += 1
+        self.turn.take()
+        return call
+
+    def first(self) -> None:
+        """The step that compiles."""
+        with collect() as records:
+            self()
+        regions = [record for record in records if isinstance(record, RegionRecord)]
+        self.side.fused = len(regions)
+        self.side.declined = dict(Counter(r.reason.value for r in records if isinstance(r, Decline)))
+
+    def __call__(self) -> Sequence[Tensor | None]:
+        torch.manual_seed(SEED)  # for dropout
+        roots = roots_of(self.compiled(**self.example.inputs))
+        return gradients(roots, self.example.parameters)
+
+
+def _measured(match: Match, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
+    sides = {name: trainer.side for name, trainer in trainers.items()}
+    with _step(match, "times", watch):
+        watch.steps(trainers, WARM_UP)
+        for name, found in watch.steps(trainers, STEPS).items():
+            quartiles = statistics.quantiles(found, n=4)
+            side = sides[name]
+            side.low, side.step_ms, side.high = (round(ms, 4) for ms in quartiles)
+    with _step(match, "peak", watch):
+        for name, trainer in trainers.items():
+            sides[name].peak = watch.peak(trainer)
+    with _step(match, "kernels", watch):
+        for _ in range(PROFILES):
+            for name, trainer in trainers.items():
+                _count(sides[name], watch.launched(trainer))
+
+
+def _count(side: Side, kernels: Sequence[tuple[str, float]]) -> None:
+    """Take the milliseconds of a step's kernels into a record; of several profiles the mean."""
+    if not kernels:
+        return
+    before = len(side.rounds)
+    totals: dict[str, list[float]] = {}
+    for name, ms in kernels:
+        total = totals.setdefault(name, [0, 0.0])
+        total[0] += 1
+        total[1] += ms
+
+    def averaged(old: float | None, new: float) -> float:
+        return round(((old or 0) * before + new) / (before + 1), 4)
+
+    side.launches = len(kernels)
+    side.gpu_ms = averaged(side.gpu_ms, sum(ms for _, ms in kernels))
+    side.library_ms = averaged(side.library_ms, sum(ms for name, ms in kernels if is_library(name)))
+    side.rounds.append(round(sum(ms for _, ms in kernels), 4))
+    longest = sorted(totals.items(), key=lambda item: -item[1][1])[:KERNELS]
+    side.kernels = {name: [n, round(ms, 4)] for name, (n, ms) in longest}
+
+
+def _errors(match: Match, example: Example, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
+    """Of the parameters' gradients: the median and the largest. A model that draws random numbers, or that
+    eager cannot run, is compared with stock."""
+    torch.manual_seed(SEED)
+    state = watch.random_state()
+    stock = trainers["stock"]()
+    truth, match.reference = None, "stock: it draws random numbers"
+    if torch.equal(state, watch.random_state()):
+        try:
+            truth, match.reference = example.exact(), "float32"
+        except Exception as error:
+            match.reference = f"stock: {told(error)[:200]}"
+    ours = trainers["ours"]()
+    for name, found in (("stock", stock), ("ours", ours)):
+        exact = stock if truth is None else truth
+        errors = [
+            largest_error([(g, t.double())])
+            for g, t in zip(found, exact, strict=True)
+            if g is not None and t is not None
+        ]
+        digits = [e for e in errors if e < NO_DIGITS] or [0.0]
+        getattr(match, name).errors = [statistics.median(digits), max(digits)]
+    watch.free()
