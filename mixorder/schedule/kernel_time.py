@@ -66,7 +66,7 @@ class Times:
         """Microseconds of a kernel, without its launch. `warps`: of a program. `steps`: tiles that a
         multiprocessor's programs load, one after the other."""
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
-        busy = min(1.0, programs / device.num_sm) * device.num_sm
+        busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
         hidden = min(1.0, max(programs / device.num_sm, 1.0) * warps / self.full_warps)
         parts = (
             slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
