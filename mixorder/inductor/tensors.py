@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+import torch._inductor.config as config
 from torch._guards import detect_fake_mode
 from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import (
@@ -16,9 +18,28 @@ __all__ = [
     "FakeTensorMode",
     "detect_fake_mode",
     "make_contiguous_strides_for",
+    "padded_strides",
     "tree_leaves",
     "tree_map_only",
 ]
+
+
+def padded_strides(val: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides that Inductor gives a contiguous tensor which it may pad: long ones are multiples of
+    `padding_alignment_bytes`. None where it pads nothing: switched off, dynamic, short or even rows."""
+    if not config.comprehensive_padding or not all(isinstance(n, int) for n in val.shape):
+        return None
+    align = max(1, config.padding_alignment_bytes // val.dtype.itemsize)
+    strides, stride = list[int](), 1
+    for size in reversed(val.shape):
+        if stride > config.padding_stride_threshold:
+            stride = -(-stride // align) * align
+        strides.insert(0, stride)
+        stride *= size
+    contiguous = make_contiguous_strides_for(val.shape)
+    same = all(a == b for n, a, b in zip(val.shape, strides, contiguous, strict=True) if n != 1)
+    return None if same else tuple(strides)
+
 
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """The error of a fake tensor where code branches on its value."""

@@ -30,7 +30,7 @@ from ..inductor.ops import (
     upcast_compute_type,
 )
 from ..inductor.symbols import bounds, hint_of, simplified
-from ..inductor.tensors import make_contiguous_strides_for
+from ..inductor.tensors import make_contiguous_strides_for, padded_strides
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -332,9 +332,11 @@ class _Tracer:
         return _Traced(stmt.name, stmt.dtype)
 
     def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
-        """A node's strides as the graph states them; contiguous ones for a node that is made contiguous."""
+        """A node's strides as the graph states them, but for nodes that are made contiguous or padded."""
         val = fake(node)
         assert val is not None
+        if node in self.region.padded and (padded := padded_strides(val)) is not None:
+            return padded
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
     def reduce(self, node: Node, index: Index) -> _Traced:

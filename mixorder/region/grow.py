@@ -24,6 +24,7 @@ from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
 from .moves import Steps, is_move, steps_to
 from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
+from .padding import has_gaps
 from .region import Region, Seed
 from .space_analysis import by_position, position, takes_operands, users_behind_views
 
@@ -160,7 +161,8 @@ class _Growth:
                 lost[0].name if lost else None,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
-        region = dataclasses.replace(region, widened=self.widened(region))
+        padded = frozenset(filter(has_gaps, outputs))
+        region = dataclasses.replace(region, widened=self.widened(region), padded=padded)
         if not region.inputs:
             raise Decline(
                 DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name

@@ -51,6 +51,7 @@ def structural_key(region: Region) -> Hashable | None:
             tuple(number[n] for n in region.outer),
             tuple(sorted(number[n] for n in region.made_contiguous)),
             tuple(sorted(number[n] for n in region.widened)),
+            tuple(sorted(number[n] for n in region.padded)),
         )
     except _Unknown:
         return None

@@ -6,8 +6,8 @@ An estimate from liveness. What is assumed of Inductor:
   in the graph would change little, and none is looked for.
 - A pointwise node has no memory of its own if only loops use it that run before the next matrix product or
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
-- A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
-  an input that others hold.
+- A loop writes its result where an operand of the same layout lay that nothing reads afterwards, unless that
+  is an input that others hold.
 
 A launch reads its inputs and holds its workspace at its place, and its results from there on. The timeline of
 a graph is made once. A region costs a walk over its nodes and their users, and one pass over the positions.
@@ -24,7 +24,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import donated, get_node_storage
+from ..inductor.tensors import padded_strides
 from .nodes import fake, is_constant, is_pointwise, size_of
+from .padding import has_gaps
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import takes_operands
@@ -197,9 +199,9 @@ class Timeline:
             if span.last < self.end and (node.op != "placeholder" or node in inputs):
                 dying.setdefault((span.last, span.bytes), []).append(node)
         for node in [n for n in self.spans if n.op == "call_function" and is_pointwise(n)]:
-            span = self.spans[node]
+            span, gaps = self.spans[node], has_gaps(node)
             for other in dying.get((span.first, span.bytes), ()):
-                if other is not node and self.spans[other].first < span.first:
+                if other is not node and self.spans[other].first < span.first and gaps == _gaps_in(other):
                     dying[span.first, span.bytes].remove(other)
                     self._set(other, dataclasses.replace(self.spans[other], last=span.first - 1))
                     overwritten.add(other)
@@ -337,6 +339,12 @@ def _is_loop(node: Node) -> bool:
 def _is_broadcast(node: Node) -> bool:
     """Whether a node is a view even where a pass of Inductor gave it a fake tensor with memory of its own."""
     return node.target is torch.ops.aten.expand.default
+
+
+def _gaps_in(node: Node) -> bool:
+    """Whether an operand lies in memory with gaps between its rows."""
+    val = fake(node)
+    return has_gaps(node) or (val is not None and padded_strides(val) == tuple(val.stride()))
 
 
 def _add(changes: list[int], span: Span, sign: int) -> None:

@@ -37,7 +37,8 @@ class Region:
 
     `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
     kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
-    the kernel writes in float32; the loops outside that read them cast.
+    the kernel writes in float32; the loops outside that read them cast. `padded`: outputs with gaps between
+    their rows.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Region:
     seed: Seed = dataclasses.field(repr=False, compare=False)
     made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
+    padded: frozenset[Node] = frozenset()
 
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:

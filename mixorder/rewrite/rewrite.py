@@ -14,6 +14,7 @@ from ..codegen.source import KernelSource
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
 from ..region.nodes import leaves_the_graph
+from ..region.padding import update_views
 from ..region.placement import moved
 from ..region.region import Region
 from .graph_writer import GraphWriter
@@ -60,6 +61,8 @@ def replace(
     for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
+        if old in region.padded:
+            update_views(new)
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)

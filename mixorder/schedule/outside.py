@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import sympy
 from torch.fx import Node
 
@@ -47,7 +49,7 @@ def _made_of(node: Node, nodes: set[Node]) -> set[Node]:
 
 def _elements(node: Node) -> int:
     shape = shape_of(node)
-    return 0 if shape is None else _hint(sympy.prod(map(sympy.sympify, shape)))
+    return 0 if shape is None else math.prod(_hint(sympy.sympify(size)) for size in shape)
 
 
 def _bytes(node: Node) -> int:

@@ -1,0 +1,80 @@
+"""Outputs with gaps between their rows, so that each row starts at a boundary of memory.
+
+A matrix product that reads rows of any length takes up to twice as long. So Inductor puts gaps into the
+tensors that it makes, and fills them with zeros where the graph pads a product's operand. What a kernel of
+ours writes has to have the gaps as well: nothing behind it can make them without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from ..inductor.tensors import padded_strides
+from .nodes import fake, is_view, leaves_the_graph
+from .space_analysis import takes_operands
+
+aten = torch.ops.aten
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+
+
+def has_gaps(node: Node) -> bool:
+    """Whether an output is written with gaps: a matrix product reads it, Inductor would pad it, and all that
+    reads it can do so through strides."""
+    val = fake(node)
+    if val is None or leaves_the_graph(node) or not val.is_contiguous() or padded_strides(val) is None:
+        return False
+    try:
+        readers = list(_readers(node, with_gaps(val)))
+    except (RuntimeError, ValueError):  # a view that would need a copy
+        return False
+    return any(r.target in PRODUCTS for r in readers) and all(
+        r.target in PRODUCTS or takes_operands(r) for r in readers
+    )
+
+
+def with_gaps(val: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same elements, padded."""
+    stride = padded_strides(val)
+    assert stride is not None
+    with val.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_strided(val.shape, stride, dtype=val.dtype, device=val.device)
+
+
+def _readers(node: Node, val: torch.Tensor) -> Iterator[Node]:
+    """The users of a node behind views and padding, if its value is `val`. Raises RuntimeError or ValueError
+    for a view that these strides do not allow."""
+    for user in node.users:
+        if user.target is aten.constant_pad_nd.default:
+            yield from user.users
+        elif _is_strided(user):
+            yield from _readers(user, _viewed(user, val))
+        else:
+            yield user
+
+
+def update_views(node: Node) -> None:
+    """Give the views of a node the strides that follow from its own."""
+    val = fake(node)
+    assert val is not None
+    for user in node.users:
+        if _is_strided(user):
+            user.meta["val"] = _viewed(user, val)
+            update_views(user)
+
+
+def _is_strided(node: Node) -> bool:
+    """Whether a node is its operand with other strides."""
+    return is_view(node) or node.target is aten.permute.default
+
+
+def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:
+    """The value of a view of `val`. Raises RuntimeError or ValueError where it would be a copy."""
+    args = torch.fx.map_arg(view.args[1:], lambda n: n.meta["val"])
+    with val.fake_mode:  # type: ignore[attr-defined]
+        found: torch.Tensor = view.target(val, *args, **view.kwargs)  # type: ignore[operator]
+        if found.untyped_storage()._cdata != val.untyped_storage()._cdata:
+            raise RuntimeError("a view that is a copy")
+    return found

@@ -1,0 +1,38 @@
+"""Numbers of outputs with gaps between their rows, and of what reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import bf16, f32
+from running import ON, check_gradients, gradients
+from torch import nn
+
+from mixorder.report import RegionRecord, collect
+
+
+class Head(nn.Module):
+    """Logits of `columns` classes; the gradient of their loss goes to two matrix products and the bias."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(24, columns)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(self.linear(x), -1).square().mean(-1)
+
+
+@pytest.mark.parametrize("columns", [1100, 1099, 3001])
+@pytest.mark.parametrize("dtype", [bf16, f32])
+@pytest.mark.parametrize("shape", [(37, 24), (3, 7, 24)])
+def test_a_head(columns: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module, x = Head(columns).to(dtype), torch.randn(shape, dtype=dtype)
+    dy = torch.randn(shape[:-1], dtype=dtype)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = (r for r in records if isinstance(r, RegionRecord) and "sum" in r.outer_ops)
+    (padded,) = (b for b in record.loops.buffers if len(b.shape) > 1 and b.stride[-2] > b.shape[-1] > 1)
+    assert padded.stride[-2] % (128 // padded.dtype.itemsize) == 0
+    check_gradients(ours, module, x, dy, max(columns, x.numel() // 24))

@@ -1,0 +1,142 @@
+"""Which outputs are written with gaps between their rows, and what is then said of their views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from graphs import bf16, f32, find, traced
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.inductor.tensors import padded_strides
+from mixorder.options import Options
+from mixorder.region.peak_memory import Timeline
+
+ROWS, COLS = 48, 1100  # of two bytes: a multiple of 128 bytes is 64 elements
+X = ((ROWS, COLS), bf16)
+THREE = ((6, 8, COLS), bf16)
+W = ((COLS, 16), bf16)
+
+
+def gradient(x: Any, dy: Any) -> Any:
+    return torch.tanh(x) * dy
+
+
+def head(x: Any, dy: Any, w: Any) -> Any:
+    """A linear's bias, input and weight gradients."""
+    g = gradient(x, dy)
+    return g.sum(0), g @ w, g.t() @ x
+
+
+def viewed(x: Any, dy: Any, w: Any) -> Any:
+    g = gradient(x, dy)
+    return g.sum((0, 1)), g.view(ROWS, COLS) @ w, g.view(ROWS, COLS).t() @ x.view(ROWS, COLS)
+
+
+def padded_product(x: Any, dy: Any, w: Any) -> Any:
+    """As Inductor pads the dim that a product sums over."""
+    g = gradient(x, dy)
+    zeros = torch.nn.functional.pad
+    return g.sum(0), zeros(g, (0, 4, 0, 0)) @ zeros(w, (0, 0, 0, 4)), g.cos()
+
+
+def returned(x: Any, dy: Any, w: Any) -> Any:
+    g = gradient(x, dy)
+    return g.sum(0), g @ w, g
+
+
+def convolved(x: Any, dy: Any, w: Any) -> Any:
+    g = gradient(x, dy)
+    return g.sum(0), g @ w, torch.nn.functional.conv1d(g[:, None], w[None, None, :3, 0])
+
+
+def flattened(x: Any, dy: Any, w: Any) -> Any:
+    """No strides give one index over rows with gaps."""
+    g = gradient(x, dy)
+    return g.sum(0), g @ w, g.view(-1).view(1, -1) @ x.view(-1, 1)
+
+
+def loops_only(x: Any, dy: Any, w: Any) -> Any:
+    g = gradient(x, dy)
+    return g.sum(0), g.cumsum(1) @ w
+
+
+def gaps(function: Callable[..., Any], x: Any = X) -> list[str]:
+    (region,) = find(traced(function, x, x, W))
+    return [n.name for n in region.padded]
+
+
+@pytest.mark.parametrize(("function", "x"), [(head, X), (viewed, THREE), (padded_product, X)])
+def test_what_products_read_has_gaps(function: Callable[..., Any], x: Any) -> None:
+    assert len(gaps(function, x)) == 1
+
+
+@pytest.mark.parametrize("function", [returned, convolved, flattened, loops_only])
+def test_what_others_read_has_none(function: Callable[..., Any]) -> None:
+    assert gaps(function) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((ROWS, 1024), bf16), ((ROWS, 700), bf16), ((ROWS, 1088), f32), ((1, COLS), bf16)],
+    ids=["even rows", "short rows", "even rows of four bytes", "one row"],
+)
+def test_rows_that_need_none(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert padded_strides(torch.empty(shape, dtype=dtype, device="meta")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "stride"),
+    [
+        ((4, 1100), bf16, (1152, 1)),
+        ((2, 4, 1100), f32, (4 * 1120, 1120, 1)),
+        ((3, 5, 700), bf16, (3520, 700, 1)),
+    ],
+)
+def test_strides_are_those_of_inductor(
+    shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]
+) -> None:
+    from torch._inductor.ir import FlexibleLayout, Layout
+
+    val = torch.empty(shape, dtype=dtype, device="meta")
+    theirs = Layout._pad_strides(FlexibleLayout.contiguous_strides(list(shape)), list(shape), dtype)
+    assert padded_strides(val) == tuple(map(int, theirs)) == stride
+
+
+def test_none_where_inductor_pads_nothing() -> None:
+    with inductor_config.patch(comprehensive_padding=False):
+        assert gaps(head) == []
+
+
+def run(graph: Graph) -> None:
+    pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=0))
+    graph.lint()
+
+
+def test_views_have_the_strides_that_follow() -> None:
+    graph = traced(viewed, THREE, THREE, W)
+    run(graph)
+    found = {
+        (n.name.partition("_")[0], tuple(n.meta["val"].stride()))
+        for product in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        for n in product.all_input_nodes
+        if COLS in n.meta["val"].shape and n.op == "call_function"
+    }
+    assert ("view", (1152, 1)) in found and ("permute", (1, 1152)) in found
+
+
+def test_memory_with_gaps_is_not_that_of_an_operand_without() -> None:
+    """Stock writes the gradient where the product lay, but where only one of them has gaps."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        g = gradient(x @ w.t(), dy)
+        return g.sum(0), g @ w
+
+    specs = ((4096, 16), bf16), ((4096, 1), bf16), W
+    with_gaps = Timeline(traced(function, *specs)).stock
+    with inductor_config.patch(comprehensive_padding=False):
+        assert with_gaps > 1.9 * Timeline(traced(function, *specs)).stock
