@@ -29,7 +29,7 @@ from lab.measuring import append, measuring
 from lab.pool import Broken
 
 WORKERS = 10  # each holds a model on the processor's side and one on the GPU
-MODEL_S = 240  # a model that takes longer counts as hung
+MODEL_S = 400  # a model that takes longer counts as hung: it also waits for the others
 TO_FINISH_S = 100  # from the last start of a model to the end
 
 

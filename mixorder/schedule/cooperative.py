@@ -149,7 +149,7 @@ def _schedule(
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.period) * facts.period
-    final_block, final_warps = final(num_splits, r0_block, device, constants)
+    final_block, final_warps = final(num_splits, r0_block, facts.cols * facts.batch, device, constants)
     return Schedule(
         dataclasses.replace(tile, num_stages=stages),
         r0_block,

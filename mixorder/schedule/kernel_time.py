@@ -31,13 +31,14 @@ class Kind(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Times:
     """Microseconds, and rates. `start_us`: of a graph with one kernel, beyond its work; `launch_us`: of each
-    further kernel; `sum_us`: of PyTorch's sum of partial sums. `crowded_lanes`: of a row, with
-    which Inductor's own fusion takes twice as long. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
+    further kernel; `sum_us`: of PyTorch's sum of partial sums. `crowded_lanes`: of a row, with which
+    Inductor's own fusion takes twice as long. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
     `instructions_sm_us`, `requests_sm_us`: per multiprocessor and microsecond. `full_warps`: per
-    multiprocessor, to reach that rate with functions. `step_us`: of one tile of a program that waits for its
-    loads; `narrow`: a factor on that where they are narrow. `sharpness`: how little the lesser of these times
-    add to the largest. `share`: of the memory's rate that a kind of kernel
-    reaches; `latency_us`: of such a kernel without work."""
+    multiprocessor, to reach that rate with functions. `program_us`: from one program's start on a
+    multiprocessor to the next one's. `step_us`: of one tile of a program that waits for its loads;
+    `narrow`: a factor on that where loads are narrow; `wave_us`: of programs that start behind others.
+    `sharpness`: how little the lesser of these times add to the largest. `share`: of the memory's rate that a
+    kind of kernel reaches; `latency_us`: of such a kernel without work."""
 
     start_us: float
     launch_us: float
@@ -48,7 +49,9 @@ class Times:
     instructions_sm_us: float
     requests_sm_us: float
     full_warps: float
+    program_us: float
     step_us: float
+    wave_us: float
     narrow: float
     sharpness: float
     share: dict[str, float]
@@ -62,9 +65,10 @@ class Times:
         programs: float = math.inf,
         warps: float = math.inf,
         steps: float = 0,
+        waves: float = 0,
     ) -> float:
         """Microseconds of a kernel, without its launch. `warps`: of a program. `steps`: tiles that a
-        multiprocessor's programs load, one after the other."""
+        multiprocessor's programs load, one after the other. `waves`: programs that start behind others."""
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
         hidden = min(1.0, max(programs / device.num_sm, 1.0) * warps / self.full_warps)
@@ -73,7 +77,8 @@ class Times:
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
             (work.light + work.heavy / hidden) / (self.instructions_sm_us * busy),
             work.requests / (self.requests_sm_us * busy),
-            steps * self.step_us,
+            steps * self.step_us + waves * self.wave_us,
+            0.0 if math.isinf(programs) else programs / device.num_sm * self.program_us,
         )
         most = max(parts)
         if not most:

@@ -123,7 +123,8 @@ def choose(
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
-    finalising = final(num_splits, next_power_of_2(facts.cols), device, constants)
+    columns = facts.cols * facts.batch
+    finalising = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
     return Schedule(
         tile,
         r0_block,

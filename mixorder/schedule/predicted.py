@@ -16,6 +16,7 @@ from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
 from .kernel_time import TIMES, Kind, Times
+from .persistent import registers_of
 from .schedule import Schedule
 from .work import Work, accesses, computing, total
 
@@ -82,16 +83,19 @@ def expected(
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """A region's kernels: the work of the main kernel's `programs`, each of `warps` and with `steps` tiles
-    that it waits for, longer if they are loaded by less than 4 bytes (`narrow`): these are not prefetched.
-    Bytes of the workspace and of copied inputs."""
+    """A region's kernels: the work of the main kernel's `programs`, each of `warps`, with `registers` of 32
+    bits (0 where all programs run at once) and with `steps` tiles that it waits for, longer if they are
+    loaded by less than 4 bytes (`narrow`): these are not prefetched. `finalising`: programs of the last
+    kernel. Bytes of the workspace and of copied inputs."""
 
     launches: int
     work: Work
     programs: int
     warps: int
+    registers: int
     steps: float
     narrow: bool
+    finalising: int
     workspace: int
     copied: int
 
@@ -101,42 +105,75 @@ class Fused:
         return (
             times.start_us
             + times.launch_us * (self.launches - 1)
-            + times.us(Kind.FUSED, self.work, device, self.programs, self.warps, self.waits(device, times))
-            + times.us(Kind.COLUMNS, last, device)
+            + times.us(
+                Kind.FUSED,
+                self.work,
+                device,
+                self.programs,
+                self.warps,
+                self.waits(device, times),
+                self.waves(device) - 1,
+            )
+            + times.us(Kind.COLUMNS, last, device, self.finalising)
             + (moving_us(2 * self.copied, device, times) if self.copied else 0.0)
         )
 
     def waits(self, device: DeviceInfo, times: Times) -> float:
         """Tiles that a multiprocessor's programs wait for, one after the other."""
-        resident = max(1, RESIDENT_WARPS // self.warps)
         each = times.narrow if self.narrow else 1.0
-        return each * self.steps * max(1.0, self.programs / device.num_sm / resident)
+        return each * self.steps * self.waves(device)
 
-
-RESIDENT_WARPS = 16  # per multiprocessor: what the registers of most kernels allow
+    def waves(self, device: DeviceInfo) -> float:
+        """How many programs run one after the other in the same registers."""
+        if self.registers == 0:
+            return 1.0
+        resident = max(1, device.registers // self.registers)
+        return max(1.0, self.programs / device.num_sm / resident)
 
 
 def fused_kernels(
     loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic, stretch: float
 ) -> Fused:
     """The kernels of a region, for a prediction."""
+    programs = schedule.num_splits * schedule.parts * facts.batch
+    steps = math.ceil(facts.rows / (schedule.tile.xblock * schedule.num_splits))
+    registers, spilled = _registers(schedule, facts)
+    spills = Work(0, 0, requests=2 * spilled * steps * programs)
     return Fused(
         2 + sum(b.fill is not None for b in loops.buffers) + moved.copies,
-        main_work(loops, schedule, facts, stretch),
-        schedule.num_splits * schedule.parts * facts.batch,
+        main_work(loops, schedule, facts, stretch) + spills,
+        programs,
         schedule.tile.num_warps,
-        math.ceil(facts.rows / (schedule.tile.xblock * schedule.num_splits)),
+        registers,
+        steps,
         facts.cols * facts.item_bytes % 4 != 0 and schedule.period == 1,
+        facts.batch * -(-facts.cols // schedule.final_block),
         moved.workspace,
         moved.copied,
     )
+
+
+def _registers(schedule: Schedule, facts: Facts) -> tuple[int, int]:
+    """Of a program that shares its rows with no other: registers, and words that have none."""
+    if schedule.parts > 1:
+        return 0, 0
+    threads = schedule.tile.num_warps * H200.warp_size
+    elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
+    needed = registers_of(facts, elements, schedule.chunks) * threads
+    given = min(needed, MOST_REGISTERS * threads, H200.registers)
+    return given, needed - given
+
+
+MOST_REGISTERS = 255  # of a thread
 
 
 def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> Work:
     """The work of the main kernel. Lanes beyond a row's end compute as well; `stretch` is on its bytes."""
     nest = loops.nests[0]
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
-    moves = total(accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1))
+    found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
+    moves = total(found)
+    turned = Work(0, 0, requests=BANK_CONFLICTS * sum(a.turned for a in found))
     lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
@@ -147,7 +184,12 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     programs = schedule.num_splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
-    return (moves + arithmetic).scaled(lanes) + bytes_moved
+    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved
+
+
+# Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
+# the other one, 32 threads with 4 elements each find what they read in 2 of them.
+BANK_CONFLICTS = 16
 
 
 def moving_us(moved: float, device: DeviceInfo, times: Times = TIMES) -> float:

@@ -27,6 +27,7 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    operands,
 )
 from .facts import cost_of
 
@@ -34,6 +35,7 @@ SECTOR = 32  # bytes
 ACCESS = 16  # bytes of the widest access of a thread
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
+ADDRESS = 4  # of an address of 64 bits and its predicate
 HEAVY = cost_of("exp")  # instructions of a function, at least
 
 
@@ -69,7 +71,7 @@ class Work:
 class Access:
     """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
     `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`:
-    as of `Work`."""
+    as of `Work`. `turned`: elements that lie next to each other along the rows only."""
 
     buffer: str
     touched: float
@@ -77,6 +79,7 @@ class Access:
     l2: float
     requests: float = 0.0
     light: float = 0.0
+    turned: float = 0.0
 
 
 def accesses(
@@ -97,21 +100,27 @@ def accesses(
             if buffer.role in (BufferRole.INPUT, BufferRole.OUTPUT):
                 one = _access(program, nest, buffer, stmt, (row, col), tile)
                 if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
-                    one = dataclasses.replace(one, requests=one.touched / ACCESS)
+                    requests = one.touched / ACCESS
+                    one = dataclasses.replace(
+                        one, requests=requests, light=one.light * requests / one.requests
+                    )
                 found.append(one)
     return found
 
 
 def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement]) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
-    elements."""
+    elements; what has 64 bits takes two."""
     deps = nest.dependence()
+    values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
+    words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
     light = heavy = 0.0
     for stmt in statements:
         if isinstance(stmt, Compute) and (each := cost_of(stmt.op)) >= HEAVY:
             heavy += each * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Compute):
-            light += each * _extent(program, nest, deps[stmt.name])
+            wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
+            light += wide * each * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce | PartialAccumulate):
             light += _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, light, heavy)
@@ -132,10 +141,14 @@ def _access(
     tile: tuple[int, int],
 ) -> Access:
     index, item = stmt.index, buffer.dtype.itemsize
-    elements = _extent(program, nest, index.free_symbols)
+    elements = everywhere = _extent(program, nest, index.free_symbols)
     numel = max(1, program.hint(buffer.numel))
+    single = False
     if isinstance(stmt, Load) and stmt.predicate is not None:
         elements = min(elements, max(numel, 1))  # each piece is read where it stands
+        masked = nest.dependence()[stmt.predicate.name]
+        everywhere = _extent(program, nest, index.free_symbols | masked)
+        single = axes[1].symbol in masked  # a piece may begin in the middle of an access
     sizes = tuple((axis.symbol, max(1, program.hint(axis.size))) for axis in axes)
     if not {symbol for symbol, _ in sizes} & index.free_symbols:
         return Access(buffer.name, item, SECTOR, elements * SECTOR, elements)
@@ -143,14 +156,17 @@ def _access(
     touched = min(elements, numel) * item
     spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
     near = _sectors(index, sizes, tile, item)
-    requests = elements / _per_access(index, sizes, item)
+    per_access, down = _per_access(index, sizes, item)
+    requests = everywhere / (1 if single else per_access)
+    both = {symbol for symbol, _ in sizes} <= index.free_symbols
     return Access(
         buffer.name,
         touched,
         touched * spread.amplified,
         elements * item * near.moved,
         requests,
-        DIVISION * divisions(index) * requests,  # once for elements that are contiguous
+        (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
+        everywhere if down and both else 0.0,
     )
 
 
@@ -187,17 +203,17 @@ _Sizes = tuple[tuple[sympy.Symbol, int], ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _per_access(index: sympy.Expr, sizes: _Sizes, item: int) -> int:
-    """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns or the rows, and
-    starting at a multiple of themselves."""
+def _per_access(index: sympy.Expr, sizes: _Sizes, item: int) -> tuple[int, bool]:
+    """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns, or (True) the
+    rows, and starting at a multiple of themselves."""
     (_, rows), (_, cols) = sizes
     for down, extent in ((False, cols), (True, rows)):
         most = max(1, ACCESS // item)
         while most > 1 and not _is_wide(index, sizes, most, down, extent):
             most //= 2
         if most > 1:
-            return most
-    return 1
+            return most, down
+    return 1, False
 
 
 def _is_wide(index: sympy.Expr, sizes: _Sizes, most: int, down: bool, extent: int) -> bool:

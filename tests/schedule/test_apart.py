@@ -134,6 +134,7 @@ ROUND = dataclasses.replace(
     sum_us=7.0,
     memory_mb_us=1.0,
     l2_mb_us=1e9,
+    program_us=0.0,
     sharpness=1000.0,
     share={kind.value: 1.0 for kind in Kind},
     latency_us={kind.value: 0.0 for kind in Kind} | {"columns": 1.0},

@@ -22,6 +22,8 @@ ROUND = dataclasses.replace(
     requests_sm_us=100.0,
     full_warps=16.0,
     step_us=0.5,
+    program_us=0.0,
+    wave_us=5.0,
     sharpness=1000.0,  # the largest alone
     share={kind.value: 1.0 for kind in Kind} | {"looped": 0.5},
     latency_us={kind.value: 0.0 for kind in Kind} | {"mixed": 3.0},
@@ -88,6 +90,13 @@ def test_functions_need_warps_to_overlap() -> None:
 
 def test_a_program_that_waits_for_each_of_its_tiles() -> None:
     assert us(Work(MB, MB), steps=60) == pytest.approx(30, rel=1e-2)
+    assert us(Work(MB, MB), steps=60, waves=2) == pytest.approx(30 + 10, rel=1e-2)
+
+
+def test_each_program_has_to_start() -> None:
+    times = dataclasses.replace(ROUND, program_us=0.25)
+    assert us(Work(MB, MB), times=times, programs=200 * SM) == pytest.approx(50, rel=1e-2)
+    assert us(Work(MB, MB), times=times) == us(Work(MB, MB))
 
 
 def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:

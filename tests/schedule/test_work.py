@@ -10,7 +10,7 @@ from graphs import bf16, f32, only, pair, traced
 
 from mixorder.lowering.lower import lower
 from mixorder.schedule.facts import cost_of
-from mixorder.schedule.work import DIVISION, SECTOR, Access, Work, accesses, computing, total
+from mixorder.schedule.work import ADDRESS, DIVISION, SECTOR, Access, Work, accesses, computing, total
 
 ROWS, COLS = 64, 256
 N = ROWS * COLS
@@ -34,7 +34,8 @@ def test_contiguous_tensors_move_their_bytes(tile: tuple[int, int], dtype: torch
     for access in found.values():
         assert (access.touched, access.dram, access.l2) == (N * item, N * item, N * item)
         assert access.requests == N * item / 16  # of 16 bytes
-        assert access.light == 0
+        assert access.light == ADDRESS * access.requests
+        assert access.turned == 0
 
 
 @pytest.mark.parametrize(("step", "sectors"), [(2, 2), (4, 4), (8, 8), (16, 8)])
@@ -56,6 +57,34 @@ def test_across_memory_a_row_moves_sectors_and_a_square_does_not() -> None:
     row, square = (inner(transposed, *specs, tile=tile)["in0"] for tile in (A_ROW, A_SQUARE))
     assert (row.dram, row.l2) == (4 * N, 8 * 4 * N)
     assert (square.dram, square.l2) == (4 * N, 4 * N)
+
+
+def test_what_lies_along_the_rows_is_turned() -> None:
+    """A transposed tensor, and numbers of each row and head; not a vector of rows or of columns."""
+    specs = ((COLS, ROWS), f32), FULL
+    found = inner(lambda x, dy: pair(x.t(), dy), *specs)
+    assert (found["in0"].turned, found["in1"].turned) == (N, 0)
+
+    def of_heads(x: Any, dy: Any, head: Any) -> Any:
+        return pair((x.view(ROWS, 4, 64) * head.t()[:, :, None]).view(ROWS, COLS), dy)
+
+    found = inner(of_heads, FULL, FULL, ((4, ROWS), f32))
+    assert sorted(a.turned for a in found.values()) == [0, 0, 0, N]
+    vectors = inner(lambda x, dy, r, c: pair(x * r * c, dy), FULL, FULL, ((ROWS, 1), f32), ((COLS,), f32))
+    assert {a.turned for a in vectors.values()} == {0}
+
+
+def test_a_piece_is_asked_for_everywhere_element_by_element() -> None:
+    """Each piece of a concatenation is read where it stands, by a load that is in the way elsewhere too."""
+
+    def pieces(a: Any, b: Any, dy: Any) -> Any:
+        return pair(torch.cat([a, b], 1), dy)
+
+    found = inner(pieces, ((ROWS, 100), f32), ((ROWS, COLS - 100), f32), FULL)
+    first, second = sorted((a for a in found.values() if a.touched < 4 * N), key=lambda a: a.touched)
+    assert (first.touched, second.touched) == (4 * ROWS * 100, 4 * ROWS * (COLS - 100))
+    assert first.requests == second.requests == N
+    assert first.light == ADDRESS * N
 
 
 @pytest.mark.parametrize("tile", [A_ROW, A_SQUARE])
@@ -92,7 +121,7 @@ def test_a_division_of_an_index_costs_instructions_once_for_each_request() -> No
     (table,) = (a for a in found.values() if a.touched == 4 * 8 * COLS)
     assert (table.dram, table.l2) == (4 * 8 * COLS, 4 * N)  # L2 serves it for each sample
     assert table.requests == N / 4
-    assert table.light == DIVISION * table.requests
+    assert table.light == (ADDRESS + DIVISION) * table.requests
 
 
 def test_instructions_are_those_of_each_element() -> None:
@@ -107,6 +136,23 @@ def test_instructions_are_those_of_each_element() -> None:
     found = computing(program, nest, nest.statements)
     # Once per element: two products, the sum's addition, a product and a difference.
     assert found == Work(0, 0, 5 * N, cost_of("exp") * ROWS + cost_of("sin") * N)
+
+
+def test_integers_of_64_bits_take_two_instructions() -> None:
+    def function(x: Any, dy: Any, label: Any) -> Any:
+        return pair(torch.where(torch.arange(COLS) == label, x, 0.0), dy)
+
+    def instructions(dtype: torch.dtype) -> float:
+        program = lower(only(traced(function, FULL, FULL, ((ROWS, 1), dtype))))
+        nest = program.nests[0]
+        return computing(program, nest, nest.statements).light
+
+    # torch.arange is of 64 bits; a narrower label is widened, for each row.
+    assert instructions(torch.int64) >= 7 * N
+    program = lower(only(traced(function, FULL, FULL, ((ROWS, 1), torch.int64))))
+    compared = next(s for s in program.nests[0].statements if getattr(s, "op", "") == "eq")
+    (one,) = [computing(program, program.nests[0], [compared])]
+    assert one == Work(0, 0, 2 * N)
 
 
 def test_a_tensor_is_moved_once_from_device_memory() -> None:

@@ -116,7 +116,7 @@ def single(facts: Facts, device: DeviceInfo, base: Schedule) -> Iterator[Schedul
             count = -(-facts.rows // tile.xblock)
             splits = min(-(-per_sm * device.num_sm // facts.batch), count)
             splits = whole(splits, base) if base.period > 1 else even(count, splits)
-            final_block, final_warps = final(splits, lanes, device, FITTED)
+            final_block, final_warps = final(splits, lanes, facts.cols * facts.batch, device, FITTED)
             yield dataclasses.replace(
                 layout, tile=tile, num_splits=splits, final_block=final_block, final_warps=final_warps
             )
@@ -164,7 +164,7 @@ def fillings(
             continue
         at_once = max(1, per_sm // warps * device.num_sm // facts.batch)
         splits = even(count := -(-facts.rows // xblock), min(count, at_once))
-        final_block, final_warps = final(splits, lanes, device, FITTED)
+        final_block, final_warps = final(splits, lanes, facts.cols * facts.batch, device, FITTED)
         yield dataclasses.replace(
             base,
             tile=Tile(xblock, warps, stages),

@@ -138,7 +138,9 @@ def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
     takes = inspect.signature(model.forward).parameters
     longest = next((n for a in ("max_position_embeddings", "n_positions") if (n := _size(text, a))), TOKENS)
     decoder = kind == "CAUSAL_LM"
-    tokens = min(longest, TOKENS if decoder else SHORT)
+    positions = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings == longest]
+    first = max((m.padding_idx + 1 for m in positions if m.padding_idx is not None), default=0)
+    tokens = min(longest - first, TOKENS if decoder else SHORT)  # RoBERTa counts from behind the padding
     sequences = SEQUENCES if decoder else SHORT_SEQUENCES
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":

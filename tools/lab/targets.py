@@ -84,23 +84,29 @@ def traced_on() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
-    """The backward of a norm on a (rows, cols) tensor; "rms+residual" adds an incoming gradient to dx."""
+def norm_step(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Callable[[Callable[..., Any]], None]:
+    """Forward and backward of a norm on a (rows, cols) tensor, given what compiles the forward.
+
+    "rms+residual" adds an incoming gradient to dx. To be made and called with fake tensors."""
     kind, _, residual = norm.partition("+")
-    make = KINDS[kind]
+    module = KINDS[kind](cols, dtype=dtype, device=traced_on())
+    x = torch.randn(rows, cols, dtype=dtype, device=traced_on(), requires_grad=True)
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (module(x), x.clone()) if residual else (module(x),)
+
+    def step(compile: Callable[..., Any]) -> None:
+        outputs = compile(forward)(x)
+        torch.autograd.backward(outputs, [torch.ones_like(x) for _ in outputs])
+
+    return step
+
+
+def norm_target(norm: str, rows: int, cols: int, dtype: torch.dtype) -> Target:
+    """The backward of a norm, see `norm_step`."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module = make(cols, dtype=dtype, device=traced_on())
-        x = torch.randn(rows, cols, dtype=dtype, device=traced_on(), requires_grad=True)
-
-        def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (module(x), x.clone()) if residual else (module(x),)
-
-        def step(compile: Callable[..., Any]) -> None:
-            outputs = compile(forward)(x)
-            torch.autograd.backward(outputs, [torch.ones_like(x) for _ in outputs])
-
-        ((program, _),) = capture(step)
-    tensors = 4 if residual else 3  # that are read and written; the limit's sum has three
+        ((program, _),) = capture(norm_step(norm, rows, cols, dtype))
+    tensors = 4 if norm.endswith("+residual") else 3  # that are read and written; the limit's sum has three
     return Target(f"{norm} {rows}x{cols}", program, rows * cols * tensors // 3, dtype)
 
 

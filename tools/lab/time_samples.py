@@ -1,18 +1,21 @@
 """What the fit of predicted times reads: the work of a subgraph's kernels, and microseconds that they took.
 
-The work is computed from the corpus, planned for an H200; the times are those of a file that `tools/duel.py`
-wrote.
+The work is that of the regions as planned for an H200: of the corpus, of norms, and of GELU. The times are
+those of a file that `tools/duel.py` wrote, of the first table of docs/benchmark.md, and of the sweeps of
+`tools/tune.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
@@ -33,6 +36,8 @@ from .compilers import looking
 from .corpus import Entry
 from .corpus import load as load_corpus
 from .duels import load
+from .schedules import read as read_sweeps
+from .targets import norm_step
 
 
 class Seen(Exception):
@@ -41,15 +46,15 @@ class Seen(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A subgraph whose nodes are all in regions. `stock_us`, `ours_us`: measured. `ours`, `stock`: the
-    kernels of each region."""
+    """A subgraph whose nodes are all in regions. `stock_us`, `ours_us`: measured; None if stock was not.
+    `ours`, `stock`: the kernels of each region."""
 
     key: str
     kind: str
     families: frozenset[str]
     recipes: frozenset[str]
     space: str
-    stock_us: float
+    stock_us: float | None
     ours_us: float
     ours: tuple[Fused, ...]
     stock: tuple[tuple[Kernel, ...], ...]
@@ -76,17 +81,55 @@ def samples(corpus: Path, results: Sequence[Path]) -> Iterator[Sample]:
         records = planned(entry)
         if _as_they_ran(records, duel.ours.regions):
             assert duel.stock.us is not None and duel.ours.us is not None
-            yield Sample(
-                duel.key,
-                duel.kind,
-                frozenset(family for family, *_ in duel.where),
-                frozenset(recipe for _, recipe, *_ in duel.where),
-                " + ".join(record.space for record in records),
-                duel.stock.us,
-                duel.ours.us,
-                tuple(map(fused, records)),
-                tuple(tuple(apart.kernels_of(record.apart, H200)) for record in records),
-            )
+            families = frozenset(family for family, *_ in duel.where)
+            recipes = frozenset(recipe for _, recipe, *_ in duel.where)
+            times = duel.stock.us, duel.ours.us
+            yield _sample(duel.key, duel.kind, families, recipes, records, *times)
+
+
+def benchmarked(page: Path) -> Iterator[Sample]:
+    """Norms in bfloat16, by the first table of docs/benchmark.md: the limit in us, percent of it."""
+    first = page.read_text().partition("| M x N |")[2].partition("\n\n")[0]
+    for line in first.splitlines()[2:]:
+        size, limit, *shares = (cell.strip(" *") for cell in line.strip("|").split("|"))
+        rows, cols = map(int, size.split(" x "))
+        for norm, (stock, _, _, ours) in (("rms", shares[:4]), ("layer", shares[4:])):
+            times = [100 * float(limit) / float(share) for share in (stock, ours)]
+            yield _of_norm(norm, rows, cols, *times)
+
+
+def swept(sweeps: Path) -> Iterator[Sample]:
+    """GELU and the bias before it, by the best schedules of a file of `tools/tune.py`."""
+    for target in read_sweeps(sweeps).targets:
+        name, _, size = target.name.partition(" ")
+        if name.startswith("gelu"):
+            best = min(row.us for row in target.rows if row.us)
+            yield _of_norm(name, *map(int, size.split("x")), None, best)
+
+
+def _of_norm(norm: str, rows: int, cols: int, stock_us: float | None, ours_us: float) -> Sample:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        step = norm_step(norm, rows, cols, torch.bfloat16)
+        torch._dynamo.reset()
+        records = _seen(
+            lambda look: step(functools.partial(torch.compile, backend=look, dynamic=False)), True
+        )
+    name = frozenset({f"benchmark/{norm}"})
+    return _sample(f"{norm} {rows}x{cols}", norm, name, frozenset({"bf16"}), records, stock_us, ours_us)
+
+
+def _sample(
+    key: str,
+    kind: str,
+    families: frozenset[str],
+    recipes: frozenset[str],
+    records: Sequence[RegionRecord],
+    stock_us: float | None,
+    ours_us: float,
+) -> Sample:
+    space = " + ".join(record.space for record in records)
+    stock = tuple(tuple(apart.kernels_of(record.apart, H200)) for record in records)
+    return Sample(key, kind, families, recipes, space, stock_us, ours_us, tuple(map(fused, records)), stock)
 
 
 def _as_they_ran(records: Sequence[RegionRecord], regions: Sequence[dict[str, Any]]) -> bool:
@@ -104,16 +147,25 @@ def fused(record: RegionRecord) -> Fused:
 
 def planned(entry: Entry) -> list[RegionRecord]:
     """The regions of a subgraph, whatever is predicted of them; nothing is run."""
+    with torch.no_grad(), FakeTensorMode():
+        inputs = [torch.empty_strided(*i.hint, dtype=getattr(torch, i.dtype)) for i in entry.inputs]
+        return _seen(lambda look: look(entry.module("cpu"), inputs), False)
+
+
+def _seen(run: Callable[[Callable[..., Any]], Any], raw: bool) -> list[RegionRecord]:
+    """The regions of the graphs that `run` hands to what looks at them. `raw`: without Inductor's passes."""
     found: list[RegionRecord] = []
     options = Options(enabled=True, interpret=True, min_numel=0)
 
     def look(gm: GraphModule, _: Sequence[object]) -> None:
+        if raw:
+            post_grad_passes(gm, is_inference=False)
         with collect() as records:
             pipeline.run(gm.graph, options)
         found.extend(r for r in records if isinstance(r, RegionRecord))
-        raise Seen
+        if not raw:
+            raise Seen
 
-    with torch.no_grad(), contextlib.suppress(Seen), FakeTensorMode():
-        inputs = [torch.empty_strided(*i.hint, dtype=getattr(torch, i.dtype)) for i in entry.inputs]
-        looking(look)(entry.module("cpu"), inputs)
+    with contextlib.suppress(Seen):
+        run(looking(look))
     return found
