@@ -15,6 +15,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
     if not hasattr(config, "workerinput"):  # the workers of a run share machine code
         os.environ["TRITON_CACHE_DIR"] = f"{cache.name}/triton"
+    # Stock Inductor's loops on the CPU are not what is tested. Without vector instructions they compile in
+    # half the time, and no process compiles three libraries to find out which instructions there are (6 s).
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
     # Options that the developer's shell sets would change what the tests test.
     for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
         os.environ.pop(name, None)

@@ -22,6 +22,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch, triton
 from torch import nn
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
 from family import ByteCount
 from passtime import StandIn
@@ -54,6 +55,7 @@ def stop_in_backward(graph):
 
 triton.runtime.driver.set_active(StandIn())
 GraphLowering._compile_to_module = stop_in_backward
+AsyncCompile.cpp_pybinding = lambda *_, **__: lambda *args: None  # what the forward computes is not looked at
 models = {"sliced": Sliced, "product": Product, "plain": lambda: nn.LayerNorm(1000)}
 def counted(model, on):
     torch._dynamo.reset()
