@@ -83,8 +83,8 @@ def loops(code: str) -> list[str]:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_loop_has_a_tile_over_both_dims_that_its_tensors_are_contiguous_along(ours: bool) -> None:
-    """The norm's rows are channels, and a matrix product reads their gradient with positions as rows. Inductor
-    had copied a result of ours along the positions alone, which took five times as long on a GPU."""
+    """The norm's rows are channels, and a matrix product reads their gradient with positions as rows.
+    Inductor had copied a result of ours along the positions alone: five times as long on a GPU."""
     code = codes()[0 if ours else 1]
     assert ("triton_mixorder_" in code) == ours
     transposing = [text for text in loops(code) if "transpose" in text.split(" ")[0]]
