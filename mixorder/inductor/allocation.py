@@ -26,7 +26,7 @@ def allocate_late(module: ModuleType) -> None:
         def reorder_for_peak_memory(
             nodes: list[Any], buffers: dict[str, Any], fused: dict[str, Any], *args: Any, **kwargs: Any
         ) -> list[Any]:
-            if not any(map(_launches_ours, nodes)):
+            if not any(map(launches_ours, nodes)):
                 return original(nodes, buffers, fused, *args, **kwargs)
             groups = grouped(sunk(nodes))
             inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
@@ -52,7 +52,7 @@ def grouped(nodes: list[Any]) -> list[Any]:
         if _is_empty(node):
             waiting.append(node)
             continue
-        if not _launches_ours(node):
+        if not launches_ours(node):
             parts += [[one] for one in (*waiting, node)]
         elif parts and _reads(node, parts[-1]):
             parts[-1] += [*waiting, node]
@@ -75,7 +75,7 @@ def sunk(nodes: list[Any]) -> list[Any]:
         if node.unmet_dependencies or not _is_empty(node):
             continue
         user = first.get(node.get_outputs()[0].get_name())
-        if user is not None and _launches_ours(user):
+        if user is not None and launches_ours(user):
             before[user].append(node)
     moved = {node for group in before.values() for node in group}
     return [one for node in nodes if node not in moved for one in (*before.get(node, ()), node)]
@@ -83,7 +83,7 @@ def sunk(nodes: list[Any]) -> list[Any]:
 
 def _reads(node: Any, group: list[Any]) -> bool:
     """Whether a launch reads what one of a group's launches wrote."""
-    written = {b.get_name() for one in group if _launches_ours(one) for b in one.get_outputs()}
+    written = {b.get_name() for one in group if launches_ours(one) for b in one.get_outputs()}
     return any(dependency.name in written for dependency in node.unmet_dependencies)
 
 
@@ -100,7 +100,7 @@ def _is_empty(node: Any) -> bool:
     return isinstance(node, NopKernelSchedulerNode)
 
 
-def _launches_ours(node: Any) -> bool:
+def launches_ours(node: Any) -> bool:
     """Whether a scheduler node is a launch of a kernel of mixorder's."""
     index = getattr(getattr(node, "node", None), "kernel_idx", None)
     if index is None:

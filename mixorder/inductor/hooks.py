@@ -19,7 +19,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import allocation, launch_options, mutation_cache, stock, versions
+from . import allocation, launch_options, mutation_cache, stock, tiling, versions
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -135,10 +135,11 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         if not settings.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
         from torch._higher_order_ops import triton_kernel_wrap
-        from torch._inductor import memory
+        from torch._inductor import memory, tiling_utils
         from torch._inductor.codegen import wrapper
 
         allocation.allocate_late(memory)
+        tiling.see_our_results(tiling_utils)
         launch_options.define(wrapper)
         mutation_cache.share(triton_kernel_wrap)
         ours, untouched = MixOrderPass(plugin), Untouched(gm)

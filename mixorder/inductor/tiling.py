@@ -1,0 +1,46 @@
+"""Has Inductor choose the tiles of a loop by all that it reads, also by what our kernels have written.
+
+Inductor tiles a kernel over two dims where its reads and writes are contiguous along different ones. It looks
+up each read in the loop by the buffer's name. What a Triton kernel of a user has written has a new name in
+the scheduler, which the loop does not use: Inductor finds no read, and walks along the write alone. H200,
+torch 2.11, 25.7 million elements: such a transposed copy of a result of ours took 174 us, of a buffer of
+Inductor's own 36 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .allocation import launches_ours
+from .wrapping import wrap
+
+
+def see_our_results(module: ModuleType) -> None:
+    """Wrap the function of `torch._inductor.tiling_utils` that lists the reads of a loop. Idempotent."""
+    wrap(module, "extract_normalized_read_writes", _by_names_in_loops)
+
+
+def _by_names_in_loops(original: Callable[..., Any]) -> Callable[..., Any]:
+    def extract_normalized_read_writes(node: Any) -> Any:
+        stated = node.read_writes
+        names = _names_in_loops(node.scheduler, {dependency.name for dependency in stated.reads})
+        if not names:
+            return original(node)
+        node.read_writes = stated.rename(names)
+        try:
+            return original(node)
+        finally:
+            node.read_writes = stated
+
+    return extract_normalized_read_writes
+
+
+def _names_in_loops(scheduler: Any, read: set[str]) -> dict[str, str]:
+    """For the buffers in `read` that a kernel of ours has written: their names in loops."""
+    return {
+        name: scheduler.mutation_real_name[name]
+        for name in read & scheduler.mutation_real_name.keys()
+        if launches_ours(scheduler.name_to_buf[name].defining_op)
+    }

@@ -1,0 +1,91 @@
+"""The tiles of Inductor's loops that read what our kernels have written, without a GPU.
+
+Inductor's Triton code of a backward is written up to loading it, in a process of its own: a stand-in for the
+GPU driver is made active there. Tiles are chosen for a CPU as they are for a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch, triton
+import torch._inductor.config as config
+import torch._inductor.scheduler as scheduler
+from torch._inductor.graph import GraphLowering
+from triton.backends.compiler import GPUTarget
+
+class Driver:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_benchmarker(self):
+        return None
+
+class Stop(Exception):
+    pass
+
+def norm_of_channels(x, positions, weight, bias):
+    rows = (x @ positions).view(3, 64, 77).transpose(1, 2)
+    return torch.nn.functional.layer_norm(rows, (64,), weight, bias)
+
+def print_code(graph):
+    code, _ = graph.codegen()
+    print(code.value)
+    raise Stop
+
+triton.runtime.driver.set_active(Driver())
+scheduler.has_triton = lambda *_: True
+original = GraphLowering._compile_to_module
+for ours in (True, False):
+    print("# the backward")
+    torch._dynamo.reset()
+    more = {"mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0} if ours else {}
+    compiled = torch.compile(norm_of_channels, options={"mixorder": ours, **more}, dynamic=False)
+    shapes = (192, 32), (32, 77), (64,), (64,)
+    y = compiled(*(torch.randn(shape, requires_grad=True) for shape in shapes))
+    GraphLowering._compile_to_module = print_code
+    try:
+        with config.patch(cpu_backend="triton"):
+            y.sin().sum().backward()
+    except Exception as error:
+        assert "Stop" in repr(error), error
+    finally:
+        GraphLowering._compile_to_module = original
+"""
+
+
+@functools.cache
+def codes() -> tuple[str, str]:
+    """The backward's code with mixorder, and without."""
+    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, **caches_off},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, ours, stock = done.stdout.split("# the backward")
+    return ours, stock
+
+
+def loops(code: str) -> list[str]:
+    """The text of each pointwise kernel of Inductor's."""
+    return re.findall(r"^triton_poi_\w+ = async_compile\.triton\(.*?^'''", code, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_loop_has_a_tile_over_both_dims_that_its_tensors_are_contiguous_along(ours: bool) -> None:
+    """The norm's rows are channels, and a matrix product reads their gradient with positions as rows.
+    Inductor had copied a result of ours along the positions alone: five times as long on a GPU."""
+    code = codes()[0 if ours else 1]
+    assert ("triton_mixorder_" in code) == ours
+    transposing = [text for text in loops(code) if "transpose" in text.split(" ")[0]]
+    assert transposing and all("XBLOCK" in text and "YBLOCK" in text for text in transposing)
