@@ -111,7 +111,7 @@ def fuse(
         region
     )
     step("gate", check_time, chosen, runner.options.min_numel)
-    loops, schedule, strategy = in_place(chosen, runner), chosen.schedule, chosen.strategy
+    loops, schedule, strategy = in_place(chosen, timeline, runner), chosen.schedule, chosen.strategy
     if loops != chosen.loops:
         show("in_place.txt", loops, Form.MERGED)
     key = key and (key, tuple(b.over for b in loops.buffers))
@@ -149,7 +149,7 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
 def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
     """What a plan does to the graph's memory. Raises `Decline` if that is more than stock's peak."""
     region = chosen.region
-    loops = in_place(chosen, runner)
+    loops = in_place(chosen, timeline, runner)
     over = [region.buffers[b.over] for b in loops.buffers if b.over]
     change = timeline.change(region, over, chosen.traffic.workspace)
     if not timeline.fits(change):
@@ -158,11 +158,11 @@ def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
     return change
 
 
-def in_place(chosen: Plan, runner: Runner) -> LoopProgram:
+def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
     """A plan's loops, with results in the memory of inputs that are dead after it."""
     if not chosen.strategy.in_place:
         return chosen.loops
-    dead = runner.step("liveness", dead_after, chosen.region)
+    dead = runner.step("liveness", dead_after, chosen.region, timeline.writable)
     return runner.step("in_place", reuse_in_place, chosen.loops, dead)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any
 
 import torch
+import torch._inductor.config as config
 from torch._guards import TracingContext
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
@@ -42,11 +44,35 @@ def is_lowered_pointwise(target: object) -> bool:
 
 
 def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
-    """The inputs of a backward whose memory Inductor may reuse: activations that only the backward holds."""
+    """The inputs of a backward whose memory Inductor may reuse: activations that only the backward holds.
+
+    Torch refuses to run such a backward twice. Those that share their memory with another input are left out.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if not any(node.name.startswith("tangents") for node in inputs):
+        return (
+            frozenset()
+        )  # the indices are of the backward, and are also known while the forward is compiled
     context = TracingContext.try_get()
     indices = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    return frozenset(inputs[i] for i in indices if i < len(inputs))
+    count = Counter(map(get_node_storage, inputs))
+    found = (inputs[i] for i in indices if i < len(inputs))
+    return frozenset(node for node in found if count[get_node_storage(node)] == 1)
+
+
+def may_overwrite_inputs() -> bool:
+    """Whether a launch may write to donated inputs. Inductor makes no CUDA graph of a graph that writes to
+    inputs, unless CUDA graphs made them."""
+    return not config.triton.cudagraphs
+
+
+def overwritten(tensor: Any) -> Any:
+    """In a graph, a donated input that a launch writes to: a value with memory of its own, so that Inductor's
+    pass that puts mutations back in place does not copy it, as it does a graph's inputs."""
+    return tensor
+
+
+setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called in place of a lowering
 
 
 def launch_arguments(

@@ -6,13 +6,13 @@ Takes a region in its graph as it is, before the rewrite; changes nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch.fx import Node
 
 from ..inductor.graphs import triton_kernel_wrapper_functional
-from .nodes import fake, size_of
+from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
 
 aten = torch.ops.aten
@@ -22,16 +22,18 @@ aten = torch.ops.aten
 PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
-def dead_after(region: Region) -> tuple[str, ...]:
-    """The inputs that are dead after the region, by their names in the region's loops."""
-    reader = _Reader(region)
+def dead_after(region: Region, donated: Collection[Node] = ()) -> tuple[str, ...]:
+    """The inputs that are dead after the region, by their names in the region's loops. `donated`: the graph's
+    inputs that are the graph's to overwrite."""
+    reader = _Reader(region, donated)
     return tuple(name for name, n in region.input_buffers.items() if reader.why_not(n) is None)
 
 
 class _Reader:
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, donated: Collection[Node] = ()) -> None:
         self.region = region
-        self.members = frozenset(region.nodes)
+        self.members, self.outputs = frozenset(region.nodes), region.outputs
+        self.donated = donated
         self._gone: dict[Node, bool] = {}
 
     def why_not(self, node: Node) -> str | None:
@@ -41,8 +43,10 @@ class _Reader:
         base = node
         while (source := _viewed(base)) is not None:
             base = source
-        if not _owns_its_memory(base):
+        if not (base in self.donated or _owns_its_memory(base)):
             return "its memory may be shared"
+        if base in self.donated and any(leaves_the_graph(n) and _same_size(n, base) for n in self.outputs):
+            return "autograd may hold it when the result has left the graph"
         if not _same_size(base, node):
             return "it is a part of a tensor"
         for alias in _aliases(base):

@@ -23,7 +23,7 @@ from itertools import accumulate
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import donated, get_node_storage
+from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from ..inductor.tensors import padded_strides
 from .nodes import fake, is_constant, is_pointwise, size_of
 from .padding import has_gaps
@@ -77,7 +77,9 @@ class Timeline:
         self.changes = [0] * (self.end + 2)
         for node in self.stored:
             self._set(node, self._span(node, self.index[node]))
-        overwritten = self._share(donated(graph))
+        inputs = donated(graph)
+        self.writable = inputs if may_overwrite_inputs() else frozenset()
+        overwritten = self._share(inputs)
         self.stock = self.peak = max(accumulate(self.changes))
         self.fused = self._peak_if_fused(overwritten)
 

@@ -13,7 +13,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
-from ..inductor.graphs import check_kernel, launch_arguments, triton_kernel_wrapper_functional
+from ..inductor.graphs import check_kernel, launch_arguments, overwritten, triton_kernel_wrapper_functional
 from ..ir.program import NUM_SPLITS, Buffer
 from ..region.axes import Size
 from ..region.nodes import fake, size_of
@@ -85,6 +85,12 @@ class GraphWriter:
         with self.fake_mode:
             val = fake(node).contiguous()  # type: ignore[union-attr]
         return self.add(aten.clone.default, (node,), kwargs, val)
+
+    def overwritten(self, node: Node) -> Node:
+        """An input of the graph that a launch writes to."""
+        with self.fake_mode:
+            val = _like(fake(node))  # type: ignore[arg-type]
+        return self.add(overwritten, (node,), {}, val)
 
     def strided(self, node: Node, like: Node) -> Node:
         """A copy with the strides that the graph's caller expects."""

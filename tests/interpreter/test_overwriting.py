@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from graphs import Block, HFRMSNorm, bf16, f32, f64, pair, randomised
-from running import ON, Tensors, check_gradients, gradients
+from running import ON, Tensors, check_gradients, compiled, gradients
 from torch import nn
 
 from mixorder import pipeline
 from mixorder.plugin import compile_for_interpreter
+from mixorder.region import peak_memory
 from mixorder.report import RegionRecord, collect
 from mixorder.strategies import PERSISTENT, REREAD
 
@@ -35,7 +36,7 @@ def both(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensors, T
     count = overwritten(records)
     assert len(records) == 4  # three norms, and a bias gradient on its own
     check_gradients(ours, module, x, dy, 111)
-    monkeypatch.setattr(pipeline, "dead_after", lambda region: ())
+    monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
     with collect() as records:
         apart = gradients(module, x, dy, ON)
     assert overwritten(records) == 0
@@ -47,10 +48,10 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn
 
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", f32), ("layer", bf16), ("rms", f32), ("hf", bf16)])
 def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two norms and the GELU get their gradient from a product, the last norm from the caller."""
+    """Two norms and the GELU get their gradient from a product; the last one writes over an activation."""
     module = randomised(Block(40, NORMS[norm]), dtype)
     ours, apart, count = both(module, monkeypatch)
-    assert count == 3
+    assert count == 4
     assert all(map(torch.equal, ours, apart))
 
 
@@ -59,7 +60,7 @@ def test_same_bits_where_rows_are_read_twice(
 ) -> None:
     plan_with(strategies=(dataclasses.replace(REREAD, choose=PERSISTENT.choose),))
     ours, apart, count = both(randomised(Block(40), f32), monkeypatch)
-    assert count == 3
+    assert count == 4
     assert all(map(torch.equal, ours, apart))
 
 
@@ -73,7 +74,7 @@ def test_symbolic_rows() -> None:
         for batch in (3, 5):
             x, dy = torch.randn(batch, 37, 40).requires_grad_(), torch.randn(batch, 37, 40)
             found.append((x, dy, torch.autograd.grad(compiled(x), [x, *module.parameters()], dy)))
-    assert overwritten(records) == 3
+    assert overwritten(records) == 4
     for x, dy, ours in found:
         check_gradients(ours, module, x.detach(), dy, 37 * len(x))
 
@@ -93,3 +94,46 @@ def test_a_result_is_overwritten_by_the_next_region() -> None:
         ours = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)(*args)
     assert len(records) == 2 and overwritten(records) == 2
     torch.testing.assert_close(list(ours), list(function(*args)))
+
+
+class Autocast(nn.Module):
+    """A Block whose Linears compute in bf16, and whose norms and residuals are in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", bf16):
+            return self.block(self.block.mix(x)).sin()
+
+
+def test_an_activation_that_only_the_backward_holds_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a residual is in fp32, and the product that a norm gets its gradient from in bf16."""
+    torch.manual_seed(0)
+    module = randomised(Autocast(), f32)
+    x, dy = torch.randn(SHAPE), torch.randn(SHAPE)
+    with collect() as records:
+        ours = [gradients(module, x, dy, ON) for _ in range(2)]
+    count = overwritten(records)
+    monkeypatch.setattr(peak_memory, "donated", lambda graph: frozenset())
+    with collect() as records:
+        apart = gradients(module, x, dy, ON)
+    assert count > 2 * overwritten(records)
+    for found in ours:
+        assert all(map(torch.equal, found, apart))
+
+
+def test_a_backward_that_runs_twice_overwrites_nothing_of_the_forward() -> None:
+    """Known while it is compiled; one that was not compiled for it raises torch's error."""
+    module = randomised(Autocast(), f32)
+    x, dy = torch.randn(SHAPE).requires_grad_(), torch.randn(SHAPE)
+    twice = []
+    y = compiled(ON)(module)(x)
+    for _ in range(2):
+        twice.append(torch.autograd.grad(y, [x, *module.parameters()], dy, retain_graph=True))
+    assert all(map(torch.equal, *twice))
+    function = compiled(ON)(module)
+    torch.autograd.grad(function(x), x, dy)
+    with pytest.raises(RuntimeError, match="donated"):
+        torch.autograd.grad(function(x), x, dy, retain_graph=True)

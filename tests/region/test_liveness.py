@@ -118,3 +118,19 @@ def test_two_names_for_one_tensor_and_a_part_of_one() -> None:
     assert {"the region reads it by two names"} <= set(reasons(region).values())
     (region,) = find(traced(part_of_one, SQUARE, FULL, SQUARE))
     assert "it is a part of a tensor" in reasons(region).values()
+
+
+def test_what_the_forward_kept_for_this_graph_alone_dies() -> None:
+    """Unless a result of its size leaves the graph, or another node reads it."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx @ w, dw
+
+    for returned, kept in ((False, None), (True, "autograd may hold it when the result has left the graph")):
+        traces = pair if returned else function
+        region = only(traced(traces, *(FULL, FULL, SQUARE)[: 2 if returned else 3]))
+        inputs = region.inputs
+        assert dead_after(region) == ()
+        assert {_Reader(region, inputs).why_not(n) for n in inputs} == {kept}
+        assert len(dead_after(region, inputs)) == (0 if returned else 2)
