@@ -6,8 +6,8 @@ An estimate from liveness. What is assumed of Inductor:
   in the graph would change little, and none is looked for.
 - A pointwise node has no memory of its own if only loops use it that run before the next matrix product or
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
-- A loop writes its result where an operand of the same layout lay that nothing reads afterwards, unless that
-  is an input that others hold.
+- A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
+  an input that others hold.
 
 A launch reads its inputs and holds its workspace at its place, and its results from there on. The timeline of
 a graph is made once. A region costs a walk over its nodes and their users, and one pass over the positions.
@@ -201,9 +201,9 @@ class Timeline:
             if span.last < self.end and (node.op != "placeholder" or node in inputs):
                 dying.setdefault((span.last, span.bytes), []).append(node)
         for node in [n for n in self.spans if n.op == "call_function" and is_pointwise(n)]:
-            span, gaps = self.spans[node], has_gaps(node)
+            span = self.spans[node]
             for other in dying.get((span.first, span.bytes), ()):
-                if other is not node and self.spans[other].first < span.first and gaps == _gaps_in(other):
+                if other is not node and self.spans[other].first < span.first:
                     dying[span.first, span.bytes].remove(other)
                     self._set(other, dataclasses.replace(self.spans[other], last=span.first - 1))
                     overwritten.add(other)
@@ -343,12 +343,6 @@ def _is_broadcast(node: Node) -> bool:
     return node.target is torch.ops.aten.expand.default
 
 
-def _gaps_in(node: Node) -> bool:
-    """Whether an operand lies in memory with gaps between its rows."""
-    val = fake(node)
-    return has_gaps(node) or (val is not None and padded_strides(val) == tuple(val.stride()))
-
-
 def _add(changes: list[int], span: Span, sign: int) -> None:
     if span.last >= span.first:
         changes[span.first] += sign * span.bytes
@@ -356,13 +350,15 @@ def _add(changes: list[int], span: Span, sign: int) -> None:
 
 
 def bytes_of(node: Node) -> int:
-    """Bytes of a node's tensor; with symbolic sizes, as the compiled example has them."""
+    """Bytes of a node's tensor, with gaps where Inductor pads it; with symbolic sizes, those of the example."""
     val = fake(node)
     if val is None:
         return 0
     count = 1
     for n in map(_hint, val.shape):
         count *= n
+    if has_gaps(node) and (padded := padded_strides(val)) is not None:
+        count = val.shape[0] * padded[0]
     return count * val.dtype.itemsize
 
 
