@@ -32,6 +32,7 @@ from .planning import (
     predicted,
     setting_in_force,
     tuned,
+    with_contiguous,
 )
 from .record import RegionRecord
 from .region.find import find_regions, next_region
@@ -174,7 +175,10 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     lowered, merged = loops_of(region, runner)
     copied: tuple[str, ...] = ()
     if across := step("layout", cost.across_memory, merged):
-        region, copied = step("layout", check_layout, region, merged, across)
+        copied, free = step("layout", check_layout, region, merged, across)
+        if free:
+            lowered, _ = loops_of(with_contiguous(region, free), runner)
+        region = with_contiguous(region, across)
         _, merged = loops_of(region, runner)  # Inductor needs no copies: `lowered` is without
     found = by_first_strategy(merged, device, setting.strategies, runner)
     if isinstance(found, TooWide):

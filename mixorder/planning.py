@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from .codegen.source import KernelSource
@@ -13,6 +13,7 @@ from .ir.program import BufferRole, LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
 from .region.key import structural_key
+from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
 from .region.partition import lighter, partition, without_culprit, without_gathers
 from .region.region import Region
@@ -82,8 +83,7 @@ class Plan:
     def of(self, region: Region) -> Plan:
         """The plan for another region with the same key."""
         if self.copied:
-            nodes = frozenset(region.buffers[name] for name in self.copied)
-            region = dataclasses.replace(region, made_contiguous=nodes)
+            region = with_contiguous(region, self.copied)
         return dataclasses.replace(self, region=region)
 
     def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
@@ -217,13 +217,20 @@ def predicted(
 
 def check_layout(
     region: Region, merged: LoopProgram, across: Sequence[str]
-) -> tuple[Region, tuple[str, ...]]:
-    """The region with contiguous copies of the buffers in `across`, and the names of those that have to be
-    copied for that. Raises `Decline` if these are most of the bytes."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of the buffers in `across`, those that are copied if they are contiguous for the region, and those that
+    Inductor would store contiguously as well for its own kernels. Raises `Decline` if most of the bytes would
+    be copied before the region, or for the graph's caller."""
     nodes = {name: region.buffers[name] for name in across}
-    copied = tuple(b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n))
-    cost.check_layout(merged, copied)
-    return dataclasses.replace(region, made_contiguous=frozenset(nodes.values())), copied
+    cost.check_layout(merged, [b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n)])
+    copied = tuple(b for b, n in nodes.items() if n in region.inputs or is_read_as_stated(n))
+    return copied, tuple(b for b, n in nodes.items() if is_free(n))
+
+
+def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
+    """The region with these of its buffers contiguous."""
+    nodes = frozenset(region.buffers[name] for name in buffers)
+    return dataclasses.replace(region, made_contiguous=nodes)
 
 
 def check_time(plan: Plan, min_numel: int) -> None:

@@ -96,7 +96,7 @@ def rises(regions: Sequence[RegionRecord]) -> list[str]:
             continue
         parts = {
             "for partial sums": 2 * moved.workspace,
-            f"to make {moved.copies} of its inputs contiguous": 2 * moved.copied,
+            f"to copy {moved.copies} of its tensors into another layout": 2 * moved.copied,
         }
         why = " and ".join(f"{size / 1e6:.1f} MB {what}" for what, size in parts.items() if size)
         faster = region.expected.saved_us > 0

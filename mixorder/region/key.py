@@ -2,7 +2,7 @@
 
 It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
 by number, and the metadata of every tensor. It holds no names, and nothing of the graph around the region
-but whether a result leaves the graph.
+but whether a result leaves the graph, and for a tensor of other strides than row-major, who reads it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from .axes import Size
+from .layouts import is_free, is_read_as_stated, is_row_major
 from .nodes import fake, leaves_the_graph, size_of
 from .region import Region
 
@@ -47,6 +48,11 @@ def structural_key(region: Region) -> Hashable | None:
             ),
             tuple(number[n] for n in region.nodes if n.meta.get(ROUNDED)),
             tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
+            tuple(
+                (number[n], is_free(n), is_read_as_stated(n))
+                for n in (*inputs, *region.outputs)
+                if not is_row_major(n)
+            ),
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),
             tuple(sorted(number[n] for n in region.made_contiguous)),

@@ -350,7 +350,7 @@ def _add(changes: list[int], span: Span, sign: int) -> None:
 
 
 def bytes_of(node: Node) -> int:
-    """Bytes of a node's tensor, with gaps where Inductor pads it; with symbolic sizes, those of the example."""
+    """Bytes of a node's tensor, with gaps where Inductor pads it; symbolic sizes are those of the example."""
     val = fake(node)
     if val is None:
         return 0

@@ -34,7 +34,7 @@ class Traffic:
     """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
 
     `workspace` counts twice: the main kernel writes it and the finalisation reads it. `copied` counts twice:
-    `copies` kernels read and write these bytes before the main kernel reads them.
+    `copies` kernels read and write these bytes, before the main kernel reads them or behind it.
     """
 
     read: int

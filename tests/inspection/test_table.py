@@ -65,7 +65,7 @@ def test_a_region_that_moves_more_bytes_says_why(report: Report) -> None:
     )
     (said,) = table.rises([dataclasses.replace(region, traffic=more)])
     assert f"Region 0 moves {-more.saved / 1e6:.1f} MB more than before: 6.0 MB for partial sums" in said
-    assert "4.0 MB to make 1 of its inputs contiguous" in said
+    assert "4.0 MB to copy 1 of its tensors into another layout" in said
     slow = dataclasses.replace(region.expected, fused_us=9.0, apart_us=5.0)
     (said,) = table.rises([dataclasses.replace(region, traffic=more, expected=slow)])
     assert said.endswith("fused since mixorder_min_numel is 0.")

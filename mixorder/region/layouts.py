@@ -1,0 +1,69 @@
+"""Layouts in memory: which ones Inductor is free to choose, and which the graph states.
+
+The strides of a loop's result in the graph are those that eager would give it. Inductor stores it as suits
+its loops, unless an operator that is no loop reads it: that gets the strides that the graph states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from .axes import Size
+from .gathers import COPIES, is_gather_view
+from .nodes import fake, is_view, operands, shape_of, size_of
+from .space_analysis import takes_operands
+
+aten = torch.ops.aten
+
+
+def is_free(node: Node) -> bool:
+    """Whether Inductor chooses how a tensor lies in memory: loops compute it, and only loops read it."""
+    source = stored(node)
+    return _is_loop(source) and not is_read_as_stated(source)
+
+
+def is_read_as_stated(node: Node) -> bool:
+    """Whether something that is no loop reads a tensor or a view of it, such as a convolution or the graph's
+    caller."""
+    return not all(map(_is_loop, readers(node)))
+
+
+def stored(node: Node) -> Node:
+    """The tensor in memory that a node is a view of; the node itself if it is none."""
+    while _is_view(node):
+        node = operands(node)[0]
+    return node
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """What reads a tensor or a view of it."""
+    for user in node.users:
+        if _is_view(user):
+            yield from readers(user)
+        else:
+            yield user
+
+
+def is_row_major(node: Node) -> bool:
+    """Whether the graph states strides that put a node's elements in the order of its dims, without gaps."""
+    val, shape = fake(node), shape_of(node)
+    stride: Size = 1
+    if val is None or shape is None:
+        return False
+    for size, stated in zip(reversed(shape), reversed(val.stride()), strict=True):
+        if size != 1 and size_of(stated) != stride:
+            return False
+        stride = stride * size
+    return True
+
+
+def _is_loop(node: Node) -> bool:
+    return takes_operands(node) or node.target in COPIES
+
+
+def _is_view(node: Node) -> bool:
+    permuted = node.op == "call_function" and node.target is aten.permute.default
+    return permuted or is_view(node) or is_gather_view(node)
