@@ -162,7 +162,7 @@ def _is_opaque(node: Node) -> bool:
 def _extended(nodes: set[Node], results: Iterable[Node]) -> list[Node]:
     """Add the views and copies that follow the results to `nodes`. Returns what is then needed outside."""
     ends = []
-    todo = [r for r in results if r in nodes]
+    todo = [r for r in results if r in nodes and isinstance(r.meta.get("val"), Tensor)]
     for node in todo:
         users = [u for u in node.users if u not in nodes]
         behind = [u for u in users if (is_view(u) or u.target in LAYOUTS) and set(operands(u)) <= {node}]
