@@ -306,7 +306,7 @@ def test_a_wrong_word_is_seen_in_the_result(force: Callable[[Forced], None]) -> 
 def test_what_is_not_finite_stays_in_its_row(
     function: Callable[..., Any], planted: float, forced: Forced
 ) -> None:
-    args = arguments(function, 11, 40)
+    args = arguments(function, 7, 40)
     graph, _ = fused_graph(function, args)
     clean = Interpreter(graph).run(*args)
     args[0][4, 17] = planted
@@ -314,7 +314,7 @@ def test_what_is_not_finite_stays_in_its_row(
     for mine, before, theirs in zip(ours, clean, eager, strict=True):
         assert torch.equal(mine.isfinite(), theirs.isfinite())
         if mine.dim() == 2:
-            others = torch.arange(11) != 4
+            others = torch.arange(7) != 4
             assert torch.equal(bits(mine[others]), bits(before[others]))
 
 
@@ -335,7 +335,7 @@ def test_a_weight_that_is_not_finite_spoils_its_column_alone(planted: float, for
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 11])
+@pytest.mark.parametrize("rows", [1, 2, 9])
 @pytest.mark.parametrize(
     ("function", "forced"), [(modulated, FORCED[1]), (two_stages, FORCED[3])], indirect=["forced"]
 )
