@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch.fx import Graph
@@ -28,7 +28,7 @@ from .planning import (
     by_first_strategy,
     check_layout,
     check_time,
-    plan,
+    plans_of,
     predicted,
     setting_in_force,
     tuned,
@@ -134,9 +134,9 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         fitting: list[tuple[Plan, Change]] = []
         for region in tried:
             try:
-                chosen = plan(region, make, runner)
-                runner.step("gate", check_size, chosen.facts, runner.options.min_numel)
-                fitting.append((chosen, runner.step("memory", within_peak, chosen, timeline, runner)))
+                plans = plans_of(region, make, runner)
+                runner.step("gate", check_size, plans[0].facts, runner.options.min_numel)
+                fitting.append(fastest_within_peak(plans, timeline, runner))
             except Decline as decline:
                 refusal = refusal or decline
         if fitting:
@@ -145,6 +145,18 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         if refusal.reason is not DeclineReason.MEMORY or tried != [found]:
             raise refusal
         tried = runner.step("partition", partition, found)
+
+
+def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runner) -> tuple[Plan, Change]:
+    """The first plan that takes no more memory than stock's peak. Raises the first `Decline` if all do."""
+    refusal = None
+    for chosen in plans:
+        try:
+            return chosen, runner.step("memory", within_peak, chosen, timeline, runner)
+        except Decline as decline:
+            refusal = refusal or decline
+    assert refusal is not None
+    raise refusal
 
 
 def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:

@@ -105,11 +105,11 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 """Makes the plan of a region; returns `TooWide` if it needs too many registers, raises other `Decline`s."""
 
 
-def plan(region: Region, build: Build, runner: Runner) -> Plan:
-    """The plan of a region, or of a smaller one where that takes less time by prediction."""
+def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
+    """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction."""
     whole = _possible(region, build, runner)
     if not _is_computing(whole):
-        return whole
+        return [whole]
     counted = runner.step("facts", instructions_by_node, whole.merged)
     heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
     plans = [(_predicted_us(whole, whole.region), whole)]
@@ -118,7 +118,7 @@ def plan(region: Region, build: Build, runner: Runner) -> Plan:
             plans.append((_predicted_us(one := _best_part(part, build, runner), whole.region), one))
         except Decline:
             continue
-    return min(plans, key=lambda one: one[0])[1]
+    return [one for _, one in sorted(plans, key=lambda found: found[0])]
 
 
 HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well

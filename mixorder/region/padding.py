@@ -24,7 +24,7 @@ def has_gaps(node: Node) -> bool:
     """Whether an output is written with gaps: a matrix product reads it, Inductor would pad it, and all that
     reads it can do so through strides."""
     val = fake(node)
-    if val is None or leaves_the_graph(node) or not val.is_contiguous() or padded_strides(val) is None:
+    if val is None or leaves_the_graph(node) or not val.is_contiguous() or not _are_between_rows(val):
         return False
     try:
         readers = list(_readers(node, with_gaps(val)))
@@ -32,6 +32,15 @@ def has_gaps(node: Node) -> bool:
         return False
     return any(r.target in PRODUCTS for r in readers) and all(
         r.target in PRODUCTS or takes_operands(r) for r in readers
+    )
+
+
+def _are_between_rows(val: torch.Tensor) -> bool:
+    """Whether Inductor would pad a tensor, with the same gap behind every row of its last dim: the other dims
+    can then be merged and divided as ever."""
+    stride = padded_strides(val)
+    return stride is not None and all(
+        outer == inner * n for outer, inner, n in zip(stride, stride[1:], val.shape[1:-1], strict=False)
     )
 
 

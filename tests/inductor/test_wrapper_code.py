@@ -187,28 +187,28 @@ def test_layers_launch_kernels_that_are_defined_and_analysed_once() -> None:
     defined = re.findall(r"^(triton_mixorder_\w+) = async_compile", code, re.MULTILINE)
     assert len(launched) == 4 + 2 * 4  # a Linear's bias gradient rides along with the norm behind it
     assert len(defined) == len(set(defined)) < len(launched) and set(defined) == set(launched)
-    assert f"analysed {len(defined)} kernels" in code
+    # On a CPU a graph's inputs may lie anywhere: the kernel that writes over one is defined anew.
+    sources = {re.sub(r"_\d+$", "", name) for name in defined}
+    assert len(sources) == len(defined) - 1
+    assert f"analysed {len(sources)} kernels" in code
 
 
 @pytest.mark.parametrize(
     ("shape", "dynamic"), [((3, 111, 64), False), ((3, 111, 64), True), ((333, 64), False)]
 )
 def test_dx_is_written_where_dy_lies(shape: tuple[int, ...], dynamic: bool) -> None:
-    """A chain of two norms needs two tensors of the activations' size: a residual's gradient, and the product
-    of it that becomes dx. Nothing is copied."""
+    """A chain of two norms needs two tensors of the activations' size, for the products that become dx. The
+    first gradient lies over an activation. Nothing is copied."""
     code = backward_code(shape, dynamic, layers=2)
     norms = [line for line in launches(code) if "layer_norm" in line and "final" not in line.split("(")[0]]
     assert len(norms) == 2
     products = re.findall(r"extern_kernels\.mm\(.*, out=(buf\d+)\)", code)
     first, second = ({name for name in re.findall(r"buf\d+", line) if name in products} for line in norms)
     (dy,) = second - first
-    gradient, product = re.findall(
-        r"(buf\d+) = empty_strided_cpu\(\((?:333|3, 111|s\d+\*s\d+|s\d+, s\d+), 64\)", code
-    )
-    assert first == {product}
-    assert re.search(rf"{dy} = .*{gradient}.*; del {gradient}  # reuse", code)
+    large = re.findall(r"(buf\d+) = empty_strided_cpu\(\((?:333|3, 111|s\d+\*s\d+|s\d+, s\d+), 64\)", code)
+    assert large == [*first, dy]
     returned = code[code.index("return (") :].split("\n")[0]
-    assert dy in returned and product not in returned
+    assert dy in returned and not first & {*re.findall(r"buf\d+", returned)}
     assert "clone" not in code and "copy_" not in code
 
 

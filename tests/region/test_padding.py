@@ -60,9 +60,19 @@ def flattened(x: Any, dy: Any, w: Any) -> Any:
     return g.sum(0), g @ w, g.view(-1).view(1, -1) @ x.view(-1, 1)
 
 
+def gaps_elsewhere(x: Any, dy: Any, w: Any) -> Any:
+    """Windows of 7 x 7 x 12 numbers: Inductor would put a gap behind each pair of them."""
+    x, dy = (t[:, :1176].reshape(48, 1, 2, 7, 7, 12) for t in (x, dy))
+    g = gradient(x, dy)
+    return g.sum((0, 1, 2, 3, 4)), g.view(-1, 12) @ w[:12]
+
+
 def loops_only(x: Any, dy: Any, w: Any) -> Any:
     g = gradient(x, dy)
     return g.sum(0), g.cumsum(1) @ w
+
+
+WIDE = ((ROWS, 1200), bf16)
 
 
 def gaps(function: Callable[..., Any], x: Any = X) -> list[str]:
@@ -75,9 +85,9 @@ def test_what_products_read_has_gaps(function: Callable[..., Any], x: Any) -> No
     assert len(gaps(function, x)) == 1
 
 
-@pytest.mark.parametrize("function", [returned, convolved, flattened, loops_only])
+@pytest.mark.parametrize("function", [returned, convolved, flattened, gaps_elsewhere, loops_only])
 def test_what_others_read_has_none(function: Callable[..., Any]) -> None:
-    assert gaps(function) == []
+    assert gaps(function, WIDE if function is gaps_elsewhere else X) == []
 
 
 @pytest.mark.parametrize(

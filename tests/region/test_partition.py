@@ -72,7 +72,7 @@ def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:
 
 
 def test_what_fits_is_not_cut() -> None:
-    assert len(record_of(many_sums(512, 256, 8)).outer) == 9
+    assert len(record_of(many_sums(8192, 256, 8)).outer) == 9
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_lighter_regions_read_tables_pieces_or_gathers() -> None:
 def test_a_small_table_is_read_where_computing_it_again_takes_longer() -> None:
     graph = rotated_graph()
     record = record_of(graph)
-    assert record.expected.fused_us < record.expected.apart_us and len(record.inputs) == 5
+    assert record.expected.fused_us < record.expected.apart_us
     assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
 
 
