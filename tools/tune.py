@@ -34,7 +34,7 @@ from lab.schedules import Data, read, write
 from lab.schedules import Target as Measured
 from lab.sweep import AHEAD, ahead, compiling, tune, warm
 from lab.tables import table
-from lab.targets import Target, case_targets, norm_target
+from lab.targets import Target, case_targets, entry_targets, norm_target
 from lab.timing import flush_buffer
 
 from mixorder.options import source_hash
@@ -68,6 +68,8 @@ def main() -> None:
         "--norms", default="rms,layer", help="rms, layer, gelu, gelu-tanh, relu; rms+residual"
     )
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
+    parser.add_argument("--entries", nargs="+", help="instead: entries of --corpus, by how their keys begin")
+    parser.add_argument("--corpus", type=Path, default=Path("tools/data/corpus.jsonl.xz"))
     parser.add_argument(
         "--candidates",
         default="grid",
@@ -112,8 +114,10 @@ def targets(args: argparse.Namespace) -> Iterator[Target]:
     dtype = DTYPES[args.dtype]
     for name in args.cases.split(";") if args.cases else ():
         yield from case_targets(name, dtype)
+    for prefix in args.entries or ():
+        yield from entry_targets(args.corpus, prefix)
     for shape, norm in itertools.product(parse_shapes(args.shapes), args.norms.split(",")):
-        if not args.cases:
+        if not (args.cases or args.entries):
             yield norm_target(norm, *shape, dtype)
 
 

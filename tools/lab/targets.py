@@ -8,10 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
@@ -24,6 +27,7 @@ from mixorder.transform.split import split_outer
 
 from .cases import CASES, Example
 from .compilers import looking
+from .corpus import load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +48,21 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
 
     def look(gm: torch.fx.GraphModule, inputs: Any) -> None:
         post_grad_passes(gm, is_inference=False)
-        for region in find_regions(gm.graph):
-            if isinstance(region, Decline):
-                continue
-            lowered = lower(region)
-            program = form_fma(merge(reorder(split_outer(lowered))))
-            moved = cost.traffic(lowered, program, 0)
-            found.append((program, moved.read + moved.written))
+        _regions(gm.graph, found)
 
     torch._dynamo.reset()
     run(functools.partial(torch.compile, backend=looking(look), dynamic=False))
     return found
+
+
+def _regions(graph: torch.fx.Graph, found: list[tuple[LoopProgram, int]]) -> None:
+    for region in find_regions(graph):
+        if isinstance(region, Decline):
+            continue
+        lowered = lower(region)
+        program = form_fma(merge(reorder(split_outer(lowered))))
+        moved = cost.traffic(lowered, program, 0)
+        found.append((program, moved.read + moved.written))
 
 
 class Biased(torch.nn.Module):
@@ -118,5 +126,23 @@ def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
         found = capture(lambda compile: example.step(compile)())
     return [
         Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
+        for i, (program, moved) in enumerate(found)
+    ]
+
+
+def entry_targets(path: Path, prefix: str) -> list[Target]:
+    """All regions of a corpus's entry, by how its key begins."""
+    entry = next(one for one in load(path) if one.key.startswith(prefix))
+    found: list[tuple[LoopProgram, int]] = []
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        gm = entry.module(traced_on())
+        inputs = [
+            torch.empty_strided(*one.hint, dtype=getattr(torch, one.dtype), device=traced_on())
+            for one in entry.inputs
+        ]
+        FakeTensorProp(gm, detect_fake_mode(inputs)).propagate(*inputs)
+        _regions(gm.graph, found)
+    return [
+        Target(f"entry {prefix}, region {i}", program, moved // (3 * 2), torch.bfloat16)
         for i, (program, moved) in enumerate(found)
     ]
