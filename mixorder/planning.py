@@ -19,11 +19,13 @@ from .region.partition import lighter, partition, without_culprit, without_gathe
 from .region.region import Region
 from .rewrite.alone import alone
 from .runner import Runner
-from .schedule import cost
+from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, cost_of, instructions_by_node
+from .schedule.fused import fused_kernels
+from .schedule.kernel_time import TIMES, moving_us
 from .schedule.outside import outside_us
-from .schedule.predicted import Expected, check_saves, expected, moving_us
+from .schedule.predicted import Expected, check_saves, expected
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -186,6 +188,8 @@ def by_first_strategy(
             loops = step("transform", strategy.transform, merged)
             facts = step("facts", strategy.facts, loops)
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
+            if not runner.options.split_size:
+                schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
             return strategy, step("place", strategy.place, loops, schedule), facts, schedule
         except Decline as refusal:
             refusals.append(refusal)
@@ -193,6 +197,20 @@ def by_first_strategy(
     if not too_wide:
         raise refusals[0]
     return too_wide[0]
+
+
+def improved(
+    strategy: Strategy, loops: LoopProgram, facts: Facts, schedule: Schedule, device: DeviceInfo
+) -> Schedule:
+    """A schedule that is predicted to be faster than the one chosen by rules, or that one."""
+    stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
+
+    def us(tried: Schedule) -> float:
+        workspace = cost.workspace_bytes(loops, tried.num_splits)
+        moved = cost.Traffic(0, 0, workspace, 0, 0)
+        return fused_kernels(loops, tried, facts, moved, stretch).us(device, TIMES)
+
+    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
 
 
 def _written_between(plan: Plan, whole: Region) -> int:

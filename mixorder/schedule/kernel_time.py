@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from .work import Work
 
 
 class Kind(enum.Enum):
-    """How a kernel walks through its tensors. The first is ours; the others are Inductor's."""
+    """How one of Inductor's kernels walks through its tensors."""
 
-    FUSED = "fused"
     ROWS = "rows"  # a row stays in registers
     LOOPED = "looped"  # a row is read again for each reduction that needs an earlier one's result
     COLUMNS = "columns"  # reduces over rows
@@ -29,16 +29,40 @@ class Kind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class FusedTimes:
+    """Of mixorder's main kernel (`fused.Fused`). `share`: of the memory's rate that it reaches. `in_flight_us`:
+    how long the bytes of a load are under way. `full_warps`: per multiprocessor, to reach the rate of
+    instructions with functions. `uneven`: how much of the last turn of programs is lost where not all have
+    one. Microseconds that a program takes for a tile, one tile after the other: `step_us`; `level_us` for each
+    dependent reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange
+    between programs, `parts_us` for each doubling of these; `load_us` for its loads, without prefetching.
+    `spill_us`: of a million words that find no register. `tree_us`: of a sum over a program's rows at its
+    end, for each doubling of rows and warps. `latency_us`: of a kernel without work."""
+
+    share: float
+    in_flight_us: float
+    full_warps: float
+    uneven: float
+    step_us: float
+    level_us: float
+    warps_us: float
+    exchange_us: float
+    parts_us: float
+    load_us: float
+    spill_us: float
+    tree_us: float
+    latency_us: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Times:
     """Microseconds, and rates. `start_us`: of a graph with one kernel, beyond its work; `launch_us`: of each
     further kernel; `sum_us`: of PyTorch's sum of partial sums. `crowded_lanes`: of a row, with which
     Inductor's own fusion takes twice as long. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
-    `instructions_sm_us`, `requests_sm_us`: per multiprocessor and microsecond. `full_warps`: per
-    multiprocessor, to reach that rate with functions. `program_us`: from one program's start on a
-    multiprocessor to the next one's. `step_us`: of one tile of a program that waits for its loads;
-    `narrow`: a factor on that where loads are narrow; `wave_us`: of programs that start behind others.
-    `sharpness`: how little the lesser of these times add to the largest. `share`: of the memory's rate that a
-    kind of kernel reaches; `latency_us`: of such a kernel without work."""
+    `instructions_sm_us`, `requests_sm_us`: per multiprocessor and microsecond. `program_us`: from one
+    program's start on a multiprocessor to the next one's. `sharpness`: how little the lesser of these times
+    add to the largest. `share`: of the memory's rate that a kind of Inductor's kernels reaches; `latency_us`:
+    of such a kernel without work. `fused`: of ours."""
 
     start_us: float
     launch_us: float
@@ -48,44 +72,31 @@ class Times:
     l2_mb_us: float
     instructions_sm_us: float
     requests_sm_us: float
-    full_warps: float
     program_us: float
-    step_us: float
-    wave_us: float
-    narrow: float
     sharpness: float
     share: dict[str, float]
     latency_us: dict[str, float]
+    fused: FusedTimes
 
-    def us(
-        self,
-        kind: Kind,
-        work: Work,
-        device: DeviceInfo,
-        programs: float = math.inf,
-        warps: float = math.inf,
-        steps: float = 0,
-        waves: float = 0,
-    ) -> float:
-        """Microseconds of a kernel, without its launch. `warps`: of a program. `steps`: tiles that a
-        multiprocessor's programs load, one after the other. `waves`: programs that start behind others."""
+    def us(self, kind: Kind, work: Work, device: DeviceInfo, programs: float = math.inf) -> float:
+        """Microseconds of one of Inductor's kernels, without its launch."""
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
-        hidden = min(1.0, max(programs / device.num_sm, 1.0) * warps / self.full_warps)
         parts = (
             slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
-            (work.light + work.heavy / hidden) / (self.instructions_sm_us * busy),
+            (work.light + work.heavy) / (self.instructions_sm_us * busy),
             work.requests / (self.requests_sm_us * busy),
-            steps * self.step_us + waves * self.wave_us,
             0.0 if math.isinf(programs) else programs / device.num_sm * self.program_us,
         )
+        return self.latency_us[kind.value] + self.joined(parts)
+
+    def joined(self, parts: Sequence[float]) -> float:
+        """The time of parts that overlap."""
         most = max(parts)
         if not most:
-            return self.latency_us[kind.value]
-        return self.latency_us[kind.value] + most * float(
-            sum((part / most) ** self.sharpness for part in parts) ** (1 / self.sharpness)
-        )
+            return 0.0
+        return most * float(sum((part / most) ** self.sharpness for part in parts) ** (1 / self.sharpness))
 
 
 FILE = Path(__file__).with_name("times.json")
@@ -94,7 +105,12 @@ FILE = Path(__file__).with_name("times.json")
 def read(path: Path = FILE) -> Times:
     """The numbers of a file that `tools/fit_times.py` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())["times"]
-    return Times(**found)
+    return Times(**found | {"fused": FusedTimes(**found["fused"])})
 
 
 TIMES = read()
+
+
+def moving_us(moved: float, device: DeviceInfo, times: Times = TIMES) -> float:
+    """The time in which device memory moves so many bytes."""
+    return times.us(Kind.POINTWISE, Work(moved, moved), device)

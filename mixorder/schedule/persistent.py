@@ -18,7 +18,7 @@ from .finalisation import final, most_partials
 from .schedule import Schedule, Tile, next_power_of_2
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
-NOT_SPILLED = 279  # estimated registers, up to which no spills were measured
+NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
 MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all of them
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 MAX_WARPS = 32
@@ -201,9 +201,14 @@ def _is_busy(facts: Facts) -> bool:
     return facts.divergent or (facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS)
 
 
-def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:
+def spilled(facts: Facts, elements: int, chunks: int) -> int:
+    """Estimated words of a thread with `elements` elements that find no register."""
     most = MAX_REGISTERS if chunks == 1 else NOT_SPILLED
-    return registers_of(facts, count, chunks) <= most
+    return max(0, registers_of(facts, elements, chunks) - most)
+
+
+def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:
+    return not spilled(facts, count, chunks)
 
 
 def _stages(

@@ -36,6 +36,7 @@ ACCESS = 16  # bytes of the widest access of a thread
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
+COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
 HEAVY = cost_of("exp")  # instructions of a function, at least
 
 
@@ -121,8 +122,11 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
         elif isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
             light += wide * each * _extent(program, nest, deps[stmt.name])
-        elif isinstance(stmt, Reduce | PartialAccumulate):
+        elif isinstance(stmt, Reduce):
             light += _extent(program, nest, deps[stmt.value.name])
+        elif isinstance(stmt, PartialAccumulate):
+            each = COMPENSATED if stmt.compensated else 1
+            light += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, light, heavy)
 
 
@@ -143,12 +147,12 @@ def _access(
     index, item = stmt.index, buffer.dtype.itemsize
     elements = everywhere = _extent(program, nest, index.free_symbols)
     numel = max(1, program.hint(buffer.numel))
-    single = False
+    cut = False
     if isinstance(stmt, Load) and stmt.predicate is not None:
         elements = min(elements, max(numel, 1))  # each piece is read where it stands
         masked = nest.dependence()[stmt.predicate.name]
         everywhere = _extent(program, nest, index.free_symbols | masked)
-        single = axes[1].symbol in masked  # a piece may begin in the middle of an access
+        cut = axes[1].symbol in masked  # a piece may begin in the middle of an access
     sizes = tuple((axis.symbol, max(1, program.hint(axis.size))) for axis in axes)
     if not {symbol for symbol, _ in sizes} & index.free_symbols:
         return Access(buffer.name, item, SECTOR, elements * SECTOR, elements)
@@ -157,7 +161,9 @@ def _access(
     spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
     near = _sectors(index, sizes, tile, item)
     per_access, down = _per_access(index, sizes, item)
-    requests = everywhere / (1 if single else per_access)
+    # Where a piece lies in its own tensor tells where it begins: both are multiples of an access, or neither.
+    begins = cut and _offsets(index, sizes, (1, 1))[0] % per_access != 0
+    requests = everywhere / (1 if begins else per_access)
     both = {symbol for symbol, _ in sizes} <= index.free_symbols
     return Access(
         buffer.name,

@@ -1,8 +1,8 @@
 """What the fit of predicted times reads: the work of a subgraph's kernels, and microseconds that they took.
 
-The work is that of the regions as planned for an H200: of the corpus, of norms, and of GELU. The times are
-those of a file that `tools/duel.py` wrote, of the first table of docs/benchmark.md, and of the sweeps of
-`tools/tune.py`.
+The work is that of the regions as planned for an H200, of the corpus and of norms, and of many schedules of
+one region. The times are those of a file that `tools/duel.py` wrote, of the first table of docs/benchmark.md,
+and of the sweeps of `tools/tune.py`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from mixorder import pipeline
-from mixorder.ir.program import BufferRole
+from mixorder.ir.program import BufferRole, LoopProgram
 from mixorder.options import Options
 from mixorder.record import RegionRecord
 from mixorder.report import collect
 from mixorder.schedule import apart
 from mixorder.schedule.apart import Kernel
 from mixorder.schedule.device import H200
+from mixorder.schedule.cost import Traffic, workspace_bytes
 from mixorder.schedule.facts import facts_of
+from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
-from mixorder.schedule.predicted import Fused, fused_kernels
-from mixorder.strategies import STRATEGIES
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import STRATEGIES, Strategy
 
 from .compilers import looking
 from .corpus import Entry
 from .corpus import load as load_corpus
 from .duels import load
+from .schedules import Target as Measured
 from .schedules import read as read_sweeps
-from .targets import norm_step
+from .targets import case_targets, entry_targets, norm_step, norm_target
 
 
 class Seen(Exception):
@@ -47,7 +50,7 @@ class Seen(Exception):
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """A subgraph whose nodes are all in regions. `stock_us`, `ours_us`: measured; None if stock was not.
-    `ours`, `stock`: the kernels of each region."""
+    `ours`, `stock`: the kernels of each region. `weight`: in the mean error."""
 
     key: str
     kind: str
@@ -58,6 +61,7 @@ class Sample:
     ours_us: float
     ours: tuple[Fused, ...]
     stock: tuple[tuple[Kernel, ...], ...]
+    weight: float = 1.0
 
     def predicted(self, times: Times) -> tuple[float, float]:
         """Microseconds of Inductor's kernels, and of ours."""
@@ -98,13 +102,49 @@ def benchmarked(page: Path) -> Iterator[Sample]:
             yield _of_norm(norm, rows, cols, *times)
 
 
-def swept(sweeps: Path) -> Iterator[Sample]:
-    """GELU and the bias before it, by the best schedules of a file of `tools/tune.py`."""
-    for target in read_sweeps(sweeps).targets:
-        name, _, size = target.name.partition(" ")
-        if name.startswith("gelu"):
-            best = min(row.us for row in target.rows if row.us)
-            yield _of_norm(name, *map(int, size.split("x")), None, best)
+def swept(sweeps: Sequence[Path], corpus: Path) -> Iterator[Sample]:
+    """Schedules of the targets of files of `tools/tune.py`: the fastest ones, and some of the others. The
+    weights of a target's add up to 1, and fall with the square of the time."""
+    for target in (target for path in sweeps for target in read_sweeps(path).targets):
+        program = program_of(target, corpus)
+        ran = sorted((r for r in target.rows if r.us), key=lambda r: r.us or 0.0)
+        chosen = ran[:FASTEST] + ran[FASTEST::EVERY]
+        weights = [(chosen[0].us / row.us) ** 2 for row in chosen if row.us and chosen[0].us]
+        for strategy in STRATEGIES:
+            own = [(r, w) for r, w in zip(chosen, weights, strict=True) if r.strategy == strategy.name]
+            if not own:
+                continue
+            strategy.applies(program)
+            loops = strategy.transform(program)
+            for row, weight in own:
+                assert row.us is not None
+                kernels = (_scheduled(strategy, loops, row.schedule),)
+                name = frozenset({target.name})
+                rest = (target.name, None, row.us, kernels, (), weight / sum(weights))
+                yield Sample(target.name, "sweep", name, frozenset(), *rest)
+
+
+FASTEST, EVERY = 8, 6  # of a target's schedules
+
+
+def program_of(target: Measured, corpus: Path) -> LoopProgram:
+    """The merged program of a sweep's target, by its name."""
+    name, dtype = target.name, getattr(torch, target.dtype.removeprefix("torch."))
+    if name.startswith("entry "):
+        found = entry_targets(corpus, name.split()[1].strip(","))
+    elif ", region" in name:
+        found = case_targets(name.rpartition(", region")[0], dtype)
+    else:
+        kind, _, size = name.partition(" ")
+        found = [norm_target(kind, *map(int, size.split("x")), dtype)]
+    return next(one.program for one in found if one.name == name)
+
+
+def _scheduled(strategy: Strategy, loops: LoopProgram, schedule: Schedule) -> Fused:
+    placed = strategy.place(loops, schedule)
+    moved = Traffic(0, 0, workspace_bytes(placed, schedule.num_splits), 0, 0)
+    stretch = strategy.stretch(len(placed.role(BufferRole.WORKSPACE)))
+    return fused_kernels(placed, schedule, strategy.facts(loops), moved, stretch)
 
 
 def _of_norm(norm: str, rows: int, cols: int, stock_us: float | None, ours_us: float) -> Sample:

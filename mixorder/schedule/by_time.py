@@ -1,0 +1,50 @@
+"""A schedule near the rules' choice that is predicted to be faster. Nothing is timed here.
+
+The rules were fitted to norms of long rows. The prediction also sees what they do not look at: lanes beyond a
+row's end, the instructions of compensated sums, and programs that have a multiprocessor for themselves, with
+nothing to do while a reduction waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .facts import Facts
+from .persistent import MAX_STAGES, spilled
+from .schedule import Schedule
+from .space import Space
+
+GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
+ROUNDS = 6
+
+
+def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Schedule:
+    """The schedule that a search from the space's start ends at, with `us` as the predicted microseconds; the
+    start itself where that gains too little.
+
+    Only of programs that reduce along their rows, all of them in the same way: of others, what a thread
+    computes decides, and the prediction does not know enough of it.
+    """
+    if facts.levels == 0 or facts.divergent or facts.rereads or space.start.parts > 1:
+        return space.start
+    known: dict[Schedule, float] = {}
+
+    def time(schedule: Schedule) -> float:
+        if schedule not in known:
+            known[schedule] = us(schedule)
+        return known[schedule]
+
+    best = space.start
+    for _ in range(ROUNDS):
+        around = [s for s in space.near(best) if _can_run_well(s, facts)]
+        nearest = min([best, *around], key=time)
+        if nearest == best:
+            break
+        best = nearest
+    return best if time(best) < GAIN * time(space.start) else space.start
+
+
+def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
+    threads = 32 * schedule.tile.num_warps
+    elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
+    return not spilled(facts, elements, schedule.chunks) and schedule.tile.num_stages <= MAX_STAGES

@@ -1,0 +1,186 @@
+"""The kernels of a fused region as a prediction sees them, and their time.
+
+The main kernel's programs walk through their rows tile by tile. Its time is what takes longest of memory, L2,
+instructions, and a program's own chain: a tile waits for its loads, and each of its reductions for the one
+before. Other programs on the same multiprocessor run meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..ir.program import BufferRole, Load, LoopProgram
+from . import cooperative, persistent
+from .cost import Traffic
+from .device import H200, DeviceInfo
+from .facts import Facts
+from .kernel_time import Kind, Times, moving_us
+from .schedule import Schedule
+from .work import ACCESS, Work, accesses, computing, total
+
+MOST_REGISTERS = 255  # of a thread
+ASYNC_BYTES = 4  # of the narrowest load that is prefetched
+# Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
+# the other one, 32 threads with 4 elements each find what they read in 2 of them.
+BANK_CONFLICTS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
+    multiprocessor at once; `steps`: the tiles of a program, of `rows` rows; `levels`: dependent reductions
+    of a tile; `warps_of_row`; `ahead`: tiles that are loaded while one is computed with; `tile_bytes` of
+    loads; `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of
+    a tile between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of
+    the last kernel. Bytes of the workspace and of copied inputs."""
+
+    launches: int
+    work: Work
+    programs: int
+    warps: int
+    resident: int
+    steps: int
+    rows: int
+    levels: int
+    warps_of_row: int
+    ahead: int
+    tile_bytes: float
+    spilled: float
+    sums: int
+    exchanges: int
+    parts: int
+    depth: int
+    finalising: int
+    workspace: int
+    copied: int
+
+    def us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of all kernels."""
+        last = Work(self.workspace, self.workspace)
+        return (
+            times.start_us
+            + times.launch_us * (self.launches - 1)
+            + self.main_us(device, times)
+            + times.us(Kind.COLUMNS, last, device, self.finalising)
+            + (moving_us(2 * self.copied, device, times) if self.copied else 0.0)
+        )
+
+    def main_us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of the main kernel, without its launch."""
+        own, work = times.fused, self.work
+        slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
+        each = self.programs / device.num_sm
+        at_once, turns = self._turns(each)
+        busy = min(1.0, each) * device.num_sm
+        uneven = math.ceil(each / at_once) * at_once / each if each > 1 else 1.0
+        needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
+        starved = max(1.0, needed / max(1.0, at_once * self.tile_bytes * self.ahead))
+        hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
+        computed = (work.light + work.heavy / hidden) / (times.instructions_sm_us * busy)
+        parts = (
+            slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
+            work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
+            computed * (1 + own.uneven * (uneven - 1)),
+            work.requests / (times.requests_sm_us * busy),
+            turns * self.steps * self._step_us(times),
+            turns * self.steps * own.load_us / self.ahead,
+            own.spill_us * self.spilled / 1e6,
+            each * times.program_us,
+        )
+        tree = own.tree_us * self.sums * math.log2(self.rows * self.warps + 1)
+        return own.latency_us + times.joined(parts) + tree
+
+    def _turns(self, each: float) -> tuple[int, int]:
+        """Programs that run at once on a multiprocessor, and how often others take their place."""
+        return min(self.resident, math.ceil(each)), max(1, math.ceil(each / self.resident))
+
+    def _step_us(self, times: Times) -> float:
+        """Microseconds of a tile that nothing overlaps."""
+        own = times.fused
+        level = own.level_us + own.warps_us * math.log2(self.warps_of_row)
+        exchange = own.exchange_us / self.depth + own.parts_us * math.log2(self.parts)
+        return own.step_us + self.levels * level + self.exchanges * exchange
+
+
+def fused_kernels(
+    loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic, stretch: float
+) -> Fused:
+    """The kernels of a region, for a prediction. `stretch`: a factor on the time of the bytes."""
+    tile, shared = schedule.tile, schedule.parts > 1
+    programs = schedule.num_splits * schedule.parts * facts.batch
+    steps = math.ceil(facts.rows / (tile.xblock * schedule.num_splits))
+    threads = tile.num_warps * H200.warp_size
+    elements = max(1, tile.xblock * schedule.r0_block // threads)
+    needed, spilled = _registers(schedule, facts, elements)
+    given = min(needed, MOST_REGISTERS, H200.registers // threads)
+    spilled = max(spilled, needed - H200.registers // threads)
+    narrow = facts.cols * facts.item_bytes % ASYNC_BYTES != 0 and schedule.period == 1
+    cols = facts.cols / schedule.parts
+    return Fused(
+        2 + sum(b.fill is not None for b in loops.buffers) + moved.copies,
+        main_work(loops, schedule, facts, stretch),
+        programs,
+        tile.num_warps,
+        _resident(schedule, facts, given * threads),
+        steps,
+        tile.xblock,
+        facts.levels,
+        max(1, min(tile.num_warps, schedule.chunk // (H200.warp_size * min(elements, _access(facts))))),
+        1 if narrow else max(1, tile.num_stages - 1),
+        tile.xblock * cols * facts.load_bytes,
+        spilled * threads * steps * programs,
+        len(loops.role(BufferRole.WORKSPACE)),
+        facts.exchanges if shared else 0,
+        schedule.parts,
+        max(1, schedule.depth),
+        facts.batch * -(-facts.cols // schedule.final_block),
+        moved.workspace,
+        moved.copied,
+    )
+
+
+def _access(facts: Facts) -> int:
+    """Elements of a thread's widest access."""
+    return max(1, ACCESS // facts.item_bytes)
+
+
+def _registers(schedule: Schedule, facts: Facts, elements: int) -> tuple[int, int]:
+    """Estimated registers of a thread with so many elements, and words that find none."""
+    if schedule.parts > 1:
+        needed = int(cooperative.registers_of(facts, schedule.tile, schedule.r0_block, schedule.depth))
+        return needed, max(0, needed - cooperative.SPILLED_REGISTERS)
+    needed = persistent.registers_of(facts, elements, schedule.chunks)
+    return needed, persistent.spilled(facts, elements, schedule.chunks)
+
+
+def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:
+    """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
+    tile = schedule.tile
+    staged = tile.xblock * schedule.r0_block * max(facts.load_bytes, facts.staged_bytes)
+    limits = (
+        H200.registers // registers,
+        H200.max_threads // (tile.num_warps * H200.warp_size),
+        H200.shared_memory // max(1, staged * (tile.num_stages - 1)),
+    )
+    return max(1, min(limits))
+
+
+def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> Work:
+    """The work of the main kernel. Lanes beyond a row's end compute as well; `stretch` is on its bytes."""
+    nest = loops.nests[0]
+    tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
+    found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
+    moves = total(found)
+    turned = Work(0, 0, requests=BANK_CONFLICTS * sum(a.turned for a in found))
+    lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
+    arithmetic = computing(loops, nest, nest.body)
+    once = sum(  # loads of columns, once per program
+        schedule.r0_block * schedule.parts * loops.buffer(s.buffer).dtype.itemsize
+        for s in nest.preamble
+        if isinstance(s, Load)
+    )
+    programs = schedule.num_splits * facts.batch
+    workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
+    bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
+    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved
