@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,18 +79,29 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
 
 
 class Dump:
-    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty."""
+    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty.
+
+    Warns, and writes nothing more, where files cannot be written there: the compile goes on."""
 
     def __init__(self, directory: str) -> None:
-        self.root = None
-        if directory:
-            taken = (Path(directory) / f"graph{i}" for i in itertools.count())
-            self.root = next(path for path in taken if not path.exists())
+        self.directory = directory
+        self.root: Path | None = None
 
     def write(self, region: str, name: str, content: object) -> None:
-        if self.root is None:
+        if not self.directory:
             return
-        folder = self.root / region
-        folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(folder.iterdir()))
-        (folder / f"{number:02d}_{name}").write_text(f"{content}\n")
+        try:
+            folder = self._folder() / region
+            folder.mkdir(parents=True, exist_ok=True)
+            number = len(list(folder.iterdir()))
+            (folder / f"{number:02d}_{name}").write_text(f"{content}\n")
+        except OSError as error:
+            self.directory = ""
+            warnings.warn(f"mixorder_dump_dir (MIXORDER_DUMP): nothing is dumped. {error}", stacklevel=2)
+
+    def _folder(self) -> Path:
+        """That of the graph, new at the first call."""
+        if self.root is None:
+            taken = (Path(self.directory) / f"graph{i}" for i in itertools.count())
+            self.root = next(path for path in taken if not path.exists())
+        return self.root

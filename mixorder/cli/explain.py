@@ -16,6 +16,7 @@ from mixorder.cli import check, step
 from mixorder.cli.bench import NO_GPU
 from mixorder.cli.factory import HELP, add_factory, make
 from mixorder.cli.interpreted import interpret_triton
+from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.regions else 1
 
 
-def _check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, device: str) -> None:
+def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> None:
     """End with status 2 where --time or --check cannot be done; prepare Triton's interpreter for --check."""
     if (args.time or args.check) and (args.json or args.kernel is not None or args.graph is not None):
         parser.error("--json, --kernel and --graph print one thing: leave them out with --time and --check")
@@ -107,13 +108,8 @@ def _seen(graph: GraphRecord) -> None:
     print(f"  {graph.kind}: {found}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder explain",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m mixorder explain", DESCRIPTION, EPILOG)
     add_factory(parser)
     add = parser.add_argument
     device_help = "where the factory's tensors go (default: a GPU if there is one)"
