@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from .. import pipeline
-from ..errors import CannotExplain
+from ..errors import CannotExplain, MixorderError
 from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options, misspelt
@@ -71,6 +71,7 @@ def explain(
             torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs, graph_breaks = tuple(watch.graphs), watch.breaks.count()
+        notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
             norms_of(run, graphs, watch.calls, graph_breaks),
@@ -201,8 +202,9 @@ def _inspect(
 ) -> GraphRecord:
     """What mixorder makes of a graph, which stays as it is. `names`: of the forward's inputs."""
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
-    with frontend.faking(example_inputs), collect() as records:
+    failures: list[MixorderError] = []
+    with frontend.faking(example_inputs), collect(failures) as records:
         frontend.post_grad_passes(ours, is_inference=is_inference)
         found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)
-    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found)
+    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found, tuple(failures))
