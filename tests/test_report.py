@@ -274,15 +274,6 @@ def test_dump_of_a_declined_region_ends_with_the_reason(tmp_path: Path) -> None:
     assert "too-small" in files[-1].read_text()
 
 
-@pytest.mark.parametrize("name", ["file/below", "x" * 300])
-def test_a_directory_that_cannot_be_written_stops_no_fusion(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("no directory")
-    options = Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path / name)})
-    with pytest.warns(UserWarning, match="MIXORDER_DUMP.*nothing is dumped.*" + name[:9]) as warned:
-        assert len(run(graphs.pair_graph(), options)) == 1
-    assert len(warned) == 1
-
-
 def test_no_dump_without_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(graphs.pair_graph())
