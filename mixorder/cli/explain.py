@@ -52,13 +52,14 @@ def main(argv: Sequence[str]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
     _check_arguments(parser, args, device)
-    function, inputs, named = make(parser, args.factory, device)
     from mixorder.errors import CannotExplain
-    from mixorder.inspection.capture import explain
+    from mixorder.inspection.capture import check_versions, explain
 
     options = {} if args.min_numel is None else {"mixorder_min_numel": args.min_numel}
-    print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
     try:
+        check_versions()  # before a model is made, which may take long
+        function, inputs, named = make(parser, args.factory, device)
+        print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
         report = explain(function, options, True if args.dynamic else None, _seen)(*inputs, **named)
     except CannotExplain as error:
         parser.error(str(error))

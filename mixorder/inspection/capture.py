@@ -46,7 +46,7 @@ def explain(
     """See `mixorder.explain`. `seen` is called with the record of each graph as soon as there is one."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        _check_versions()
+        check_versions()
         run, settings = uncompiled(function), _checked(options)
         tensors = _tensors(run, args, kwargs)
         if no_data := has_no_data(tensors):
@@ -111,7 +111,8 @@ class _Watch:
     went_back: bool = False
 
 
-def _check_versions() -> None:
+def check_versions() -> None:
+    """Raise `CannotExplain` for a torch that is not supported, and where there is no triton."""
     if why := versions.unsupported():
         raise CannotExplain(why)
     try:

@@ -241,6 +241,12 @@ def test_a_bad_factory_is_told(monkeypatch: pytest.MonkeyPatch, name: str, messa
     assert status == 2 and message in err and err.count("\n") == 1
 
 
+def test_a_missing_triton_is_told_before_a_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    status, _, err = run(monkeypatch, "explain", "no_such_module:factory")
+    assert status == 2 and err.count("\n") == 1 and "triton is not installed" in err
+
+
 @NO_GPU
 @pytest.mark.parametrize("command", ["bench", "tune"])
 def test_what_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
