@@ -6,31 +6,33 @@ import contextlib
 import itertools
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .errors import Decline
+from .errors import Decline, MixorderError
 from .inductor.telemetry import count, trace_json
 from .record import RegionRecord, as_dict
 
-__all__ = ["Dump", "RegionRecord", "collect", "declined", "finished", "fused"]
+__all__ = ["Dump", "RegionRecord", "collect", "declined", "failed", "finished", "fused"]
 
 log = logging.getLogger("mixorder")
 
 
 # Not a context variable: autograd compiles a GPU's backward on a thread of its own.
-_collectors: list[list[RegionRecord | Decline]] = []
+_collectors: list[tuple[list[RegionRecord | Decline], list[MixorderError]]] = []
 
 
 @contextlib.contextmanager
-def collect() -> Iterator[list[RegionRecord | Decline]]:
-    """Collect a record of every region fused, and every decline, while the context is open, on any thread."""
+def collect(failures: list[MixorderError] | None = None) -> Iterator[list[RegionRecord | Decline]]:
+    """Collect a record of every region fused, and every decline, while the context is open, on any thread.
+    Bugs that did not end the pass are added to `failures`."""
     records: list[RegionRecord | Decline] = []
-    _collectors.append(records)
+    _collectors.append((records, [] if failures is None else failures))
     try:
         yield records
     finally:
-        _collectors[:] = [other for other in _collectors if other is not records]
+        _collectors[:] = [other for other in _collectors if other[0] is not records]
 
 
 def fused(record: RegionRecord) -> None:
@@ -46,7 +48,7 @@ def fused(record: RegionRecord) -> None:
         record.pass_ms,
         ", ".join(k.name for k in record.kernels),
     )
-    for records in list(_collectors):
+    for records, _ in list(_collectors):
         records.append(record)
 
 
@@ -55,15 +57,21 @@ def given_back(regions: Sequence[RegionRecord]) -> None:
     count("fused_regions", -len(regions))
     count("given_back_regions", len(regions))
     log.info("given back: %s", ", ".join(region.name for region in regions))
-    for records in list(_collectors):
+    for records, _ in list(_collectors):
         records[:] = [record for record in records if not any(record is region for region in regions)]
 
 
 def declined(decline: Decline) -> None:
     count(f"declined:{decline.reason.value}")
     log.info("not fused: %s. %s", decline, decline.reason.explanation)
-    for records in list(_collectors):
+    for records, _ in list(_collectors):
         records.append(decline)
+
+
+def failed(error: MixorderError) -> None:
+    """A pair was left to Inductor because of a bug."""
+    for _, failures in list(_collectors):
+        failures.append(error)
 
 
 def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
@@ -78,18 +86,29 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
 
 
 class Dump:
-    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty."""
+    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty.
+
+    Warns, and writes nothing more, where files cannot be written there: the compile goes on."""
 
     def __init__(self, directory: str) -> None:
-        self.root = None
-        if directory:
-            taken = (Path(directory) / f"graph{i}" for i in itertools.count())
-            self.root = next(path for path in taken if not path.exists())
+        self.directory = directory
+        self.root: Path | None = None
 
     def write(self, region: str, name: str, content: object) -> None:
-        if self.root is None:
+        if not self.directory:
             return
-        folder = self.root / region
-        folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(folder.iterdir()))
-        (folder / f"{number:02d}_{name}").write_text(f"{content}\n")
+        try:
+            folder = self._folder() / region
+            folder.mkdir(parents=True, exist_ok=True)
+            number = len(list(folder.iterdir()))
+            (folder / f"{number:02d}_{name}").write_text(f"{content}\n")
+        except OSError as error:
+            self.directory = ""
+            warnings.warn(f"mixorder_dump_dir (MIXORDER_DUMP): nothing is dumped. {error}", stacklevel=2)
+
+    def _folder(self) -> Path:
+        """That of the graph, new at the first call."""
+        if self.root is None:
+            taken = (Path(self.directory) / f"graph{i}" for i in itertools.count())
+            self.root = next(path for path in taken if not path.exists())
+        return self.root

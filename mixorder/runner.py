@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from .errors import Decline, MixorderError
 from .ir.verify import Form, verify
 from .options import Options
-from .report import Dump
+from .report import Dump, failed
 
 T = TypeVar("T")
 
@@ -62,6 +62,7 @@ class Runner:
         """Warn of a bug, once per message; raise it in strict mode."""
         if self.options.strict:
             raise error
+        failed(error)
         warn_once(str(error))
 
     @property

@@ -92,6 +92,8 @@ def test_a_misspelt_option_is_told_before_torchs_list() -> None:
         "mixorder_splt_size": "mixorder_split_size",
         "mixorder-stict": "mixorder_strict",
         "mixorder_q": "",
+        "mixordr": "mixorder",
+        "mix_order_strict": "mixorder_strict",
     }
     done = subprocess.run([sys.executable, "-c", code, *meant], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -208,16 +209,18 @@ def complex_numbers(x: Any, dy: Any) -> Any:
     return (x * dy).sum(1), (x * dy).sum(0)
 
 
+@pytest.mark.parametrize("name", ["file", "x" * 300])
 @pytest.mark.parametrize("declined", [False, True])
-def test_an_unwritable_dump_directory_does_not_break_the_compile(tmp_path: Path, declined: bool) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
+def test_an_unwritable_dump_directory_stops_no_fusion(tmp_path: Path, declined: bool, name: str) -> None:
+    (tmp_path / "file").write_text("")
     graph = traced(complex_numbers, *[((512, 256), torch.complex64)] * 2) if declined else graphs.pair_graph()
     counters["mixorder"].clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipeline.run(graph, Options(**{**vars(LENIENT), "dump_dir": str(blocked)}))
+    with pytest.warns(UserWarning) as warned:
+        fused = pipeline.run(graph, Options(**{**vars(LENIENT), "dump_dir": str(tmp_path / name)}))
+    (message,) = (str(w.message) for w in warned if "mixorder" in str(w.message))
+    assert re.match(f"mixorder_dump_dir .*: nothing is dumped.*{name}", message)
     graph.lint()
+    assert len(fused) == (not declined)
     assert (counters["mixorder"]["declined:unsupported-dtype"] > 0) == declined
 
 

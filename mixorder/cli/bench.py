@@ -5,7 +5,6 @@ Exit status: 0; 1 if the gradients differ; 2 on bad arguments or without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.factory import HELP, Example, add_factory, make
+from mixorder.cli.parser import Parser
 from mixorder.cli.progress import progress
 from mixorder.cli.values import at_least
 
@@ -189,13 +189,8 @@ def judged(ways: Sequence[Way]) -> int:
     return int(bool(off))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder bench",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m mixorder bench", DESCRIPTION, EPILOG)
     add_factory(parser)
     parser.add_argument("--steps", type=at_least(1), default=30, help="timed steps (default: %(default)s)")
     parser.add_argument("--autotune", action="store_true", help="also with mixorder_autotune")

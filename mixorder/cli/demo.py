@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mixorder.cli.interpreted import interpret_triton
+from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least
 
 if TYPE_CHECKING:
@@ -103,13 +104,8 @@ def main(argv: Sequence[str]) -> int:
 # Arguments and set-up.
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m mixorder", DESCRIPTION, EPILOG)
     add = parser.add_argument
     norm_help = "LayerNorm, RMSNorm, or Hugging Face style RMSNorm (default: %(default)s)"
     add("--norm", choices=("layer", "rms", "hf"), default="layer", help=norm_help)
@@ -125,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choose_device(parser: argparse.ArgumentParser, device: str) -> bool:
+def _choose_device(parser: Parser, device: str) -> bool:
     """Whether to run on a GPU."""
     import torch
 

@@ -5,7 +5,6 @@ Exit status: 0 if nothing has failed, 1 otherwise.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from mixorder.cli.parser import Parser
 from mixorder.cli.progress import progress
 from mixorder.cli.values import new_file
 from mixorder.inductor import versions
@@ -52,11 +52,7 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder doctor",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m mixorder doctor", DESCRIPTION)
     report_help = "write what is found to a file to send along: without paths, names or code of yours"
     parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
     args = parser.parse_args(argv)

@@ -16,6 +16,7 @@ from mixorder.cli import check, step
 from mixorder.cli.bench import NO_GPU
 from mixorder.cli.factory import HELP, add_factory, make
 from mixorder.cli.interpreted import interpret_triton
+from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ def main(argv: Sequence[str]) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
     _check_arguments(parser, args, device)
-    function, inputs, named = make(parser, args.factory, device)
     from mixorder.errors import CannotExplain
-    from mixorder.inspection.capture import explain
+    from mixorder.inspection.capture import check_versions, explain
 
     options = {} if args.min_numel is None else {"mixorder_min_numel": args.min_numel}
-    print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
     try:
+        check_versions()  # before a model is made, which may take long
+        function, inputs, named = make(parser, args.factory, device)
+        print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
         report = explain(function, options, True if args.dynamic else None, _seen)(*inputs, **named)
     except CannotExplain as error:
         parser.error(str(error))
@@ -86,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.regions else 1
 
 
-def _check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, device: str) -> None:
+def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> None:
     """End with status 2 where --time or --check cannot be done; prepare Triton's interpreter for --check."""
     if (args.time or args.check) and (args.json or args.kernel is not None or args.graph is not None):
         parser.error("--json, --kernel and --graph print one thing: leave them out with --time and --check")
@@ -107,13 +109,8 @@ def _seen(graph: GraphRecord) -> None:
     print(f"  {graph.kind}: {found}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder explain",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m mixorder explain", DESCRIPTION, EPILOG)
     add_factory(parser)
     add = parser.add_argument
     device_help = "where the factory's tensors go (default: a GPU if there is one)"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from mixorder.cli.parser import Parser
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +28,12 @@ Example = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A model, and its positional and keyword arguments."""
 
 
-def add_factory(parser: argparse.ArgumentParser) -> None:
+def add_factory(parser: Parser) -> None:
     """The argument that names the factory."""
     parser.add_argument("factory", metavar="package.module:factory", help="gives a model and its inputs")
 
 
-def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
+def make(parser: Parser, name: str, device: str) -> Example:
     """The model and its inputs on a device; ends with status 2 if the name is not that of a factory."""
     import torch
 
@@ -58,7 +59,9 @@ def make(parser: argparse.ArgumentParser, name: str, device: str) -> Example:
         made = factory()
     function, *inputs = made if isinstance(made, (tuple, list)) else (made,)
     if not callable(function):
-        parser.error(f"{name} gave a {type(function).__name__}; it must give a model, then its inputs")
+        parser.error(
+            f"{name} gave a value of type {type(function).__name__}; it must give a model, then its inputs"
+        )
     named = dict(inputs.pop()) if inputs and isinstance(inputs[-1], Mapping) else {}
     return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
 
+from mixorder.cli.parser import Parser
 
-def interpret_triton(parser: argparse.ArgumentParser) -> None:
+
+def interpret_triton(parser: Parser) -> None:
     """Switch Triton to its interpreter. Triton reads the variable while it is imported."""
     for name in ("triton", "numpy"):
         if importlib.util.find_spec(name) is None:

@@ -6,12 +6,12 @@ Exit status: 0; 1 where nothing was tuned; 2 on bad arguments or without a GPU.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mixorder.cli.bench import NO_GPU, Stepper
 from mixorder.cli.factory import HELP, add_factory, make
+from mixorder.cli.parser import Parser
 
 if TYPE_CHECKING:
     from mixorder.record import RegionRecord
@@ -24,12 +24,7 @@ compile with {"mixorder": True, "mixorder_autotune": True} takes it from there a
 
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mixorder tune",
-        description=DESCRIPTION,
-        epilog=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m mixorder tune", DESCRIPTION, HELP)
     add_factory(parser)
     args = parser.parse_args(argv)
     import torch

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from .. import pipeline
-from ..errors import CannotExplain
+from ..errors import CannotExplain, MixorderError
 from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options, misspelt
@@ -46,7 +46,7 @@ def explain(
     """See `mixorder.explain`. `seen` is called with the record of each graph as soon as there is one."""
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        _check_versions()
+        check_versions()
         run, settings = uncompiled(function), _checked(options)
         tensors = _tensors(run, args, kwargs)
         if no_data := has_no_data(tensors):
@@ -71,6 +71,7 @@ def explain(
             torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs, graph_breaks = tuple(watch.graphs), watch.breaks.count()
+        notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
             norms_of(run, graphs, watch.calls, graph_breaks),
@@ -110,7 +111,8 @@ class _Watch:
     went_back: bool = False
 
 
-def _check_versions() -> None:
+def check_versions() -> None:
+    """Raise `CannotExplain` for a torch that is not supported, and where there is no triton."""
     if why := versions.unsupported():
         raise CannotExplain(why)
     try:
@@ -201,8 +203,9 @@ def _inspect(
 ) -> GraphRecord:
     """What mixorder makes of a graph, which stays as it is. `names`: of the forward's inputs."""
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
-    with frontend.faking(example_inputs), collect() as records:
+    failures: list[MixorderError] = []
+    with frontend.faking(example_inputs), collect(failures) as records:
         frontend.post_grad_passes(ours, is_inference=is_inference)
         found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)
-    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found)
+    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found, tuple(failures))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from ..errors import Decline
+from ..errors import Decline, MixorderError
 from ..record import RegionRecord, as_dict
 from ..schedule.device import DeviceInfo
 
@@ -14,12 +14,14 @@ from ..schedule.device import DeviceInfo
 @dataclasses.dataclass(frozen=True)
 class GraphRecord:
     """One graph that Inductor would compile: `forward` or `backward`, its number of nodes, and what the pass
-    made of it, in order. `gradients`: names of nodes that are gradients, and of what: `norm.weight`."""
+    made of it, in order. `gradients`: names of nodes that are gradients, and of what: `norm.weight`.
+    `failures`: the bugs of mixorder that kept it from fusing a pair."""
 
     kind: str
     num_nodes: int
     records: tuple[RegionRecord | Decline, ...]
     gradients: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    failures: tuple[MixorderError, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

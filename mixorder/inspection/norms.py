@@ -19,6 +19,7 @@ def norms_of(
     records = [record for graph in graphs for record in graph.records]
     fused: set[str] = set()
     declined: dict[str, str] = {}
+    none = _FAILED if any(graph.failures for graph in graphs) else _NO_PAIR
     for record in records:
         paths = [path for path, _ in record.provenance.modules] if record.provenance else []
         if isinstance(record, Decline):
@@ -34,7 +35,7 @@ def norms_of(
             return _OVER_ROWS  # the pair that was declined has another module's row-wise reduction
         if path not in declined and path not in calls.found and (calls.found or not graphs):
             return _NOT_RUN_BREAKS if graph_breaks else _NOT_RUN
-        return declined.get(path) or _why_none(module, calls.found.get(path))
+        return declined.get(path) or _why_none(module, calls.found.get(path)) or none
 
     return tuple(
         Norm(path, type(module).__name__, reason(path, module))
@@ -47,6 +48,8 @@ _NOT_RUN = "it did not run with these inputs"
 _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 
+_NO_PAIR = "no pair of reductions in its backward"
+_FAILED = "mixorder failed on a pair, which may be its own (see the note)"
 _OVER_ROWS = "its statistics are over rows: there is no inner reduction"
 
 
@@ -55,7 +58,7 @@ def _is_over_rows(module: nn.Module) -> bool:
 
 
 def _why_none(module: nn.Module, called: Called | None) -> str:
-    """Why the backward of a norm that ran has no pair, as its module and its calls tell."""
+    """Why the backward of a norm that ran has no pair, if its module or its calls tell; else empty."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
         return "no weight or bias that trains, so nothing is reduced over rows"
     if called and not called.output_needs:
@@ -66,4 +69,4 @@ def _why_none(module: nn.Module, called: Called | None) -> str:
         return "its input needs no gradient, so nothing is reduced over columns"
     if called and not called.has_backward:
         return "no gradient reaches it: the result is detached from it, or has no gradient"
-    return "no pair of reductions in its backward"
+    return ""

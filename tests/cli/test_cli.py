@@ -183,7 +183,7 @@ def test_bad_values_are_told_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
 ) -> None:
     status, _, err = run(monkeypatch, "explain", "no_such_module:factory", *args)
-    assert status == 2 and message in err
+    assert status == 2 and err == f"python -m mixorder explain: error: {message}\n"
 
 
 def test_no_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,12 +233,18 @@ def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None
         (f"{HERE.replace('.', '/')}.py:factory", f"(leave out .py: {HERE}:factory)"),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is a str, not a function that makes a model"),
-        (f"{HERE}:not_a_model", "gave a int; it must give a model, then its inputs"),
+        (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
     ],
 )
 def test_a_bad_factory_is_told(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
     status, _, err = run(monkeypatch, "explain", name, "--device", "cpu")
-    assert status == 2 and message in err
+    assert status == 2 and message in err and err.count("\n") == 1
+
+
+def test_a_missing_triton_is_told_before_a_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    status, _, err = run(monkeypatch, "explain", "no_such_module:factory")
+    assert status == 2 and err.count("\n") == 1 and "triton is not installed" in err
 
 
 @NO_GPU

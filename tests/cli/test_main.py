@@ -90,7 +90,7 @@ def test_a_decline_is_shown_and_nothing_fused_fails() -> None:
 def test_bad_arguments(args: list[str], message: str) -> None:
     done = demo(*args)
     assert done.returncode == 2
-    assert message in done.stderr and "usage: python -m mixorder" in done.stderr
+    assert done.stderr.startswith(f"python -m mixorder: error: {message}") and done.stderr.count("\n") == 1
 
 
 def test_cuda_without_a_gpu_is_refused() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -343,8 +344,10 @@ def test_a_branch_on_a_value_is_a_graph_break_and_impossible_without_data() -> N
     assert found.graph_breaks == 1 and len(found.graphs) == 4 and len(found.regions) == 1
     with torch.device("meta"):
         model, x = Branch(), torch.randn(300, 32, requires_grad=True)
-    with pytest.raises(CannotExplain, match=r"value of a tensor at .*test_explain.py:\d+, .* on the CPU"):
+    told = r"value of a tensor at .*test_explain.py:\d+, .* on the CPU"
+    with pytest.raises(CannotExplain, match=told) as raised:
         mixorder.explain(model)(x)
+    assert len(traceback.format_exception(raised.value)) < 15
 
 
 def test_a_training_step_runs_its_own_backward() -> None:
@@ -365,6 +368,23 @@ def test_a_training_step_runs_its_own_backward() -> None:
     assert found.notes == ("it runs a backward itself, which is the one that was looked at",)
     assert model[0].weight.grad is None and torch.equal(model[1].weight.grad, torch.full((32,), 3.0))
     assert any("writes to its parameters" in n for n in mixorder.explain(step)(x, True).notes)
+
+
+def test_a_bug_is_not_told_as_a_reason_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("mixorder.pipeline.check_time", broken)
+    with pytest.warns(UserWarning, match="mixorder failed in stage 'gate'"):
+        found = mixorder.explain(Block(32), options={"mixorder_min_numel": 0, "mixorder_strict": False})(
+            torch.randn(300, 32, requires_grad=True)
+        )
+    (note,) = found.notes
+    failed = "mixorder failed in stage 'gate' on region0: ZeroDivisionError: a bug"
+    assert note == f"not fused because of a bug: {failed}" and note in str(found)
+    assert [norm.reason for norm in found.norms] == [
+        "mixorder failed on a pair, which may be its own (see the note)"
+    ]
 
 
 def test_without_triton_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
