@@ -15,7 +15,7 @@ from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
 from .fused import fused_kernels
-from .kernel_time import TIMES, Times, moving_us
+from .kernel_time import TIMES, Times
 from .schedule import Schedule
 
 # H200, torch 2.11, 2026-11-20: the limit's time against its bytes, by least squares over the 42 norms of

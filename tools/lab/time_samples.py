@@ -26,8 +26,8 @@ from mixorder.record import RegionRecord
 from mixorder.report import collect
 from mixorder.schedule import apart
 from mixorder.schedule.apart import Kernel
-from mixorder.schedule.device import H200
 from mixorder.schedule.cost import Traffic, workspace_bytes
+from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
