@@ -33,7 +33,7 @@ class FusedTimes:
     """Of mixorder's main kernel (`fused.Fused`). `share`: of the memory's rate that it reaches.
     `in_flight_us`: how long the bytes of a load are under way. `full_warps`: per multiprocessor, to reach the
     rate of instructions with functions. `uneven`: how much of the last turn of programs is lost where not all
-    have one. Microseconds that a program takes for a tile, one after the other: `step_us`; `level_us` for each
+    have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
     dependent reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange
     between programs, `parts_us` for each doubling of these; `load_us` for its loads, without prefetching.
     `spill_us`: of a million words that find no register. `tree_us`: of a sum over a program's rows at its

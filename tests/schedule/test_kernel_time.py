@@ -20,10 +20,7 @@ ROUND = dataclasses.replace(
     l2_mb_us=10.0,
     instructions_sm_us=1000.0,
     requests_sm_us=100.0,
-    full_warps=16.0,
-    step_us=0.5,
     program_us=0.0,
-    wave_us=5.0,
     sharpness=1000.0,  # the largest alone
     share={kind.value: 1.0 for kind in Kind} | {"looped": 0.5},
     latency_us={kind.value: 0.0 for kind in Kind} | {"mixed": 3.0},
@@ -32,7 +29,7 @@ SM = H200.num_sm
 MB = 1e6
 
 
-def us(work: Work, kind: Kind = Kind.FUSED, times: Times = ROUND, **how: float) -> float:
+def us(work: Work, kind: Kind = Kind.POINTWISE, times: Times = ROUND, **how: float) -> float:
     return times.us(kind, work, H200, **how)
 
 
@@ -55,8 +52,8 @@ def test_the_longest_part_decides(work: Work, expected: float) -> None:
 def test_lesser_parts_add_to_the_longest() -> None:
     """By as much as `sharpness` says: at 1 parts follow each other."""
     work = Work(100 * MB, 100 * MB, SM * 5000)
-    after_each_other = us(work, times=dataclasses.replace(ROUND, sharpness=1.0, step_us=0.0))
-    between = us(work, times=dataclasses.replace(ROUND, sharpness=2.0, step_us=0.0))
+    after_each_other = us(work, times=dataclasses.replace(ROUND, sharpness=1.0))
+    between = us(work, times=dataclasses.replace(ROUND, sharpness=2.0))
     assert us(work) < between < after_each_other
     assert after_each_other == pytest.approx(25 + 10 + 5, rel=1e-2)
     assert between == pytest.approx(math.hypot(25, 10, 5), rel=1e-2)
@@ -80,19 +77,6 @@ def test_few_programs_leave_multiprocessors_idle() -> None:
     assert us(moving, programs=SM / 2) == us(moving)
 
 
-def test_functions_need_warps_to_overlap() -> None:
-    """A multiprocessor with 4 of the 16 warps that it takes computes functions a quarter as fast."""
-    heavy, light = Work(0, 0, heavy=SM * 7000), Work(0, 0, light=SM * 7000)
-    assert us(heavy, programs=SM, warps=4) == pytest.approx(28, rel=1e-2)
-    assert us(heavy, programs=4 * SM, warps=4) == pytest.approx(7, rel=1e-2)
-    assert us(light, programs=SM, warps=4) == pytest.approx(7, rel=1e-2)
-
-
-def test_a_program_that_waits_for_each_of_its_tiles() -> None:
-    assert us(Work(MB, MB), steps=60) == pytest.approx(30, rel=1e-2)
-    assert us(Work(MB, MB), steps=60, waves=2) == pytest.approx(30 + 10, rel=1e-2)
-
-
 def test_each_program_has_to_start() -> None:
     times = dataclasses.replace(ROUND, program_us=0.25)
     assert us(Work(MB, MB), times=times, programs=200 * SM) == pytest.approx(50, rel=1e-2)
@@ -103,9 +87,9 @@ def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:
     half = dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2)
     unknown = dataclasses.replace(H200, name="another", bandwidth=0.0)
     moving, computing = Work(100 * MB, 0), Work(0, 0, light=SM * 7000)
-    assert ROUND.us(Kind.FUSED, moving, half) == pytest.approx(50, rel=1e-2)
-    assert ROUND.us(Kind.FUSED, moving, unknown) == us(moving)
-    assert ROUND.us(Kind.FUSED, computing, half) == us(computing)
+    assert ROUND.us(Kind.POINTWISE, moving, half) == pytest.approx(50, rel=1e-2)
+    assert ROUND.us(Kind.POINTWISE, moving, unknown) == us(moving)
+    assert ROUND.us(Kind.POINTWISE, computing, half) == us(computing)
 
 
 def test_the_fitted_numbers_are_those_of_a_gpu(tmp_path: Path) -> None:
@@ -113,7 +97,6 @@ def test_the_fitted_numbers_are_those_of_a_gpu(tmp_path: Path) -> None:
     assert set(TIMES.share) == set(TIMES.latency_us) == {kind.value for kind in Kind}
     assert 0.75 * H200.bandwidth < TIMES.memory_mb_us * 1e12 < 1.1 * H200.bandwidth
     assert TIMES.l2_mb_us > TIMES.memory_mb_us
-    assert TIMES.narrow > 1
     path = tmp_path / "fitted.json"
     path.write_text(json.dumps({"times": dataclasses.asdict(ROUND)}))
     assert read(path) == ROUND

@@ -74,17 +74,19 @@ def test_what_lies_along_the_rows_is_turned() -> None:
     assert {a.turned for a in vectors.values()} == {0}
 
 
-def test_a_piece_is_asked_for_everywhere_element_by_element() -> None:
-    """Each piece of a concatenation is read where it stands, by a load that is in the way elsewhere too."""
+@pytest.mark.parametrize(("boundary", "each"), [(100, 4), (99, 1)])
+def test_a_piece_is_asked_for_everywhere(boundary: int, each: int) -> None:
+    """Each piece of a concatenation is read where it stands, by a load that is in the way elsewhere too: in
+    whole accesses where the piece begins at one."""
 
     def pieces(a: Any, b: Any, dy: Any) -> Any:
         return pair(torch.cat([a, b], 1), dy)
 
-    found = inner(pieces, ((ROWS, 100), f32), ((ROWS, COLS - 100), f32), FULL)
+    found = inner(pieces, ((ROWS, boundary), f32), ((ROWS, COLS - boundary), f32), FULL)
     first, second = sorted((a for a in found.values() if a.touched < 4 * N), key=lambda a: a.touched)
-    assert (first.touched, second.touched) == (4 * ROWS * 100, 4 * ROWS * (COLS - 100))
-    assert first.requests == second.requests == N
-    assert first.light == ADDRESS * N
+    assert (first.touched, second.touched) == (4 * ROWS * boundary, 4 * ROWS * (COLS - boundary))
+    assert second.requests == N / each
+    assert second.light == ADDRESS * N / each
 
 
 @pytest.mark.parametrize("tile", [A_ROW, A_SQUARE])

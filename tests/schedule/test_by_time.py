@@ -1,0 +1,58 @@
+"""The search for a faster schedule, with made-up times."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mixorder.schedule import by_time, persistent
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import Facts
+from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.schedule import Schedule
+
+NORM = Facts(rows=12544, cols=384, load_bytes=6, held_words=10, staged_bytes=6, instructions=11)
+
+
+def improved(facts: Facts, us: dict[str, float] | None = None) -> tuple[Schedule, Schedule]:
+    """The rules' choice, and the search's, if fewer warps are faster by a factor for each halving."""
+    start = persistent.choose(facts, H200)
+    factor = (us or {}).get("warps", 1.0)
+    space = PersistentSpace(facts, H200, start)
+    return start, by_time.improved(space, facts, lambda s: 100.0 * factor ** s.tile.num_warps.bit_length())
+
+
+def test_what_is_predicted_to_be_faster_is_taken() -> None:
+    start, found = improved(NORM, {"warps": 1.3})
+    assert found.tile.num_warps < start.tile.num_warps
+    assert found in PersistentSpace(NORM, H200, start).near(found) or found != start
+
+
+def test_a_small_gain_changes_nothing() -> None:
+    start, found = improved(NORM, {"warps": 1.01})
+    assert found == start
+    assert improved(NORM)[1] == start
+
+
+@pytest.mark.parametrize("change", [{"levels": 0}, {"divergent": True}, {"rereads": 2}])
+def test_programs_of_which_the_prediction_knows_too_little(change: dict[str, int]) -> None:
+    start, found = improved(dataclasses.replace(NORM, **change), {"warps": 1.3})
+    assert found == start
+
+
+def test_nothing_that_spills_and_no_more_stages_than_the_rules_have() -> None:
+    start = persistent.choose(NORM, H200)
+    space = PersistentSpace(NORM, H200, start)
+    tried: list[Schedule] = []
+
+    def us(schedule: Schedule) -> float:
+        tried.append(schedule)
+        return 100.0 / schedule.tile.xblock / schedule.tile.num_stages
+
+    by_time.improved(space, NORM, us)
+    assert len(tried) > 10
+    for schedule in tried[1:]:
+        elements = max(1, schedule.tile.xblock * schedule.r0_block // (32 * schedule.tile.num_warps))
+        assert not persistent.spilled(NORM, elements, schedule.chunks)
+        assert schedule.tile.num_stages <= persistent.MAX_STAGES

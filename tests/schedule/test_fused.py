@@ -1,0 +1,121 @@
+"""The time of a fused region's kernels, from made-up kernels and from schedules of a norm."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import graphs
+import pytest
+from graphs import f32
+
+from mixorder import pipeline
+from mixorder.options import Options
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.fused import Fused, fused_kernels
+from mixorder.schedule.kernel_time import TIMES
+from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.work import Work
+
+SM = H200.num_sm
+KERNELS = Fused(
+    launches=2,
+    work=Work(1e8, 1e8, requests=1e6),
+    programs=4 * SM,
+    warps=4,
+    resident=4,
+    steps=10,
+    rows=4,
+    levels=1,
+    warps_of_row=1,
+    ahead=3,
+    tile_bytes=8192.0,
+    spilled=0.0,
+    sums=2,
+    exchanges=0,
+    parts=1,
+    depth=1,
+    finalising=256,
+    workspace=1000,
+    copied=0,
+)
+
+
+def us(**changes: float) -> float:
+    return dataclasses.replace(KERNELS, **changes).us(H200, TIMES)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"work": Work(2e8, 1e8, requests=1e6)},
+        {"work": Work(1e8, 1e8, light=4e9, requests=1e6)},
+        {"steps": 1000},
+        {"steps": 200, "levels": 8},
+        {"steps": 200, "ahead": 1},
+        {"tile_bytes": 512.0},  # too little under way to hide memory's latency
+        {"spilled": 1e9},
+        {"sums": 8},
+        {"rows": 64, "warps": 8},  # sums over more rows at a program's end
+        {"resident": 1, "steps": 100},  # programs take turns
+        {"exchanges": 2, "steps": 500, "parts": 8},
+        {"finalising": 10**6},
+        {"workspace": 10**8},
+        {"copied": 10**8},
+    ],
+)
+def test_what_takes_longer(changes: dict[str, float]) -> None:
+    assert us(**changes) > 1.05 * us()
+
+
+def test_functions_need_warps_to_overlap() -> None:
+    heavy = Work(1e6, 1e6, heavy=1e9)
+    assert us(work=heavy, programs=SM, warps=1) > 1.5 * us(work=heavy, programs=4 * SM, warps=1)
+
+
+def test_a_last_turn_of_few_programs_is_not_free() -> None:
+    """5 programs take two turns of 4 as 8 do."""
+    busy = Work(1e6, 1e6, light=1e10)
+    assert us(work=busy, programs=5 * SM) > 1.2 * us(work=busy, programs=4 * SM)
+
+
+def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
+    shared = {"exchanges": 2, "steps": 500, "parts": 8}
+    assert us(**shared, depth=3) < 0.8 * us(**shared)
+
+
+def kernels(schedule: Schedule, record: RegionRecord) -> Fused:
+    return fused_kernels(record.loops, schedule, facts_of(record.loops), record.traffic, 1.0)
+
+
+@pytest.fixture(scope="module")
+def norm() -> RegionRecord:
+    with collect() as records:
+        pipeline.run(
+            graphs.layer_norm_backward(12544, 384, f32), Options(enabled=True, interpret=True, min_numel=0)
+        )
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    return record
+
+
+def test_tiles_that_do_not_fit_the_registers_spill(norm: RegionRecord) -> None:
+    tile = norm.schedule.tile
+    crowded = dataclasses.replace(norm.schedule, tile=dataclasses.replace(tile, xblock=16 * tile.xblock))
+    assert kernels(norm.schedule, norm).spilled == 0 < kernels(crowded, norm).spilled
+
+
+def test_the_programs_of_a_multiprocessor(norm: RegionRecord) -> None:
+    """By registers, and by shared memory for the tiles that are loaded ahead."""
+    few = dataclasses.replace(norm.schedule, tile=Tile(1, 1, 2), chunks=3, r0_block=384)
+    many = dataclasses.replace(few, tile=Tile(1, 1, 6))
+    large = dataclasses.replace(few, tile=Tile(8, 8, 5))
+    assert kernels(few, norm).resident >= kernels(many, norm).resident > kernels(large, norm).resident
+
+
+def test_a_norm_of_384_columns_has_small_programs(norm: RegionRecord) -> None:
+    """H200, three compensated sums of 12544x384: programs of 8 warps 30.4 us, of 1 or 2 warps 22 to 25 us."""
+    assert norm.schedule.tile.num_warps <= 4 and norm.schedule.num_splits > SM
+    whole = dataclasses.replace(norm.schedule, tile=Tile(8, 8, 5), r0_block=512, chunks=1, num_splits=SM)
+    assert kernels(norm.schedule, norm).us(H200, TIMES) < 0.92 * kernels(whole, norm).us(H200, TIMES)
