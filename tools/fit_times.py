@@ -50,6 +50,7 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "exchange_us": (0.01, 4.0),
     "parts_us": (0.001, 0.5),
     "load_us": (0.3, 3.0),
+    "narrow": (0.05, 1.5),
     "spill_us": (0.005, 2.0),
     "tree_us": (0.02, 1.2),
 }

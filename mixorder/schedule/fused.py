@@ -31,7 +31,7 @@ class Fused:
     """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
     multiprocessor at once; `steps`: the tiles of a program, of `rows` rows; `levels`: dependent reductions
     of a tile; `warps_of_row`; `ahead`: tiles that are loaded while one is computed with; `tile_bytes` of
-    loads; `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of
+    loads, `width` bytes at a time; `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of
     a tile between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of
     the last kernel. Bytes of the workspace and of copied inputs."""
 
@@ -46,6 +46,7 @@ class Fused:
     warps_of_row: int
     ahead: int
     tile_bytes: float
+    width: int
     spilled: float
     sums: int
     exchanges: int
@@ -84,7 +85,7 @@ class Fused:
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             turns * self.steps * self._step_us(times),
-            turns * self.steps * own.load_us / self.ahead,
+            turns * self.steps * own.load_us * (ACCESS / self.width) ** own.narrow / self.ahead,
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
@@ -115,7 +116,8 @@ def fused_kernels(
     needed, spilled = _registers(schedule, facts, elements)
     given = min(needed, MOST_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
-    narrow = facts.cols * facts.item_bytes % ASYNC_BYTES != 0 and schedule.period == 1
+    # The widest accesses that all rows can have: those that start at the same distance from a boundary.
+    width = math.gcd(facts.cols * facts.item_bytes, ACCESS) if schedule.period == 1 else ACCESS
     cols = facts.cols / schedule.parts
     return Fused(
         2 + sum(b.fill is not None for b in loops.buffers) + moved.copies,
@@ -127,8 +129,9 @@ def fused_kernels(
         tile.xblock,
         facts.levels,
         max(1, min(tile.num_warps, schedule.chunk // (H200.warp_size * min(elements, _access(facts))))),
-        1 if narrow else max(1, tile.num_stages - 1),
+        1 if width < ASYNC_BYTES else max(1, tile.num_stages - 1),
         tile.xblock * cols * facts.load_bytes,
+        width,
         spilled * threads * steps * programs,
         len(loops.role(BufferRole.WORKSPACE)),
         facts.exchanges if shared else 0,

@@ -35,7 +35,8 @@ class FusedTimes:
     rate of instructions with functions. `uneven`: how much of the last turn of programs is lost where not all
     have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
     dependent reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange
-    between programs, `parts_us` for each doubling of these; `load_us` for its loads, without prefetching.
+    between programs, `parts_us` for each doubling of these; `load_us` for its loads of 16 bytes, without
+    prefetching; `narrow`: the power of so many times more loads, where they are narrower, that this takes.
     `spill_us`: of a million words that find no register. `tree_us`: of a sum over a program's rows at its
     end, for each doubling of rows and warps. `latency_us`: of a kernel without work."""
 
@@ -49,6 +50,7 @@ class FusedTimes:
     exchange_us: float
     parts_us: float
     load_us: float
+    narrow: float
     spill_us: float
     tree_us: float
     latency_us: float

@@ -168,7 +168,8 @@ def _access(
     return Access(
         buffer.name,
         touched,
-        touched * spread.amplified,
+        # Of a tensor that is all read, the sectors beside a row are other rows', whose programs run nearby.
+        touched * (1.0 if elements >= numel else spread.amplified),
         elements * item * near.moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous

@@ -31,6 +31,7 @@ KERNELS = Fused(
     warps_of_row=1,
     ahead=3,
     tile_bytes=8192.0,
+    width=16,
     spilled=0.0,
     sums=2,
     exchanges=0,
@@ -54,6 +55,7 @@ def us(**changes: float) -> float:
         {"steps": 1000},
         {"steps": 200, "levels": 8},
         {"steps": 200, "ahead": 1},
+        {"steps": 200, "width": 2},
         {"tile_bytes": 512.0},  # too little under way to hide memory's latency
         {"spilled": 1e9},
         {"sums": 8},
