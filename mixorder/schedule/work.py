@@ -165,16 +165,24 @@ def _access(
     begins = cut and _offsets(index, sizes, (1, 1))[0] % per_access != 0
     requests = everywhere / (1 if begins else per_access)
     both = {symbol for symbol, _ in sizes} <= index.free_symbols
+    # Sectors beside a row are of another index of the batch, whose programs run at the same time.
+    batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
+    shared = batched and elements >= _footprint(program, buffer)
     return Access(
         buffer.name,
         touched,
-        # Of a tensor that is all read, the sectors beside a row are other rows', whose programs run nearby.
-        touched * (1.0 if elements >= numel else spread.amplified),
+        touched * (1.0 if shared else spread.amplified),
         elements * item * near.moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
         everywhere if down and both else 0.0,
     )
+
+
+def _footprint(program: LoopProgram, buffer: Buffer) -> int:
+    """Elements from a tensor's first to its last in memory."""
+    pairs = zip(buffer.shape, buffer.stride, strict=True)
+    return 1 + sum((program.hint(size) - 1) * program.hint(stride) for size, stride in pairs)
 
 
 def total(found: Iterable[Access]) -> Work:
