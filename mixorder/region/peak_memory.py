@@ -350,14 +350,16 @@ def _add(changes: list[int], span: Span, sign: int) -> None:
 
 
 def bytes_of(node: Node) -> int:
-    """Bytes of a node's tensor, with gaps where Inductor pads it; symbolic sizes are those of the example."""
+    """Bytes of a node's tensor, with gaps where Inductor pads it or, for an input, has padded it; symbolic
+    sizes are those of the example."""
     val = fake(node)
     if val is None:
         return 0
     count = 1
     for n in map(_hint, val.shape):
         count *= n
-    if has_gaps(node) and (padded := padded_strides(val)) is not None:
+    padded = padded_strides(val)
+    if padded is not None and (padded == tuple(val.stride()) or has_gaps(node)):
         count = val.shape[0] * padded[0]
     return count * val.dtype.itemsize
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from graphs import backward_graph, f32, only, traced
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
+from mixorder.inductor.tensors import padded_strides
 from mixorder.options import Options
 from mixorder.region.peak_memory import Timeline, bytes_of
 from mixorder.report import RegionRecord, collect
@@ -147,3 +149,18 @@ def test_the_timeline_follows_the_rewrites(layers: int) -> None:
     for record in records:
         assert isinstance(record, RegionRecord) and record.peak is not None
         assert record.peak[1] <= 1.005 * stock + record.traffic.workspace
+
+
+def test_an_input_that_inductor_has_padded_is_as_large_as_a_result_with_gaps() -> None:
+    """A head's logits with 3001 columns come from a forward that padded their rows to 3008. Inductor writes
+    their gradient into the same memory, which a region's kernels cannot."""
+    stride = padded_strides(torch.empty(64, 3001, dtype=torch.bfloat16, device="meta"))
+    assert stride is not None and stride[0] > 3001
+    graph, mode = Graph(), FakeTensorMode()
+    with mode:
+        padded = torch.empty_strided((64, 3001), stride, dtype=torch.bfloat16)
+        plain = torch.empty(64, 3001, dtype=torch.bfloat16)
+    for name, value in (("padded", padded), ("plain", plain)):
+        graph.placeholder(name).meta["val"] = value
+    found = [bytes_of(node) for node in graph.nodes]
+    assert found == [2 * 64 * stride[0], 2 * 64 * 3001]
