@@ -23,14 +23,13 @@ class DeclineReason(Enum):
     TOO_SMALL = (
         "too-small",
         "The tensors are so small that a fused kernel would not pay.",
-        "Set `mixorder_min_numel` if a benchmark says so (0 lets everything pass); otherwise this is "
-        "as it should be.",
+        "Leave it: there is little to gain. To fuse it anyway, set `mixorder_min_numel` to fewer elements.",
     )
     SLOWER = (
         "slower",
         "Inductor's kernels are predicted to be faster or, with `mixorder_autotune`, were timed and are.",
-        "Nothing, if the prediction is right: `mixorder_autotune` times both. 0 as `mixorder_min_numel` lets "
-        "everything pass.",
+        "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
+        "fuses it even if it is slower.",
     )
     CYCLE = (
         "cycle",
@@ -41,7 +40,8 @@ class DeclineReason(Enum):
     ORDER = (
         "order",
         "One kernel would change the order of collectives, random operators or other effects.",
-        "Launch what uses the region's results behind what the region needs.",
+        "In the model, start a collective or random operator that uses the region's results only after all "
+        "that the region reads has been computed.",
     )
     INPUT_MUTATED = (
         "input-mutated",
@@ -76,7 +76,7 @@ class DeclineReason(Enum):
     MEMORY = (
         "memory",
         "One kernel would hold more memory at the graph's peak than Inductor's kernels do.",
-        "Nothing, or checkpoint activations: what the kernel reads would otherwise be freed earlier.",
+        "Leave it. To fuse it, checkpoint the activations.",
     )
     MIXED_DEVICE = (
         "mixed-device",
