@@ -19,7 +19,6 @@ from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
 from .work import ACCESS, Work, accesses, computing, total
 
-MOST_REGISTERS = 255  # of a thread
 ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
 # the other one, 32 threads with 4 elements each find what they read in 2 of them.
@@ -114,7 +113,7 @@ def fused_kernels(
     threads = tile.num_warps * H200.warp_size
     elements = max(1, tile.xblock * schedule.r0_block // threads)
     needed, spilled = _registers(schedule, facts, elements)
-    given = min(needed, MOST_REGISTERS, H200.registers // threads)
+    given = min(needed, persistent.MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     # The widest accesses that all rows can have: those that start at the same distance from a boundary.
     width = math.gcd(facts.cols * facts.item_bytes, ACCESS) if schedule.period == 1 else ACCESS
