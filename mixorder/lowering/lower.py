@@ -52,10 +52,10 @@ from ..ir.reductions import ReductionKind
 from ..region.axes import Size, Space, product
 from ..region.moves import Steps, is_move
 from ..region.nodes import (
-    MOMENTS,
     correction,
     fake,
     is_mean,
+    is_pair,
     is_variance,
     is_view,
     keeps_dims,
@@ -262,7 +262,7 @@ class _Tracer:
                 traced = self.load(node, index)
             elif reduction_kind(node) is not None:
                 traced = self.reduce(node, index)
-            elif node.target is MOMENTS:
+            elif is_pair(node):
                 traced = self.value(node.args[0], index)  # type: ignore[arg-type]
             else:
                 with handling(self._recorder):
