@@ -21,6 +21,7 @@ from .inductor.config import emulates_precision_casts
 from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
+from .lowering.tile import lower_tile
 from .options import Options
 from .planning import (
     Plan,
@@ -183,10 +184,11 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
     the region needs too many registers; raises every other `Decline`."""
     step, show = runner.step, runner.show
+    across: tuple[str, ...] = ()
     device = setting.device or step("device", device_info, device_of(region))
     lowered, merged = loops_of(region, runner)
     copied: tuple[str, ...] = ()
-    if across := step("layout", cost.across_memory, merged):
+    if not merged.blocked and (across := step("layout", cost.across_memory, merged)):
         copied, free = step("layout", check_layout, region, merged, across)
         if free:
             lowered, _ = loops_of(with_contiguous(region, free), runner)
@@ -210,6 +212,10 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     """The region's loops as lowered, and as merged into one nest over rows and the finalisation."""
     step, show = runner.step, runner.show
     show("region.txt", region)
+    if region.orders is not None:
+        blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
+        step("lower", check_printable, blocked)
+        return blocked, blocked
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)

@@ -27,8 +27,12 @@ MainKernel = Callable[[LoopProgram, Schedule, str], KernelSource]
 
 def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
-) -> tuple[KernelSource, KernelSource]:
-    """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
+) -> tuple[KernelSource, ...]:
+    """The main kernel and, unless the program is blocked, the finalisation. `label` goes into their names,
+    with a hash of the text."""
+    if program.blocked:
+        with printing_triton():
+            return (main_kernel(program, schedule, label),)
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
     with printing_triton():

@@ -44,7 +44,7 @@ from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 
-_INT32_LIMIT = 2**31
+INT32_LIMIT = 2**31
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -117,7 +117,7 @@ class Writer:
         self.phase: AlignmentPhase | None = None
         self._half = False  # whether the kernel has defined `half`, the lanes of half a workspace row
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
-        self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
+        self.wide = any(not n.is_number or n >= INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
         args = [b.pointer for b in self.buffers] + list(self.sizes)
@@ -127,12 +127,11 @@ class Writer:
         self.code.do_indent()
 
     def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
-        text = self.code.getvalue()
-        name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        name, text = named(name, self.code.getvalue())
         written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
             name,
-            text.replace("def KERNEL(", f"def {name}(", 1),
+            text,
             tuple(b.name for b in self.buffers),
             written,
             self.sizes,
@@ -456,6 +455,12 @@ class Writer:
         # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
         n = phase.elements
         self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
+
+
+def named(name: str, text: str) -> tuple[str, str]:
+    """The name of a kernel, with a hash of its text, and the text with that name for `KERNEL`."""
+    name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name, text.replace("def KERNEL(", f"def {name}(", 1)
 
 
 def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:

@@ -130,7 +130,7 @@ def _map_inline_asm(assembly: Assembly) -> None:
 def _round_as_a_gpu() -> None:
     """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter truncates to bfloat16, and
     loses the carry where rounding to fp8 reaches the next power of two. It has no cast between fp8 and
-    float64."""
+    float64, and gives other values for subnormal bfloat16."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -144,6 +144,9 @@ def _round_as_a_gpu() -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
             target = dst_type.scalar
+            if src.dtype.scalar == tl.bfloat16 and target == tl.float32:
+                wide = numpy.array(src.data).astype(numpy.uint32) << numpy.uint32(16)
+                return TensorHandle(wide.view(numpy.float32), target)
             if src.dtype.scalar in narrow and target == tl.float64:
                 return TensorHandle(original(self, src, tl.float32, *mode).data.astype(numpy.float64), target)
             if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:

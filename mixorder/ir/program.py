@@ -298,13 +298,15 @@ class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
-    where the rows of a merged program start; None if all start alike.
+    where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
+    blocks of the one nest's axes, of which a program has whole ones.
     """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
     phase: AlignmentPhase | None = None
+    blocked: bool = False
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:

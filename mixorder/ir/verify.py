@@ -36,6 +36,7 @@ class Form(enum.Enum):
     REORDERED = "reordered"
     MERGED = "merged"
     COOPERATIVE = "cooperative"
+    BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
 
 
 def verify(program: LoopProgram, form: Form) -> LoopProgram:
@@ -46,6 +47,12 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
+    if form is Form.BLOCKED:
+        _require(
+            len(program.nests) == 1 and program.blocked, f"{len(program.nests)} nests, of a blocked program"
+        )
+        _require(not program.role(BufferRole.WORKSPACE), "a workspace of a blocked program")
+        return program
     if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
         _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")

@@ -125,7 +125,16 @@ def is_constant(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return node.op == "call_function" and is_lowered_pointwise(node.target)
+    return node.op == "call_function" and (is_lowered_pointwise(node.target) or is_bit_view(node))
+
+
+def is_bit_view(node: Node) -> bool:
+    """Whether a node gives the bits of each element as another dtype of the same size."""
+    val, source = fake(node), node.args[0] if node.args else None
+    if node.target is not aten.view.dtype or val is None or not isinstance(source, Node):
+        return False
+    own = fake(source)
+    return own is not None and own.dtype.itemsize == val.dtype.itemsize
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:

@@ -1,0 +1,236 @@
+"""Write the kernel of a program whose reductions all end within its tile.
+
+A value is a tensor with a dim for each axis along which the tile has several elements, and size 1 along those
+that it does not depend on. Memory is accessed in the order in which it lies: axes that follow one another
+without a gap make one dim, the contiguous one last. A value is turned to that order before its store, so that
+Triton exchanges it through shared memory and both loads and stores are of whole sectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import sympy
+
+from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..ir.program import Axis, Compute, Load, LoopProgram, Reduce, Statement, Store, index_symbols
+from ..schedule.schedule import Schedule
+from .op_printer import OpPrinter
+from .source import KernelSource, LaunchConfig
+from .writer import INT32_LIMIT, named
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dim:
+    """Axes that an access runs over as one dim: neighbours in memory, `stride` elements apart.
+
+    `extent`: the tile's elements. `total`: those of the whole space.
+    """
+
+    axes: tuple[Axis, ...]
+    stride: int
+    extent: int
+    total: int
+
+    @property
+    def name(self) -> str:
+        return "".join(str(axis.symbol) for axis in self.axes)
+
+    @property
+    def masked(self) -> bool:
+        return self.total % self.extent != 0
+
+
+def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of a blocked program."""
+    writer = _TileWriter(program, schedule)
+    writer.begin()
+    for stmt in program.nests[0].statements:
+        writer.statement(stmt)
+    return writer.finish(f"triton_mixorder_{label}")
+
+
+class _TileWriter:
+    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+        self.program, self.nest, self.schedule = program, program.nests[0], schedule
+        self.extents = dict(zip(self.nest.loops, schedule.extents, strict=True))
+        self.tiled = [axis for axis in self.nest.loops if self.extents[axis] > 1]
+        self.code = IndentedBuffer()
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.nest.loops}, exact=True)
+        self.deps = self.nest.dependence()
+        self.wide = any(b.max_offset >= INT32_LIMIT for b in program.buffers)
+        self._known: set[str] = set()  # names of indices that the kernel has defined
+
+    def begin(self) -> None:
+        pointers = ", ".join(b.pointer for b in self.program.buffers)
+        self.code.writeline("@triton.jit")
+        self.code.writeline(f"def KERNEL({pointers}):")
+        self.code.do_indent()
+        self.code.writeline("program = tl.program_id(0)" + ".to(tl.int64)" * self.wide)
+        before = 1
+        for axis in reversed(self.nest.loops):
+            tiles = self.tiles(axis)
+            if tiles > 1:
+                number = "program" if before == 1 else f"program // {before}"
+                number += f" % {tiles}" * (before * tiles != self.grid)
+                self.code.writeline(f"{self.number(axis)} = {number}")
+            before *= tiles
+
+    def number(self, axis: Axis) -> str:
+        """The number of the tile along an axis: the index itself where the tile has one element."""
+        return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
+
+    def tiles(self, axis: Axis) -> int:
+        return -(-int(axis.size) // self.extents[axis])
+
+    @property
+    def grid(self) -> int:
+        return math.prod(map(self.tiles, self.nest.loops))
+
+    def finish(self, name: str) -> KernelSource:
+        name, text = named(name, self.code.getvalue())
+        stored = {s.buffer for s in self.nest.body if isinstance(s, Store)}
+        names = tuple(b.name for b in self.program.buffers)
+        config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
+        written = tuple(n for n in names if n in stored)
+        return KernelSource(name, text, names, written, (), self.grid, config)
+
+    def statement(self, stmt: Statement) -> None:
+        with self.ops.active():
+            if isinstance(stmt, Load):
+                self.load(stmt)
+            elif isinstance(stmt, Reduce):
+                self.reduce(stmt)
+            elif isinstance(stmt, Store):
+                self.store(stmt)
+            else:
+                assert isinstance(stmt, Compute)
+                for axis in (a for a in self.nest.loops if a.symbol in index_symbols(stmt)):
+                    self.define_index(axis)
+                self.ops.compute(stmt)
+
+    # Where an access goes.
+
+    def dims(self, index: sympy.Expr) -> list[_Dim]:
+        """The dims of an access, outermost in memory first."""
+        strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
+        order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
+        found: list[_Dim] = []
+        for axis in reversed(order):
+            size, extent = int(axis.size), self.extents[axis]
+            after = found[0] if found else None
+            if after and after.extent == after.total and strides[axis] == after.stride * after.total:
+                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
+                found[0] = _Dim(*joined)
+            else:
+                found.insert(0, _Dim((axis,), strides[axis], extent, size))
+        return found
+
+    def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
+        """Define the indices of a tile's elements along `first` and what follows it without a gap."""
+        if name not in self._known:
+            self._known.add(name)
+            start = f"{self.number(first)} * {extent} + " * (self.tiles(first) > 1)
+            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}")
+
+    def define_index(self, axis: Axis) -> None:
+        """Define the symbol of an axis, for its use as a value."""
+        if axis in self.tiled:
+            spread = _spread(len(self.tiled), self.tiled.index(axis))
+            self.define(str(axis.symbol), axis, self.extents[axis], spread)
+
+    @staticmethod
+    def at(dim: _Dim) -> str:
+        return f"at_{dim.name}"
+
+    def place(self, buffer: str, index: sympy.Expr, dims: Sequence[_Dim]) -> tuple[str, str]:
+        """The address of an access and its mask, which is empty where all elements exist."""
+        for dim in dims:
+            self.define(self.at(dim), dim.axes[0], dim.extent)
+        tiled = {axis.symbol for axis in self.tiled}
+        outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
+        terms = [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
+        masks = []
+        for i, dim in enumerate(dims):
+            spread = "" if len(dims) == 1 else _spread(len(dims), i)
+            terms.append(f"{dim.stride} * " * (dim.stride != 1) + f"{self.at(dim)}{spread}")
+            if dim.masked:
+                masks.append(f"({self.at(dim)}{spread} < {dim.total})")
+        pointer = self.program.buffer(buffer).pointer
+        mask = " & ".join(masks)
+        return f"{pointer} + ({' + '.join(terms) or '0'})", mask
+
+    def shape(self, axes: Sequence[Axis]) -> str:
+        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+
+    # Statements.
+
+    def load(self, stmt: Load) -> None:
+        dims = self.dims(stmt.index)
+        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        full = len([a for d in dims for a in d.axes]) == len(self.tiled)
+        options = f", {mask}, other=0" * bool(mask) + ", eviction_policy='evict_first'" * full
+        text = f"tl.load({address}{options})"
+        if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        axes = [axis for dim in dims for axis in dim.axes]
+        if axes:
+            text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
+        self.ops.define(text, stmt.dtype, stmt.name)
+
+    def in_order(self, text: str, axes: list[Axis], grouped: list[int]) -> str:
+        """A value in memory's order of some axes as one in the tile's, with size 1 along the others."""
+        own = [axis for axis in self.tiled if axis in axes]
+        if axes != own:
+            if any(n > 1 for n in grouped):
+                text = f"tl.reshape({text}, [{', '.join(str(self.extents[a]) for a in axes)}])"
+            text = f"tl.permute({text}, ({', '.join(str(axes.index(a)) for a in own)}))"
+            grouped = [1] * len(own)
+        if len(grouped) == len(self.tiled):
+            return text
+        return f"tl.reshape({text}, {self.shape(own)})"
+
+    def reduce(self, stmt: Reduce) -> None:
+        value = str(self.ops.variables[stmt.value.name])
+        along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
+        have = [axis for axis in self.tiled if axis.symbol in self.deps[stmt.value.name]]
+        if missing := [axis for axis in along if axis not in have]:
+            wanted = [axis for axis in self.tiled if axis in have or axis in missing]
+            value = f"tl.broadcast_to({value}, {self.shape(wanted)})"
+        for axis in reversed(along):
+            place = self.tiled.index(axis)
+            kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
+            value = f"{stmt.kind.tile}({value}, {place})[{kept}]"
+        self.ops.define(value, stmt.dtype, stmt.name)
+
+    def store(self, stmt: Store) -> None:
+        dims = self.dims(stmt.index)
+        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        value = str(self.ops.variables[stmt.value.name])
+        if dims:
+            value = self.in_memory(value, self.deps[stmt.value.name], dims)
+        else:
+            address = f"tl.broadcast_to({address}, {self.shape(())})"
+        self.code.writeline(f"tl.store({address}, {value}{f', {mask}' * bool(mask)})")
+
+    def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[_Dim]) -> str:
+        """A value of the tile in the dims of memory."""
+        axes = [axis for dim in dims for axis in dim.axes]
+        own = [axis for axis in self.tiled if axis in axes]
+        if not {axis.symbol for axis in own} <= varies:
+            value = f"tl.broadcast_to({value}, {self.shape(own)})"
+        rank = len(self.tiled)
+        if axes != own:
+            if rank != len(own):
+                value = f"tl.reshape({value}, [{', '.join(str(self.extents[a]) for a in own)}])"
+            value = f"tl.permute({value}, ({', '.join(str(own.index(a)) for a in axes)}))"
+            rank = len(own)
+        if rank != len(dims):
+            value = f"tl.reshape({value}, [{', '.join(str(d.extent) for d in dims)}])"
+        return value
+
+
+def _spread(rank: int, place: int) -> str:
+    return f"[{', '.join(':' if i == place else 'None' for i in range(rank))}]"

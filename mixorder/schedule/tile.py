@@ -1,0 +1,209 @@
+"""Choose the tile of a program whose reductions all end within it, and predict its time. Nothing is timed.
+
+A program has whole blocks along the axes that are reduced. Along the others it has as many elements as wide
+accesses need, in every order in which a full tensor lies in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..errors import TooWide
+from ..ir.program import Axis, Compute, Load, LoopProgram, Nest, Reduce, Store, closure
+from .constants import FITTED, Constants
+from .cost import Traffic, traffic
+from .device import H200, DeviceInfo
+from .facts import Facts, cost_of
+from .kernel_time import TIMES, Kind, Times
+from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .schedule import Schedule, Tile, next_power_of_2
+from .space import combined_from
+from .work import Work, computing
+
+RUN_BYTES = 128  # next to each other in memory, in each full tensor: four sectors
+ELEMENTS = {1: 8192, 2: 16384}  # of a tile, at most, by the orders in which full tensors lie in memory
+MOST_ELEMENTS = 32768  # of whole blocks
+PER_THREAD = 64  # elements
+MOST_WARPS = 16
+TURNED = (
+    0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileFacts(Facts):
+    """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
+    are reduced. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
+    which it is contiguous, innermost first."""
+
+    sizes: tuple[int, ...] = ()
+    whole: frozenset[int] = frozenset()
+    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def orders(self) -> int:
+        """The axes that are innermost in some full tensor's memory."""
+        return len({chain[0] for _, chain in self.chains})
+
+
+def facts_of_tile(program: LoopProgram) -> TileFacts:
+    """The facts of a blocked program."""
+    nest = program.nests[0]
+    axes = nest.loops
+    sizes = tuple(int(axis.size) for axis in axes)
+    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    every, deps = {axis.symbol for axis in axes}, nest.dependence()
+    full = [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
+    computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
+    loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
+    chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
+    numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
+    return TileFacts(
+        numel // cols,
+        cols,
+        load_bytes=sum(loads.values()),
+        instructions=sum(cost_of(s.op) for s in computed),
+        item_bytes=min(loads.values(), default=2),
+        sizes=sizes,
+        whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
+        chains=tuple(sorted(c for c in chains if c[1])),
+    )
+
+
+def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """The places of the axes along which an access is contiguous, innermost first."""
+    found, stride = list[int](), 1
+    by_stride = {int(stmt.index.coeff(axis.symbol)): i for i, axis in enumerate(axes)}
+    while (place := by_stride.get(stride)) is not None and place not in found:
+        found.append(place)
+        stride *= int(axes[place].size)
+    return tuple(found)
+
+
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
+    """The tile of a blocked program. Raises `TooWide` for blocks that do not fit a program."""
+    assert isinstance(facts, TileFacts)
+    extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
+    if math.prod(extents) > MOST_ELEMENTS:
+        raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
+    most = ELEMENTS[min(facts.orders, 2)]
+    while math.prod(extents) < most:
+        runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
+        possible = [run for run in runs if run[1] >= 0]
+        if not possible:
+            break
+        larger = list(extents)
+        larger[min(possible)[1]] *= 2
+        if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
+            break
+        extents = larger
+    return schedule_of(extents)
+
+
+def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
+    """Bytes of a tile that lie next to each other along a chain of elements of `size` bytes, and the axis
+    along which the tile can grow to have more; -1 if there is none."""
+    run = size
+    for place in chain:
+        run *= extents[place]
+        if extents[place] < facts.sizes[place]:
+            return run, place
+    return run, -1
+
+
+def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
+    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
+
+
+def schedule_of(extents: Sequence[int], warps: int = 0) -> Schedule:
+    """A schedule with a tile of these elements; `warps`: 0 for as many as suit it."""
+    elements = math.prod(extents)
+    warps = warps or max(1, min(MOST_WARPS, elements // (PER_THREAD * H200.warp_size)))
+    return Schedule(Tile(1, warps, 1), elements, 1, 1, 1, extents=tuple(extents))
+
+
+def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+    """No schedules beside the chosen one."""
+    yield from ()
+
+
+def expected_of_tile(
+    lowered: LoopProgram,
+    loops: LoopProgram,
+    schedule: Schedule,
+    facts: Facts,
+    moved: Traffic,
+    device: DeviceInfo,
+    stretch: float,
+    times: Times = TIMES,
+) -> Expected:
+    """The prediction for a blocked program: it moves every tensor once. Inductor has a kernel for the blocks
+    along each axis, which reads its inputs and writes its results."""
+    slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
+    nest = loops.nests[0]
+    idle = Work(moved.read + moved.written, moved.read + moved.written)
+    launch = times.start_us + times.fused.latency_us
+    kernels = list(_kernels_apart(loops, nest))
+    apart = times.start_us + sum(_apart_us(program, device, times) for program in kernels)
+    return Expected(
+        LIMIT_US + LIMIT_US_PER_MB * slower * idle.dram / 1e6,
+        launch + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
+        apart,
+        launch + times.us(Kind.POINTWISE, idle, device),
+        1,
+        len(kernels),
+        measured=device.name == H200.name,
+    )
+
+
+def _kernels_apart(program: LoopProgram, nest: Nest) -> Iterator[LoopProgram]:
+    """The parts of a blocked program that Inductor has in a kernel each: by the axes reduced for a store."""
+    parts: dict[frozenset[object], list[Store]] = {}
+    for store in (s for s in nest.body if isinstance(s, Store)):
+        needed = closure(nest.body, [store])
+        axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
+        parts.setdefault(axes, []).append(store)
+    for stores in parts.values():
+        yield dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, stores)),))
+
+
+def _apart_us(program: LoopProgram, device: DeviceInfo, times: Times) -> float:
+    facts, nest = facts_of_tile(program), program.nests[0]
+    moves = traffic(program, program, 1)
+    share = TURNED if facts.orders > 1 else 1.0
+    moved = (moves.read + moves.written) / share
+    along_rows = facts.whole <= {len(facts.sizes) - 1}
+    kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
+    return times.launch_us + times.us(kind, Work(moved, moved) + computing(program, nest, nest.body), device)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileSpace:
+    """The tiles near `start`: one axis with twice or half the elements, or twice or half the warps."""
+
+    facts: Facts
+    device: DeviceInfo
+    start: Schedule
+
+    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        assert isinstance(self.facts, TileFacts)
+        extents, warps = schedule.extents, schedule.tile.num_warps
+        free = [i for i in range(len(extents)) if i not in self.facts.whole]
+        found = [schedule_of(extents, warps * 2), schedule_of(extents, warps // 2 or 1)]
+        for i in free:
+            for one in (extents[i] * 2, extents[i] // 2):
+                found.append(schedule_of([*extents[:i], one, *extents[i + 1 :]], warps))
+        return tuple(s for s in found if s != schedule and self.legal(s))
+
+    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
+        return combined_from((("extents", "r0_block"), ("tile",)), times, around)
+
+    def legal(self, schedule: Schedule) -> bool:
+        assert isinstance(self.facts, TileFacts)
+        pairs = zip(schedule.extents, self.facts.sizes, strict=True)
+        inside = all(1 <= extent <= next_power_of_2(n) for extent, n in pairs)
+        elements = math.prod(schedule.extents)
+        threads = schedule.tile.num_warps * self.device.warp_size
+        return inside and schedule.tile.num_warps <= MOST_WARPS and threads <= elements <= MOST_ELEMENTS
