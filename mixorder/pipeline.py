@@ -51,6 +51,7 @@ from .schedule.device import device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
+from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
 from .transform.split import split_outer
 
@@ -215,7 +216,7 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
-        return blocked, blocked
+        return blocked, step("powers_of_two", multiply_by_reciprocals, blocked)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)

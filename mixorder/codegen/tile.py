@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import sympy
+import torch
 
 from ..inductor.printing import IndentedBuffer, triton_compute_type
 from ..ir.program import Axis, Compute, Load, LoopProgram, Reduce, Statement, Store, index_symbols
@@ -20,6 +21,14 @@ from ..schedule.schedule import Schedule
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 from .writer import INT32_LIMIT, named
+
+HELPER = """\
+@triton.jit
+def {0}_or_nan(a, b):
+    return tl.{0}(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +70,9 @@ class _TileWriter:
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.nest.loops}, exact=True)
         self.deps = self.nest.dependence()
         self.wide = any(b.max_offset >= INT32_LIMIT for b in program.buffers)
+        reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+        self.reduced_axes = frozenset(axis for axis in self.nest.loops if axis.symbol in reduced)
+        self._helpers: dict[str, str] = {}  # functions that the kernel calls
         self._known: set[str] = set()  # names of indices that the kernel has defined
 
     def begin(self) -> None:
@@ -90,7 +102,7 @@ class _TileWriter:
         return math.prod(map(self.tiles, self.nest.loops))
 
     def finish(self, name: str) -> KernelSource:
-        name, text = named(name, self.code.getvalue())
+        name, text = named(name, "".join(self._helpers.values()) + self.code.getvalue())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store)}
         names = tuple(b.name for b in self.program.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
@@ -113,20 +125,24 @@ class _TileWriter:
 
     # Where an access goes.
 
-    def dims(self, index: sympy.Expr) -> list[_Dim]:
-        """The dims of an access, outermost in memory first."""
+    def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[_Dim]:
+        """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
+        others, but for the contiguous one."""
         strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
         order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
-        found: list[_Dim] = []
+        found, first = list[_Dim](), list[_Dim]()
         for axis in reversed(order):
             size, extent = int(axis.size), self.extents[axis]
             after = found[0] if found else None
+            one = _Dim((axis,), strides[axis], extent, size)
             if after and after.extent == after.total and strides[axis] == after.stride * after.total:
                 joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
                 found[0] = _Dim(*joined)
+            elif after and axis in apart:
+                first.insert(0, one)
             else:
-                found.insert(0, _Dim((axis,), strides[axis], extent, size))
-        return found
+                found.insert(0, one)
+        return first + found
 
     def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along `first` and what follows it without a gap."""
@@ -168,7 +184,9 @@ class _TileWriter:
     # Statements.
 
     def load(self, stmt: Load) -> None:
-        dims = self.dims(stmt.index)
+        # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
+        # which it reduces by itself.
+        dims = self.dims(stmt.index, apart=self.reduced_axes)
         address, mask = self.place(stmt.buffer, stmt.index, dims)
         full = len([a for d in dims for a in d.axes]) == len(self.tiled)
         options = f", {mask}, other=0" * bool(mask) + ", eviction_policy='evict_first'" * full
@@ -202,8 +220,16 @@ class _TileWriter:
         for axis in reversed(along):
             place = self.tiled.index(axis)
             kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
-            value = f"{stmt.kind.tile}({value}, {place})[{kept}]"
+            value = f"{self.reduced(stmt, value, place)}[{kept}]"
         self.ops.define(value, stmt.dtype, stmt.name)
+
+    def reduced(self, stmt: Reduce, value: str, place: int) -> str:
+        """A value reduced along one dim. A maximum of floats takes one instruction for two elements."""
+        if not (stmt.kind.selects and stmt.dtype == torch.float32):
+            return f"{stmt.kind.tile}({value}, {place})"
+        combine = stmt.kind.combine
+        self._helpers[combine] = HELPER.format(combine)
+        return f"tl.reduce({value}, {place}, {combine}_or_nan)"
 
     def store(self, stmt: Store) -> None:
         dims = self.dims(stmt.index)
