@@ -172,13 +172,20 @@ REREAD = Strategy(
 )
 """A program reads a row again after each of its reductions; the second read comes from L2."""
 
+
+def _ends_within_blocks(program: LoopProgram) -> None:
+    if not program.blocked:
+        raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
+
+
 TILE = Strategy(
-    "tile",
+    "blocks in a tile",
     "a program has whole blocks of rows and columns, in which its reductions end",
     choose=tile.choose,
     starts=tile.starts,
     space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),
     emit=tile_kernel,
+    applies=_ends_within_blocks,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
     in_place=False,  # a value is exchanged between threads before it is stored

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lab import quantised
 from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
@@ -208,6 +209,12 @@ def traced_rows(function: Callable[..., Any], *specs: Spec, symbolic: Sequence[i
         post_grad_passes(gm, is_inference=False)
     gm.graph.eliminate_dead_code()
     return gm.graph
+
+
+def block_scales(rows: int, cols: int, transposed: bool = True, dtype: torch.dtype = bf16) -> Graph:
+    """MXFP8 along rows and columns; the column-wise data transposed, or in place."""
+    function = quantised.mx_both if transposed else quantised.mx_in_place
+    return traced(lambda x: function(x), ((rows, cols), dtype))
 
 
 def layer_norm_backward(

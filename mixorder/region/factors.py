@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -85,3 +86,12 @@ def broadcast(order: Order, shape: Sequence[Size]) -> Order:
 def boundaries(factors: Iterable[Factor]) -> set[int]:
     """The strides at which factors begin and end."""
     return {at for factor in factors for at in (factor.stride, factor.end)}
+
+
+def spanned(factors: Sequence[Factor]) -> int:
+    """How many elements differ in some of the factors only; they have a common refinement."""
+    cuts = sorted(boundaries(factors))
+    pairs = zip(cuts, cuts[1:], strict=False)
+    return math.prod(
+        high // low for low, high in pairs if any(f.stride <= low and high <= f.end for f in factors)
+    )

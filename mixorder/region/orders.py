@@ -6,7 +6,7 @@ graph, never writes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.fx import Node
@@ -86,6 +86,19 @@ class Orders(dict[Node, Order]):
         if node not in self and (order := self.result(node)) is not None:
             self[node] = order
         return node in self
+
+    def spread(self, nodes: Sequence[Node]) -> None:
+        """Find the orders of some nodes, in graph order, and of their operands, from each other."""
+        before = -1
+        while len(self) > before:
+            before = len(self)
+            for node in nodes:
+                self.find(node)
+            for node in reversed(nodes):
+                if node in self and is_loop(node):
+                    for arg in operands(node):
+                        if arg not in self and (order := self.operand(node, arg)) is not None:
+                            self[arg] = order
 
     def agrees(self, node: Node) -> bool:
         """Whether every operand of a node is in the order that the node reads it in. Operands that had no

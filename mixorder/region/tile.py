@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
 from .axes import Size, Space, product
-from .factors import Run, boundaries, flat
+from .factors import Run, boundaries, flat, spanned
 from .grow import needed_for
 from .nodes import fake, is_constant, is_view, operands, reduced, reduction_kind, shape_of, size_of
 from .orders import Orders, is_loop, is_permutation
@@ -25,6 +25,9 @@ from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 
 LEAST, MOST = 16, 128  # elements of a block along one axis
+LEAST_TILES = (
+    8  # fewer leave most multiprocessors idle: their blocks are whole rows or columns of small tensors
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,37 +50,46 @@ def is_within_tile(node: Node) -> bool:
             lengths.append(what.shape[d])
         last = d
     kept = [n for d, n in enumerate(what.shape) if d not in what.dims and n != 1]
-    return bool(kept) and all(
-        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in lengths if n != 1
+    long = [n for n in lengths if n != 1]
+    return bool(kept and long) and all(
+        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in long
     )
 
 
 def tile_seed(node: Node) -> TileSeed | None:
-    """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well."""
+    """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
+    of full size is computed from the reductions."""
     sources = [n for n in _above([node]) if not is_loop(n)]
     size = product(shape_of(operands(node)[0]) or ())
+    assert isinstance(size, int)
     full = [n for n in sources if product(shape_of(n) or ()) == size and _is_row_major(n)]
     if not full:
         return None
     root = by_position(full)[0]
-    orders, found = Orders(root), list[Node]()
+    orders, found, behind = Orders(root), list[Node](), set[Node]()
     for other in _below([root], orders):
         if is_within_tile(other) and orders.agrees(other):
             found.append(other)
-    if node not in found or not _is_worthwhile(orders, found):
+            behind.add(other)
+        elif any(a in behind for a in operands(other)):
+            behind.add(other)
+    used = any(product(shape_of(n) or ()) == size for n in behind)
+    if node not in found or not used or not _is_worthwhile(orders, found, size):
         return None
     outer = [n for n in found if orders.reduced(n)[0].stride > 1]
     inner = [n for n in found if n not in outer]
     return TileSeed(SpaceAnalysis(size), Space(()), tuple(inner), tuple(outer), root=root)
 
 
-def _is_worthwhile(orders: Orders, found: list[Node]) -> bool:
-    """Whether a tile spares a read, or accesses across memory.
+def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
+    """Whether a tile spares a read, or accesses across memory, and there are enough of them.
 
     It does if the blocks are along different axes, and not all along the rows: Inductor has a kernel for
     each. It also does for one reduction of transposed elements, or of blocks along two axes.
     """
     blocks = {orders.reduced(n) for n in found}
+    if size < LEAST_TILES * spanned([factor for run in blocks for factor in run]):
+        return False
     if all(run[-1].stride == 1 and len(run) == 1 for run in blocks):
         return False
     if len(blocks) > 1 or any(len(run) > 1 for run in blocks):
@@ -112,8 +124,7 @@ def _below(nodes: Iterable[Node], orders: Orders) -> Iterator[Node]:
             continue
         if (is_loop(node) or is_within_tile(node)) and orders.find(node):
             yield node
-            if is_loop(node):
-                reached.add(node)
+            reached.add(node)
 
 
 def grow_tile(seed: TileSeed, name: str) -> Region:
@@ -139,6 +150,8 @@ class _Growth:
         start = min(map(position, core))
         early = needed_for(reads, since=start)
         self.above -= {n for n in early if not self.analysis.recomputed(n) or self.is_stored(n)}
+        self.orders.spread(by_position(self.above | self.wanted))
+        self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
         self.tainted: set[Node] = set()
 
@@ -201,19 +214,18 @@ class _Growth:
             self.members[node] = False
 
     def order(self, node: Node) -> bool:
-        """Find a node's order: from its operands or, above the reductions, from a user."""
-        for arg in operands(node):
-            if arg not in self.orders and arg not in self.members and is_loop(arg):
-                self.order(arg)
-        if self.orders.find(node):
-            return True
-        for user in node.users:
-            if user in self.above and is_loop(user) and self.order(user):
-                wanted = self.orders.operand(user, node)
-                if wanted is not None:
-                    self.orders[node] = wanted
-                    return True
-        return False
+        """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            unknown = [
+                a for a in operands(current) if a not in self.orders and a not in self.asked and is_loop(a)
+            ]
+            self.asked.update(unknown)
+            todo.extend(unknown)
+            if not unknown:
+                self.orders.find(todo.pop())
+        return node in self.orders
 
     def stays(self, node: Node) -> bool:
         """Whether users outside compute a member again: it is cheap, and needs no result of the region."""

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mixorder.region.factors import Factor, Order, boundaries, broadcast, divided, flat, joined
+from mixorder.region.factors import Factor, Order, boundaries, broadcast, divided, flat, joined, spanned
 
 SHAPES = [(8, 12), (96,), (2, 4, 12), (8, 3, 4), (2, 4, 3, 4), (1, 8, 1, 12), (24, 4), (4, 24)]
 
@@ -59,3 +59,9 @@ def test_an_operand_that_broadcasts() -> None:
     assert broadcast(order, (3, 1)) == ((Factor(4, 3),), ())
     assert broadcast(order, (8, 1, 4)) == (order[0], (), order[2])
     assert boundaries(flat(broadcast(order, (8, 1, 4)))) == {1, 4, 12, 96}
+
+
+def test_the_elements_that_some_factors_span() -> None:
+    assert spanned([Factor(1, 32), Factor(4096, 32)]) == 1024
+    assert spanned([Factor(1, 32), Factor(1, 128)]) == 128
+    assert spanned([Factor(4096, 32), Factor(4096, 32), Factor(1, 4)]) == 128
