@@ -34,6 +34,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.lower import lower
+from mixorder.lowering.tile import lower_tile
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.rewrite.rewrite import replace
@@ -44,6 +45,7 @@ from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
+from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -299,6 +301,8 @@ def only(graph: Graph) -> Region:
 
 
 def merged(region: Region) -> LoopProgram:
+    if region.orders is not None:
+        return multiply_by_reciprocals(lower_tile(region))
     return form_fma(merge(reorder(split_outer(lower(region)))))
 
 
@@ -307,7 +311,7 @@ def kernels(
 ) -> tuple[LoopProgram, Schedule, tuple[KernelSource, ...]]:
     """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
-    for strategy in STRATEGIES:
+    for strategy in (s for s in STRATEGIES if s.blocked == program.blocked):
         with contextlib.suppress(Decline):
             loops, schedule = run_by(strategy, program, device)
             return loops, schedule, strategy.generate(loops, schedule, "test")

@@ -98,8 +98,12 @@ def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
 
 
 def _is_row_major(node: Node) -> bool:
+    """Whether a tensor's elements lie in the order of its dims, with gaps or without."""
     val = fake(node)
-    return val is not None and all(isinstance(n, int) for n in val.shape) and val.is_contiguous()
+    if val is None or not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
+        return False
+    strides = [stride for n, stride in zip(val.shape, val.stride(), strict=True) if n != 1]
+    return bool(strides) and strides[-1] == 1 and strides == sorted(strides, reverse=True)
 
 
 def _above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[Node]:
@@ -136,7 +140,8 @@ class _Growth:
     """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
     computed from them. A node joins if nothing outside that it uses depends on the region.
 
-    `members`: maps each to whether it depends on a reduction of the region.
+    `members`: maps each to whether it depends on a reduction of the region. `tainted`: nodes outside that
+    depend on a result of the region; `pending`: those of them that join if a member needs them.
     """
 
     def __init__(self, seed: TileSeed) -> None:
@@ -154,6 +159,7 @@ class _Growth:
         self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
         self.tainted: set[Node] = set()
+        self.pending: set[Node] = set()
 
     def grow(self, name: str) -> Region:
         node = min(self.above | self.wanted, key=position)
@@ -189,29 +195,39 @@ class _Growth:
             self.members[node] = reduction_kind(node) is not None or any(
                 self.members.get(a, False) for a in args
             )
-        elif any(a in self.tainted or (a in self.members and not self.stays(a)) for a in args):
-            self.tainted.add(node)
+        elif any(a in self.tainted or a in self.pending or self.is_result(a) for a in args):
+            found = self.pending if is_loop(node) and self.fits(node, args) else self.tainted
+            found.add(node)
 
     def joins(self, node: Node, args: list[Node]) -> bool:
-        if node in self.seed.without or any(a in self.tainted for a in args):
-            return False
         wanted = node in self.above or node in self.wanted
         live = any(self.members.get(a, False) for a in args)
         if not wanted and not (live and (is_loop(node) or is_within_tile(node))):
             return False
-        if not self.analysis.takes(node) or not self.order(node):
+        return self.fits(node, args)
+
+    def fits(self, node: Node, args: list[Node]) -> bool:
+        """Whether the region may compute a node: it stands at one place in the space, and what it uses of
+        nodes outside does not depend on the region."""
+        if node in self.seed.without or any(a in self.tainted for a in args):
             return False
-        return self.orders.agrees(node)
+        return self.analysis.takes(node) and self.order(node) and self.orders.agrees(node)
+
+    def is_result(self, node: Node) -> bool:
+        """Whether a node is a member that nodes outside read from the region."""
+        return node in self.members and not self.stays(node)
 
     def pull(self, node: Node) -> None:
-        """Take an operand of a member, if it is as cheap to compute as to read."""
-        if node in self.members or node in self.seed.without or node in self.tainted or not is_loop(node):
+        """Take an operand of a member that depends on the region, or is as cheap to compute as to read."""
+        if node in self.members or node in self.tainted or not is_loop(node):
             return
+        args = operands(node)
         cheap = self.analysis.recomputed(node) and not self.is_stored(node)
-        if cheap and self.analysis.takes(node) and self.order(node) and self.orders.agrees(node):
-            for arg in operands(node):
+        if node in self.pending or (cheap and self.fits(node, args)):
+            for arg in args:
                 self.pull(arg)
             self.members[node] = False
+            self.pending.discard(node)
 
     def order(self, node: Node) -> bool:
         """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
