@@ -300,6 +300,12 @@ def only(graph: Graph) -> Region:
     return region
 
 
+def within_tile(graph: Graph) -> Region:
+    """The one region whose reductions end within a tile. Where it is not taken, they also make pairs."""
+    (region,) = (region for region in find(graph) if region.orders is not None)
+    return region
+
+
 def merged(region: Region) -> LoopProgram:
     if region.orders is not None:
         return multiply_by_reciprocals(lower_tile(region))

@@ -89,7 +89,7 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
 
 def test_a_program_whose_reductions_end_within_a_tile() -> None:
     """Only one entry runs it."""
-    program = lower_tile(graphs.only(graphs.block_scales(4096, 2048)))
+    program = lower_tile(graphs.within_tile(graphs.block_scales(4096, 2048)))
     (strategy,) = (s for s in STRATEGIES if s.blocked)
     strategy.applies(program)
     facts = strategy.facts(strategy.transform(program))

@@ -25,7 +25,7 @@ from .work import Work, computing
 RUN_BYTES = 128  # next to each other in memory, in each full tensor: four sectors
 ELEMENTS = {1: 8192, 2: 16384}  # of a tile, at most, by the orders in which full tensors lie in memory
 MOST_ELEMENTS = 32768  # of whole blocks
-PER_THREAD = 64  # elements
+PER_THREAD = 64  # elements of a tile that is loaded from one tensor; half as many of several
 MOST_WARPS = 16
 TURNED = (
     0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
@@ -35,17 +35,23 @@ TURNED = (
 @dataclasses.dataclass(frozen=True)
 class TileFacts(Facts):
     """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
-    are reduced. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
+    are reduced. `loads`: full tensors that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
     which it is contiguous, innermost first."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
+    loads: int = 1
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def orders(self) -> int:
-        """The axes that are innermost in some full tensor's memory."""
+        """How many axes are innermost in some full tensor's memory."""
         return len({chain[0] for _, chain in self.chains})
+
+    @property
+    def per_thread(self) -> int:
+        """Elements that a thread has registers for."""
+        return PER_THREAD if self.loads <= 1 else PER_THREAD // 2
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:
@@ -68,6 +74,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         item_bytes=min(loads.values(), default=2),
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
+        loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
     )
 
@@ -88,7 +95,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
-    most = ELEMENTS[min(facts.orders, 2)]
+    most = ELEMENTS[min(facts.orders, 2)] * facts.per_thread // PER_THREAD
     while math.prod(extents) < most:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [run for run in runs if run[1] >= 0]
@@ -99,7 +106,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    return schedule_of(extents)
+    return schedule_of(extents, warps_of(extents, facts.per_thread))
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -117,11 +124,14 @@ def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
 
-def schedule_of(extents: Sequence[int], warps: int = 0) -> Schedule:
-    """A schedule with a tile of these elements; `warps`: 0 for as many as suit it."""
-    elements = math.prod(extents)
-    warps = warps or max(1, min(MOST_WARPS, elements // (PER_THREAD * H200.warp_size)))
-    return Schedule(Tile(1, warps, 1), elements, 1, 1, 1, extents=tuple(extents))
+def warps_of(extents: Sequence[int], per_thread: int) -> int:
+    """The warps of a program with a tile of these elements."""
+    return max(1, min(MOST_WARPS, math.prod(extents) // (per_thread * H200.warp_size)))
+
+
+def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
+    """A schedule with a tile of these elements."""
+    return Schedule(Tile(1, warps, 1), math.prod(extents), 1, 1, 1, extents=tuple(extents))
 
 
 def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import graphs
 import pytest
 import sympy
-from graphs import f32, only, share
+from graphs import f32, only, share, within_tile
 
 from mixorder.ir.program import (
     Axis,
@@ -44,7 +44,7 @@ def programs() -> dict[Form, LoopProgram]:
         Form.REORDERED: reordered,
         Form.MERGED: merge(reordered),
         Form.COOPERATIVE: share(merge(reordered), 2, 2),
-        Form.BLOCKED: lower_tile(only(graphs.block_scales(256, 512))),
+        Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
     }
 
 
