@@ -10,6 +10,7 @@ Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the gra
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Iterable, Iterator
 
 from torch.fx import Node
@@ -59,7 +60,10 @@ def is_within_tile(node: Node) -> bool:
 def tile_seed(node: Node) -> TileSeed | None:
     """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
     of full size is computed from the reductions."""
-    sources = [n for n in _above([node]) if not is_loop(n)]
+    above = _above([node])
+    if _is_along_rows(node) and not any(map(is_permutation, above)):
+        return None  # where others are across rows, one of those is tried
+    sources = [n for n in above if not is_loop(n)]
     size = product(shape_of(operands(node)[0]) or ())
     assert isinstance(size, int)
     full = [n for n in sources if product(shape_of(n) or ()) == size and _is_row_major(n)]
@@ -79,6 +83,15 @@ def tile_seed(node: Node) -> TileSeed | None:
     outer = [n for n in found if orders.reduced(n)[0].stride > 1]
     inner = [n for n in found if n not in outer]
     return TileSeed(SpaceAnalysis(size), Space(()), tuple(inner), tuple(outer), root=root)
+
+
+def _is_along_rows(node: Node) -> bool:
+    """Whether a reduction is over the last dims of its operand and no others."""
+    what = reduced(node)
+    assert what is not None
+    long = [d for d, n in enumerate(what.shape) if n != 1]
+    some = [d for d in long if d in what.dims]
+    return some == long[len(long) - len(some) :]
 
 
 def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
@@ -121,14 +134,16 @@ def _above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set
 
 def _below(nodes: Iterable[Node], orders: Orders) -> Iterator[Node]:
     """The loops and reductions that are computed from some nodes, with their orders, in graph order."""
-    reached = set(nodes)
-    node = min(reached, key=position)
-    while (node := node.next).op != "root":
-        if node.op != "call_function" or not any(a in reached for a in operands(node)):
-            continue
+    queued = {user for n in nodes for user in n.users}
+    heap = [(position(user), user) for user in queued]
+    heapq.heapify(heap)
+    while heap:
+        _, node = heapq.heappop(heap)
         if (is_loop(node) or is_within_tile(node)) and orders.find(node):
             yield node
-            reached.add(node)
+            for user in node.users.keys() - queued:
+                queued.add(user)
+                heapq.heappush(heap, (position(user), user))
 
 
 def grow_tile(seed: TileSeed, name: str) -> Region:

@@ -35,8 +35,8 @@ TURNED = (
 @dataclasses.dataclass(frozen=True)
 class TileFacts(Facts):
     """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
-    are reduced. `loads`: full tensors that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
-    which it is contiguous, innermost first."""
+    are reduced. `loads`: full tensors that are loaded. `chains`: of each full tensor, the bytes of an
+    element, and the places of the axes along which it is contiguous, innermost first."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
