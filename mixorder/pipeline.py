@@ -54,6 +54,7 @@ from .transform.in_place import reuse_in_place
 from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
 from .transform.split import split_outer
+from .transform.tile_split import split_spanning
 
 
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
@@ -216,7 +217,10 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
-        return blocked, step("powers_of_two", multiply_by_reciprocals, blocked)
+        loops = step("split", split_spanning, blocked)
+        return blocked, show(
+            "merged.txt", step("powers_of_two", multiply_by_reciprocals, loops), Form.BLOCKED
+        )
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)

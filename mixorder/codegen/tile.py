@@ -16,11 +16,25 @@ import sympy
 import torch
 
 from ..inductor.printing import IndentedBuffer, triton_compute_type
-from ..ir.program import Axis, Compute, Load, LoopProgram, Reduce, Statement, Store, index_symbols
+from ..ir.program import (
+    NUM_SPLITS,
+    SPLIT_SYMBOL,
+    Axis,
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Store,
+    index_symbols,
+)
+from ..ir.reductions import ReductionKind
 from ..schedule.schedule import Schedule
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
-from .writer import INT32_LIMIT, named
+from .writer import INT32_LIMIT, buffers_of, filler, named
 
 HELPER = """\
 @triton.jit
@@ -64,25 +78,28 @@ def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelS
 class _TileWriter:
     def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
         self.program, self.nest, self.schedule = program, program.nests[0], schedule
-        self.extents = dict(zip(self.nest.loops, schedule.extents, strict=True))
-        self.tiled = [axis for axis in self.nest.loops if self.extents[axis] > 1]
+        self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
+        self.extents = dict(zip(self.axes, schedule.extents, strict=True))
+        self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.code = IndentedBuffer()
-        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.nest.loops}, exact=True)
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
         self.deps = self.nest.dependence()
-        self.wide = any(b.max_offset >= INT32_LIMIT for b in program.buffers)
+        self.buffers = buffers_of(program, self.nest)
+        offsets = [b.max_offset.subs(NUM_SPLITS, schedule.num_splits) for b in self.buffers]
+        self.wide = any(offset >= INT32_LIMIT for offset in offsets)
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-        self.reduced_axes = frozenset(axis for axis in self.nest.loops if axis.symbol in reduced)
+        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
         self._helpers: dict[str, str] = {}  # functions that the kernel calls
         self._known: set[str] = set()  # names of indices that the kernel has defined
 
     def begin(self) -> None:
-        pointers = ", ".join(b.pointer for b in self.program.buffers)
+        pointers = ", ".join(b.pointer for b in self.buffers)
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({pointers}):")
         self.code.do_indent()
         self.code.writeline("program = tl.program_id(0)" + ".to(tl.int64)" * self.wide)
         before = 1
-        for axis in reversed(self.nest.loops):
+        for axis in reversed(self.axes):
             tiles = self.tiles(axis)
             if tiles > 1:
                 number = "program" if before == 1 else f"program // {before}"
@@ -99,12 +116,12 @@ class _TileWriter:
 
     @property
     def grid(self) -> int:
-        return math.prod(map(self.tiles, self.nest.loops))
+        return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
         name, text = named(name, "".join(self._helpers.values()) + self.code.getvalue())
-        stored = {s.buffer for s in self.nest.body if isinstance(s, Store)}
-        names = tuple(b.name for b in self.program.buffers)
+        stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
+        names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
         written = tuple(n for n in names if n in stored)
         return KernelSource(name, text, names, written, (), self.grid, config)
@@ -116,10 +133,12 @@ class _TileWriter:
             elif isinstance(stmt, Reduce):
                 self.reduce(stmt)
             elif isinstance(stmt, Store):
-                self.store(stmt)
+                self.store(stmt, str(self.ops.variables[stmt.value.name]), self.deps[stmt.value.name])
+            elif isinstance(stmt, PartialAccumulate):
+                self.store_partial(stmt)
             else:
                 assert isinstance(stmt, Compute)
-                for axis in (a for a in self.nest.loops if a.symbol in index_symbols(stmt)):
+                for axis in (a for a in self.axes if a.symbol in index_symbols(stmt)):
                     self.define_index(axis)
                 self.ops.compute(stmt)
 
@@ -211,32 +230,56 @@ class _TileWriter:
         return f"tl.reshape({text}, {self.shape(own)})"
 
     def reduce(self, stmt: Reduce) -> None:
-        value = str(self.ops.variables[stmt.value.name])
         along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
-        have = [axis for axis in self.tiled if axis.symbol in self.deps[stmt.value.name]]
-        if missing := [axis for axis in along if axis not in have]:
-            wanted = [axis for axis in self.tiled if axis in have or axis in missing]
-            value = f"tl.broadcast_to({value}, {self.shape(wanted)})"
+        value = self.spread(stmt.value.name, along)
+        self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, along), stmt.dtype, stmt.name)
+
+    def spread(self, name: str, along: Sequence[Axis]) -> str:
+        """A value with all elements of the tile along some axes."""
+        value, have = str(self.ops.variables[name]), self.deps[name]
+        if {axis.symbol for axis in along} <= have:
+            return value
+        wanted = [axis for axis in self.tiled if axis.symbol in have or axis in along]
+        return f"tl.broadcast_to({value}, {self.shape(wanted)})"
+
+    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
+        """A value reduced along some axes, which stay with size 1. A maximum of floats is an instruction for
+        two elements, which Inductor's function takes five for."""
+        combine = kind.combine if kind.selects and dtype == torch.float32 else None
+        if combine is not None:
+            self._helpers[combine] = HELPER.format(combine)
         for axis in reversed(along):
             place = self.tiled.index(axis)
             kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
-            value = f"{self.reduced(stmt, value, place)}[{kept}]"
-        self.ops.define(value, stmt.dtype, stmt.name)
+            call = f"{kind.tile}({value}, {place})"
+            value = f"{call if combine is None else f'tl.reduce({value}, {place}, {combine}_or_nan)'}[{kept}]"
+        return value
 
-    def reduced(self, stmt: Reduce, value: str, place: int) -> str:
-        """A value reduced along one dim. A maximum of floats takes one instruction for two elements."""
-        if not (stmt.kind.selects and stmt.dtype == torch.float32):
-            return f"{stmt.kind.tile}({value}, {place})"
-        combine = stmt.kind.combine
-        self._helpers[combine] = HELPER.format(combine)
-        return f"tl.reduce({value}, {place}, {combine}_or_nan)"
+    def store_partial(self, stmt: PartialAccumulate) -> None:
+        """Reduce the rows of the tile, and write the result to the tile's row of the workspace."""
+        own = stmt.index.free_symbols
+        gone = [axis for axis in self.axes if axis.symbol not in own]
+        along = [axis for axis in self.tiled if axis in gone]
+        kind, dtype = stmt.kind, self.program.buffer(stmt.buffer).dtype
+        value = self.spread(stmt.value.name, self.tiled)
+        for axis in (a for a in along if int(a.size) % self.extents[a]):
+            self.define_index(axis)
+            value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
+        if str(SPLIT_SYMBOL) not in self._known:
+            self._known.add(str(SPLIT_SYMBOL))
+            first, *rest = [axis for axis in gone if self.tiles(axis) > 1] or [gone[0]]
+            number = self.number(first) if self.tiles(first) > 1 else "0"
+            for axis in rest:
+                number = f"({number}) * {self.tiles(axis)} + {self.number(axis)}"
+            self.code.writeline(f"{SPLIT_SYMBOL} = {number}")
+        value = self.reduced(kind, dtype, value, along)
+        self.store(stmt, value, frozenset(a.symbol for a in self.tiled if a not in gone))
 
-    def store(self, stmt: Store) -> None:
+    def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
         dims = self.dims(stmt.index)
         address, mask = self.place(stmt.buffer, stmt.index, dims)
-        value = str(self.ops.variables[stmt.value.name])
         if dims:
-            value = self.in_memory(value, self.deps[stmt.value.name], dims)
+            value = self.in_memory(value, varies, dims)
         else:
             address = f"tl.broadcast_to({address}, {self.shape(())})"
         self.code.writeline(f"tl.store({address}, {value}{f', {mask}' * bool(mask)})")

@@ -20,15 +20,23 @@ from ..ir.program import AxisClass
 from .axes import Size, Space, product
 from .factors import Run, boundaries, flat, spanned
 from .grow import needed_for
-from .nodes import fake, is_constant, is_view, operands, reduced, reduction_kind, shape_of, size_of
+from .nodes import (
+    fake,
+    is_constant,
+    is_variance,
+    is_view,
+    operands,
+    reduced,
+    reduction_kind,
+    shape_of,
+    size_of,
+)
 from .orders import Orders, is_loop, is_permutation
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 
 LEAST, MOST = 16, 128  # elements of a block along one axis
-LEAST_TILES = (
-    8  # fewer leave most multiprocessors idle: their blocks are whole rows or columns of small tensors
-)
+LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,18 +174,18 @@ class _Growth:
         self.wanted = {*seed.inner, *seed.outer}
         self.above = {n for n in _above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
-        reads = {a for n in core for a in operands(n) if a not in core}
-        start = min(map(position, core))
-        early = needed_for(reads, since=start)
+        self.reads = {a for n in core for a in operands(n) if a not in core}
+        early = needed_for(self.reads, since=min(map(position, core)))
         self.above -= {n for n in early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
         self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
         self.tainted: set[Node] = set()
         self.pending: set[Node] = set()
+        self.columns: set[Node] = set()  # reductions over all rows, and what is computed from them
 
     def grow(self, name: str) -> Region:
-        node = min(self.above | self.wanted, key=position)
+        node = min(self.reads, key=position)
         while node.op != "root":
             if node.op == "call_function":
                 self.visit(node)
@@ -185,7 +193,7 @@ class _Growth:
         outputs = self.outputs()
         nodes = self.needed(outputs)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
-        if not reductions:
+        if self.columns.issuperset(reductions):
             raise Decline(DeclineReason.CYCLE, "the reductions depend on each other through a node outside")
         space = self.space(nodes)
         outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
@@ -205,6 +213,8 @@ class _Growth:
         """Take a node that may be taken, or note that it depends on the region."""
         args = operands(node)
         if self.joins(node, args):
+            if self.spans_rows(node) or any(a in self.columns for a in args):
+                self.columns.add(node)
             for arg in args:
                 self.pull(arg)
             self.members[node] = reduction_kind(node) is not None or any(
@@ -215,11 +225,26 @@ class _Growth:
             found.add(node)
 
     def joins(self, node: Node, args: list[Node]) -> bool:
-        wanted = node in self.above or node in self.wanted
-        live = any(self.members.get(a, False) for a in args)
-        if not wanted and not (live and (is_loop(node) or is_within_tile(node))):
+        live = [a for a in args if self.members.get(a, False)]
+        if any(a in self.columns for a in args):
+            # The results for columns exist only when all programs have ended.
+            return is_loop(node) and all(a in self.columns for a in live) and self.fits(node, args)
+        if node in self.above or node in self.wanted or (live and (is_loop(node) or is_within_tile(node))):
+            return self.fits(node, args)
+        return self.spans_rows(node) and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
+
+    def spans_rows(self, node: Node) -> bool:
+        """Whether a node is a reduction over all rows, which leaves an element for each column."""
+        if reduction_kind(node) is None or is_variance(node) or is_within_tile(node) or not self.order(node):
             return False
-        return self.fits(node, args)
+        kept, gone = flat(self.orders[node]), self.orders.reduced(node)
+        if len(kept) != 1 or len(gone) != 1 or kept[0].stride != 1:
+            return False
+        return (gone[0].stride, gone[0].end) == (kept[0].end, self.analysis.numel)
+
+    def sources(self, node: Node) -> set[Node]:
+        """The full-size tensors from which loops compute what a reduction reduces."""
+        return {n for n in _above([node]) if not is_loop(n) and self.analysis.is_full(n)}
 
     def fits(self, node: Node, args: list[Node]) -> bool:
         """Whether the region may compute a node: it stands at one place in the space, and what it uses of
@@ -295,7 +320,7 @@ class _Growth:
         by: dict[bool, list[Run]] = {False: [], True: []}
         for node in {*nodes, *(a for n in nodes for a in operands(n))}:
             cuts |= boundaries(flat(self.orders[node])) | self.gaps(node)
-            if reduction_kind(node) is not None and node in self.members:
+            if reduction_kind(node) is not None and node in self.members and node not in self.columns:
                 run = self.orders.reduced(node)
                 by[run[0].stride > 1].append(run)
                 cuts |= boundaries(run)

@@ -11,11 +11,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import TooWide
-from ..ir.program import Axis, Compute, Load, LoopProgram, Nest, Reduce, Store, closure
+from ..ir.program import (
+    Axis,
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    closure,
+)
 from .constants import FITTED, Constants
 from .cost import Traffic, traffic
 from .device import H200, DeviceInfo
 from .facts import Facts, cost_of
+from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .schedule import Schedule, Tile, next_power_of_2
@@ -35,11 +47,13 @@ TURNED = (
 @dataclasses.dataclass(frozen=True)
 class TileFacts(Facts):
     """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
-    are reduced. `loads`: full tensors that are loaded. `chains`: of each full tensor, the bytes of an
-    element, and the places of the axes along which it is contiguous, innermost first."""
+    are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
+    that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
+    which it is contiguous, innermost first."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
+    summed: frozenset[int] = frozenset()
     loads: int = 1
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
@@ -57,9 +71,11 @@ class TileFacts(Facts):
 def facts_of_tile(program: LoopProgram) -> TileFacts:
     """The facts of a blocked program."""
     nest = program.nests[0]
-    axes = nest.loops
+    axes = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
     sizes = tuple(int(axis.size) for axis in axes)
     reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    partials = [s for s in nest.body if isinstance(s, PartialAccumulate)]
+    kept = {s for stmt in partials for s in stmt.index.free_symbols}
     every, deps = {axis.symbol for axis in axes}, nest.dependence()
     full = [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
     computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
@@ -74,6 +90,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         item_bytes=min(loads.values(), default=2),
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
+        summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
         loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
     )
@@ -106,7 +123,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    return schedule_of(extents, warps_of(extents, facts.per_thread))
+    chosen = schedule_of(extents, warps_of(extents, facts.per_thread))
+    return with_finalisation(chosen, facts, device, constants)
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -134,6 +152,22 @@ def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
     return Schedule(Tile(1, warps, 1), math.prod(extents), 1, 1, 1, extents=tuple(extents))
 
 
+def with_finalisation(
+    schedule: Schedule, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
+) -> Schedule:
+    """A schedule with the number of partial results that its tiles leave, and how these are reduced. Raises
+    `TooWide` for more than a program holds."""
+    if not facts.summed:
+        return schedule
+    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, schedule.extents, strict=True)]
+    num_splits = math.prod(tiles[i] for i in facts.summed)
+    if num_splits > most_partials(device):
+        raise TooWide(1, f"{num_splits} partial results, at most {most_partials(device)} fit a program")
+    cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
+    block, warps = final(num_splits, next_power_of_2(cols), cols, device, constants)
+    return dataclasses.replace(schedule, num_splits=num_splits, final_block=block, final_warps=warps)
+
+
 def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
     """No schedules beside the chosen one."""
     yield from ()
@@ -153,30 +187,38 @@ def expected_of_tile(
     along each axis, which reads its inputs and writes its results."""
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
     nest = loops.nests[0]
-    idle = Work(moved.read + moved.written, moved.read + moved.written)
+    once = moved.read + moved.written + moved.workspace
+    idle = Work(once, once)
     launch = times.start_us + times.fused.latency_us
-    kernels = list(_kernels_apart(loops, nest))
+    if moved.workspace:
+        partials = Work(moved.workspace, moved.workspace)
+        launch += times.launch_us + times.us(Kind.COLUMNS, partials, device)
+    kernels = list(_kernels_apart(lowered))
     apart = times.start_us + sum(_apart_us(program, device, times) for program in kernels)
     return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * slower * idle.dram / 1e6,
+        LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
         launch + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
         apart,
         launch + times.us(Kind.POINTWISE, idle, device),
-        1,
+        len(loops.nests),
         len(kernels),
         measured=device.name == H200.name,
     )
 
 
-def _kernels_apart(program: LoopProgram, nest: Nest) -> Iterator[LoopProgram]:
-    """The parts of a blocked program that Inductor has in a kernel each: by the axes reduced for a store."""
-    parts: dict[frozenset[object], list[Store]] = {}
+def _kernels_apart(program: LoopProgram) -> Iterator[LoopProgram]:
+    """The parts of a lowered program that Inductor has in a kernel each: by the axes reduced for a store.
+    What needs no reduction is stored by one of the others."""
+    (nest,), parts = program.nests, dict[frozenset[object], list[Store]]()
     for store in (s for s in nest.body if isinstance(s, Store)):
         needed = closure(nest.body, [store])
         axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
         parts.setdefault(axes, []).append(store)
+    plain = parts.pop(frozenset(), [])
     for stores in parts.values():
-        yield dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, stores)),))
+        body = closure(nest.body, [*plain, *stores])
+        yield dataclasses.replace(program, nests=(Nest(nest.loops, body),))
+        plain = []
 
 
 def _apart_us(program: LoopProgram, device: DeviceInfo, times: Times) -> float:

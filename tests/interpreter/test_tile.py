@@ -124,6 +124,32 @@ def test_numbers_of_columns_and_of_rows() -> None:
     check(function, wide(256, 512, f32))
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(96, 416), (480, 96), (2048, 32)])
+def test_sums_over_all_rows_beside_the_blocks(rows: int, cols: int) -> None:
+    """Rows beyond the last count as nothing, whatever is computed before the reduction."""
+
+    def function(x: Any, z: Any) -> Any:
+        moved = (x * z).exp() + 1
+        return *quantised.mx_both(moved), moved.sum(0), moved.mean(0), moved.amax(0), -moved.amin(0)
+
+    args = torch.randn(rows, cols), torch.randn(rows, cols)
+    with collect() as records:
+        ours = run_fused(function, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and len(record.kernels) == 2
+    eager, exact = function(*args), function(*(a.double() for a in args))
+    for mine, theirs, truth in zip(ours, eager, exact, strict=True):
+        if mine.dtype == f32 and mine.shape == (cols,):
+            torch.testing.assert_close(mine.double(), truth, rtol=1e-6, atol=0)
+        else:
+            assert different(mine, theirs) <= mine.numel() // 1000  # exp is NumPy's there
+
+
+def test_a_bias_gradient_in_half_precision() -> None:
+    x = wide(512, 256)
+    check(lambda x: (*quantised.mx_both(x), x.amax(0), x.float().amin(0)), x, kernels=2)
+
+
 def test_a_sum_of_blocks_is_as_exact_as_eager_s() -> None:
     def function(x: Any) -> Any:
         rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
