@@ -226,9 +226,12 @@ class _Growth:
 
     def joins(self, node: Node, args: list[Node]) -> bool:
         live = [a for a in args if self.members.get(a, False)]
-        if any(a in self.columns for a in args):
-            # The results for columns exist only when all programs have ended.
-            return is_loop(node) and all(a in self.columns for a in live) and self.fits(node, args)
+        if columns := [a for a in args if a in self.columns]:
+            # Their values exist only when all programs have ended: what follows has no more elements.
+            if not is_loop(node) or len(columns) < len(live) or not self.fits(node, args):
+                return False
+            ends = [max((f.end for f in flat(self.orders[n])), default=1) for n in (columns[0], node)]
+            return ends[1] <= ends[0]
         if node in self.above or node in self.wanted or (live and (is_loop(node) or is_within_tile(node))):
             return self.fits(node, args)
         return self.spans_rows(node) and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
