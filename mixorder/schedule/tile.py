@@ -23,8 +23,9 @@ from ..ir.program import (
     Store,
     closure,
 )
+from . import apart
 from .constants import FITTED, Constants
-from .cost import Traffic, traffic
+from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts, cost_of
 from .finalisation import final, most_partials
@@ -193,42 +194,44 @@ def expected_of_tile(
     if moved.workspace:
         partials = Work(moved.workspace, moved.workspace)
         launch += times.launch_us + times.us(Kind.COLUMNS, partials, device)
-    kernels = list(_kernels_apart(lowered))
-    apart = times.start_us + sum(_apart_us(program, device, times) for program in kernels)
+    others = kernels_of(lowered)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
         launch + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
-        apart,
+        apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
         len(loops.nests),
-        len(kernels),
+        len(others),
         measured=device.name == H200.name,
     )
 
 
-def _kernels_apart(program: LoopProgram) -> Iterator[LoopProgram]:
-    """The parts of a lowered program that Inductor has in a kernel each: by the axes reduced for a store.
-    What needs no reduction is stored by one of the others."""
+def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
+    """What Inductor has in a kernel each of a lowered program: the stores that need reductions over the same
+    axes. What needs no reduction is stored by one of them."""
     (nest,), parts = program.nests, dict[frozenset[object], list[Store]]()
     for store in (s for s in nest.body if isinstance(s, Store)):
         needed = closure(nest.body, [store])
         axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
         parts.setdefault(axes, []).append(store)
-    plain = parts.pop(frozenset(), [])
+    plain, found = parts.pop(frozenset(), []), list[apart.Kernel]()
     for stores in parts.values():
         body = closure(nest.body, [*plain, *stores])
-        yield dataclasses.replace(program, nests=(Nest(nest.loops, body),))
+        found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
         plain = []
+    return found
 
 
-def _apart_us(program: LoopProgram, device: DeviceInfo, times: Times) -> float:
+def _kernel_of(program: LoopProgram) -> apart.Kernel:
+    """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results."""
     facts, nest = facts_of_tile(program), program.nests[0]
-    moves = traffic(program, program, 1)
-    share = TURNED if facts.orders > 1 else 1.0
-    moved = (moves.read + moves.written) / share
+    used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
+    moves = tuple(apart.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    return times.launch_us + times.us(kind, Work(moved, moved) + computing(program, nest, nest.body), device)
+    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
+    work = Work(moved, moved) + computing(program, nest, nest.body)
+    return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
 
 
 @dataclasses.dataclass(frozen=True)
