@@ -30,6 +30,7 @@ from .schedule.space import Space
 from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
+from .transform.saturation import without_clamps
 
 TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
 
@@ -54,9 +55,9 @@ class Strategy:
     """One way of running a merged program; `meaning` says which, for the user.
 
     `applies` raises `Decline` for a merged program that cannot be run in this way. `transform` makes the
-    loops, which then have `form`. `place` adds the buffers whose size depends on the schedule. `starts` are
-    schedules that a search begins from, in addition to the chosen one; `space` has those near one. `emit`
-    writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
+    loops, which then have `form`. `place` does what depends on the schedule: it adds buffers of its sizes.
+    `starts` are schedules that a search begins from, in addition to the chosen one; `space` has those near
+    one. `emit` writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
     accumulators. `in_place`: an output may reuse the memory of an input that is read before. `blocked`:
     whether it runs programs whose reductions end within blocks; it then runs no others.
     """
@@ -188,6 +189,7 @@ TILE = Strategy(
     applies=_ends_within_blocks,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
+    place=lambda loops, s: without_clamps(loops) if s.saturates else loops,
     in_place=False,  # a value is exchanged between threads before it is stored
     blocked=True,
     predict=tile.expected_of_tile,

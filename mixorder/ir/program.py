@@ -360,6 +360,17 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
     return (*reversed(kept), *roots)
 
 
+def live(body: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements of a body that are no values, and the values that statements use, in order."""
+    needed: set[str] = set()
+    kept: list[Statement] = []
+    for stmt in reversed(tuple(body)):
+        if not isinstance(stmt, Value) or stmt.name in needed:
+            needed.update(operands(stmt))
+            kept.append(stmt)
+    return tuple(reversed(kept))
+
+
 def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
     """The symbols in a statement's own index expressions."""
     if isinstance(stmt, Reduce | Carry | Exchange):

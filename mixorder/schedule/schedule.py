@@ -29,7 +29,7 @@ class Schedule:
     main kernel still runs (`codegen.programmatic_launch`).
 
     `extents`: of a program whose reductions end within its tile, the tile's elements along each axis; the
-    other numbers are then 1 or 0, but for the warps.
+    other numbers are then 1 or 0, but for the warps. `saturates`: casts to float8 need no clamp before them.
     """
 
     tile: Tile
@@ -44,6 +44,7 @@ class Schedule:
     overlap: bool = False
     chunks: int = 1
     extents: tuple[int, ...] = ()
+    saturates: bool = False
 
     @property
     def chunk(self) -> int:

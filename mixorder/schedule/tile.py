@@ -124,7 +124,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    chosen = schedule_of(extents, warps_of(extents, facts.per_thread))
+    chosen = schedule_of(extents, warps_of(extents, facts.per_thread), device.saturates)
     return with_finalisation(chosen, facts, device, constants)
 
 
@@ -148,9 +148,10 @@ def warps_of(extents: Sequence[int], per_thread: int) -> int:
     return max(1, min(MOST_WARPS, math.prod(extents) // (per_thread * H200.warp_size)))
 
 
-def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
+def schedule_of(extents: Sequence[int], warps: int, saturates: bool = False) -> Schedule:
     """A schedule with a tile of these elements."""
-    return Schedule(Tile(1, warps, 1), math.prod(extents), 1, 1, 1, extents=tuple(extents))
+    tile, elements = Tile(1, warps, 1), math.prod(extents)
+    return Schedule(tile, elements, 1, 1, 1, extents=tuple(extents), saturates=saturates)
 
 
 def with_finalisation(
@@ -245,12 +246,13 @@ class TileSpace:
     def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
         assert isinstance(self.facts, TileFacts)
         extents, warps = schedule.extents, schedule.tile.num_warps
-        free = [i for i in range(len(extents)) if i not in self.facts.whole]
-        found = [schedule_of(extents, warps * 2), schedule_of(extents, warps // 2 or 1)]
-        for i in free:
+        found = [(extents, warps * 2), (extents, max(1, warps // 2))]
+        for i in (i for i in range(len(extents)) if i not in self.facts.whole):
             for one in (extents[i] * 2, extents[i] // 2):
-                found.append(schedule_of([*extents[:i], one, *extents[i + 1 :]], warps))
-        return tuple(s for s in found if s != schedule and self.legal(s))
+                found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
+        tiles = (schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0)
+        near = (s for s in tiles if s.extents != extents or s.tile != schedule.tile)
+        return tuple(with_finalisation(s, self.facts, self.device) for s in near if self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
         return combined_from((("extents", "r0_block"), ("tile",)), times, around)

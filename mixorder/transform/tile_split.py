@@ -29,6 +29,7 @@ from ..ir.program import (
     Store,
     Value,
     closure,
+    live,
     operands,
 )
 from .split import final_nest
@@ -65,7 +66,7 @@ def split_spanning(program: LoopProgram) -> LoopProgram:
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, *spaces.values()),
-        nests=(Nest((split, *nest.loops), _live(main)), _as_one(final, columns, split)),
+        nests=(Nest((split, *nest.loops), live(main)), _as_one(final, columns, split)),
     )
 
 
@@ -76,17 +77,6 @@ def _behind(nest: Nest, spanning: list[Reduce]) -> set[str]:
         if isinstance(stmt, Value) and any(name in found for name in operands(stmt)):
             found.add(stmt.name)
     return found
-
-
-def _live(body: list[Statement]) -> tuple[Statement, ...]:
-    """The statements that a store or a partial result needs, in order."""
-    needed: set[str] = set()
-    kept: list[Statement] = []
-    for stmt in reversed(body):
-        if not isinstance(stmt, Value) or stmt.name in needed:
-            needed.update(operands(stmt))
-            kept.append(stmt)
-    return tuple(reversed(kept))
 
 
 def _as_one(nest: Nest, columns: tuple[Axis, ...], split: Axis) -> Nest:

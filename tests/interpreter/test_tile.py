@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from lab.quantised import RECIPES, different, inputs
 from running import ON, compiled, run_fused
 
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
 from mixorder.strategies import TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
@@ -40,6 +42,23 @@ def wide(rows: int, cols: int, dtype: torch.dtype = bf16) -> torch.Tensor:
 def test_zeros_infinities_nan_and_subnormal_numbers(name: str) -> None:
     recipe = RECIPES[name]
     check(recipe.function, *inputs(recipe, 256, 512, "cpu"))
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Callable[..., None]) -> None:
+    """What is beyond the largest number, infinity too, is that number with either."""
+    plan_with(device=dataclasses.replace(H200, num_sm=5, saturates=saturates))
+    x = wide(256, 512)
+    x[::7] *= 1000
+
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        scaled = (b.float() / b.abs().amin(d, keepdim=True).float() for b, d in ((rows, 2), (columns, 1)))
+        return tuple(y.clamp(-448, 448).to(quantised.F8) for y in scaled)
+
+    record = check(function, x)
+    assert ("tl.minimum(" in record.kernels[0].text.split("def triton")[1]) == (not saturates)
+    assert (function(x)[0].float().abs() == 448).sum() > 100
 
 
 @pytest.mark.parametrize("name", ["gelu_backward", "swiglu_backward"])
