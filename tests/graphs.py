@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lab import quantised
 from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
@@ -215,6 +214,8 @@ def traced_rows(function: Callable[..., Any], *specs: Spec, symbolic: Sequence[i
 
 def block_scales(rows: int, cols: int, transposed: bool = True, dtype: torch.dtype = bf16) -> Graph:
     """MXFP8 along rows and columns; the column-wise data transposed, or in place."""
+    from lab import quantised  # tools/ is not on the path of every process that imports this module
+
     function = quantised.mx_both if transposed else quantised.mx_in_place
     return traced(lambda x: function(x), ((rows, cols), dtype))
 

@@ -52,7 +52,10 @@ class Schedule:
         return self.r0_block // self.chunks
 
     def __str__(self) -> str:
-        return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))
+        names = [f.name for f in dataclasses.fields(self)]
+        if not self.extents:
+            names = [name for name in names if name not in ("extents", "saturates")]
+        return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 
 def is_power_of_2(n: int) -> bool:
