@@ -42,7 +42,7 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "requests_sm_us": (5000.0, 56000.0),  # 32 threads each cycle
     "program_us": (0.001, 0.3),
     "in_flight_us": (0.5, 2.0),
-    "full_warps": (3.0, 20.0),
+    "full_warps": (3.0, 64.0),
     "uneven": (0.05, 1.5),
     "step_us": (0.01, 1.0),
     "level_us": (0.01, 0.5),

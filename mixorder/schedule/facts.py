@@ -113,7 +113,7 @@ class _Reader:
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
-            divergent=any(op.removeprefix("libdevice_") in _DIVERGENT for op in _per_element(self.program)),
+            divergent=any(map(is_divergent, _per_element(self.program))),
             levels=self.levels(),
             column_words=self.column_words,
             numbered=self.numbered(),
@@ -219,6 +219,11 @@ def instructions_by_node(program: LoopProgram) -> dict[str, int]:
 def cost_of(op: str) -> int:
     """Machine instructions of one op on one element."""
     return _INSTRUCTIONS.get(op.removeprefix("libdevice_"), 1)
+
+
+def is_divergent(op: str) -> bool:
+    """Whether threads of a warp take different branches of an op."""
+    return op.removeprefix("libdevice_") in _DIVERGENT
 
 
 def _per_element(program: LoopProgram) -> Iterator[str]:

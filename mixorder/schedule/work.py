@@ -29,7 +29,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import cost_of
+from .facts import cost_of, is_divergent
 
 SECTOR = 32  # bytes
 ACCESS = 16  # bytes of the widest access of a thread
@@ -37,14 +37,13 @@ SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
-HEAVY = cost_of("exp")  # instructions of a function, at least
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
     the multiprocessors, where each tile moves its own. `light`: instructions of all threads, which a thread
-    overlaps with those of its other elements. `heavy`: those of functions such as `exp`, which only other
+    overlaps with those of its other elements. `heavy`: those of functions with branches, which only other
     warps overlap. `requests`: loads and stores of all threads."""
 
     dram: float
@@ -117,11 +116,11 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
     light = heavy = 0.0
     for stmt in statements:
-        if isinstance(stmt, Compute) and (each := cost_of(stmt.op)) >= HEAVY:
-            heavy += each * _extent(program, nest, deps[stmt.name])
+        if isinstance(stmt, Compute) and is_divergent(stmt.op):
+            heavy += cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
-            light += wide * each * _extent(program, nest, deps[stmt.name])
+            light += wide * cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
             light += _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
