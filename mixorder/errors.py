@@ -65,7 +65,7 @@ class DeclineReason(Enum):
     )
     LAYOUT = (
         "layout",
-        "A tensor's strides would make the innermost loop uncoalesced.",
+        "A tensor's strides would make its accesses uncoalesced.",
         "`.contiguous()` where the transposed tensor is made, or channels last.",
     )
     TOO_MANY_LIVE_TILES = (

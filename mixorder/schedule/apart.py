@@ -26,13 +26,13 @@ from .cost import without
 from .device import DeviceInfo
 from .kernel_time import Kind, Times
 from .schedule import next_power_of_2
-from .work import ACCESS, Access, Work, accesses, computing, total
+from .work import ACCESS, Access, Work, accesses, against, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 SPLIT_PROGRAMS = 64  # times multiprocessors: with fewer columns a reduction over rows is split into two
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
-ACROSS = 16  # requests for an element of a tensor across whose memory a row lies: a sector holds as many of 2 bytes
+ACROSS = 16  # requests for an element that lies across a tile in memory: its sector has as many of 2 bytes
 BLOCK = 1024  # elements of a program of a kernel without rows
 
 
@@ -99,7 +99,7 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
         return Kernel(Kind.COLUMNS, work, blocks, 1 + split * sums, moves)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
-    work += Work(0, 0, requests=ACROSS * sum(a.turned for a in moves))
+    work += Work(0, 0, requests=ACROSS * against(moves))
     if cols <= PERSISTENT_COLS:
         work = _in_lanes(work, cols)
         return Kernel(Kind.ROWS, work, min(rows * outside, blocks), 1, moves)

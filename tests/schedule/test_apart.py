@@ -101,7 +101,7 @@ def test_a_pointwise_result_and_its_sum() -> None:
     assert pointwise.work.dram == 3 * size
     # The sum reads what the first has written instead of computing it again from two tensors.
     assert columns.work.dram == size + 2 * LARGE[1]
-    assert pointwise.work.heavy > columns.work.heavy == 0
+    assert pointwise.work.light > 10 * columns.work.light
 
 
 def test_a_row_in_a_loop_is_read_once_for_each_sum_that_needs_another() -> None:

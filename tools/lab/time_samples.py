@@ -120,7 +120,7 @@ def swept(sweeps: Sequence[Path], corpus: Path) -> Iterator[Sample]:
             for row, weight in own:
                 assert row.us is not None
                 lanes = row.schedule.r0_block * row.schedule.parts
-                # Blocks of columns of widths that the strategy would not choose stand under the name of another.
+                # Blocks of columns of other widths than the strategy's stand under the name of another.
                 loops = in_blocks(whole, lanes) if lanes < program.tile_axes[1].size else whole
                 kernels = (_scheduled(strategy, loops, row.schedule),)
                 name = frozenset({target.name})
