@@ -20,6 +20,7 @@ from .table import (
     memory,
     near_misses,
     norms,
+    nothing,
     rises,
     schedule_of,
     source,
@@ -80,9 +81,10 @@ def page(report: Findings) -> str:
         parts += [_table([cells(report.regions, kind) for kind in kinds])]
         parts += [f"<p>{html.escape(line)}</p>" for line in (totals(report) + memory(report)).splitlines()]
         parts += [_text(text) for text in rises(report.regions)]
-        parts += [f"<details><summary>The table's words</summary>{_words(terms(report.regions))}</details>"]
+        meanings = _words(terms(report.regions))
+        parts += [f"<details><summary>What the words of the table mean</summary>{meanings}</details>"]
     else:
-        parts.append("<p>Nothing was fused.</p>")
+        parts.append(f"<p>{html.escape(nothing(report))}</p>")
     parts += [_text(near_misses(report.misses))] if report.misses else []
     parts += [_text(norms(report))] if report.norms else []
     if kinds:

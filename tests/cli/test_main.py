@@ -83,14 +83,16 @@ def test_a_decline_is_shown_and_nothing_fused_fails() -> None:
         (["--norm", "batch"], "argument --norm: invalid choice: 'batch'"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--layers", "0"], "argument --layers: 0 is less than 1"),
-        (["--dim", "wide"], "argument --dim: invalid number value: 'wide'"),
+        (["--dim", "wide"], "argument --dim: 'wide' is not a whole number"),
         (["--no-such-option"], "unrecognized arguments: --no-such-option"),
     ],
 )
 def test_bad_arguments(args: list[str], message: str) -> None:
     done = demo(*args)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"python -m mixorder: error: {message}") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith(f"python -m mixorder demo: error: {message}") and done.stderr.count("\n") == 1
+    )
 
 
 def test_cuda_without_a_gpu_is_refused() -> None:
@@ -104,7 +106,7 @@ def test_cuda_without_a_gpu_is_refused() -> None:
 
 
 def test_help_teaches() -> None:
-    done = demo("--help")
+    done = demo("demo", "--help")
     assert done.returncode == 0
     for text in (
         "--show-kernel",
