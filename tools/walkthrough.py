@@ -107,16 +107,17 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
         "do not depend on the row are hoisted (`once:`). In fp32, dx is computed by fused multiply-adds, "
-        "which do not round the product (`transform/fma.py`). Other strategies transform this program further: "
-        "several programs share a wide row (`transform/cooperative.py`), or a program reads it again "
-        "(`transform/reread.py`). Programs that share a row wait for each other for a bounded time; a program "
-        "that has waited longer computes the others' parts itself.",
+        "which do not round the product (`transform/fma.py`). Other strategies transform this program "
+        "further: several programs share a wide row (`transform/cooperative.py`), or a program reads it "
+        "again (`transform/reread.py`). Programs that share a row wait for each other for a bounded time; a "
+        "program that has waited longer computes the others' parts itself.",
     ),
     "schedule.txt": (
         "Schedule",
         "text",
         "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
-        "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, `docs/tuning.md`).",
+        "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
+        "`docs/tuning.md`).",
     ),
     "kernel.py": (
         "Generate",
