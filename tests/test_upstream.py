@@ -62,9 +62,8 @@ def test_each_issue_of_the_page_has_a_test_without_a_gpu() -> None:
     listed = re.findall(r"^\| (\d{6})(?: \(R\))? \| .* \| `test_(\d{6})_\*` \|$", page, re.MULTILINE)
     assert len(listed) == 11 and all(issue == test for issue, test in listed)
     files = (here, here.parent / "interpreter" / "test_upstream_numbers.py")
-    tested = {
-        number for path in files for number in re.findall(r"^def test_(\d{6})_", path.read_text(), re.M)
-    }
+    found = re.compile(r"^def test_(\d{6})_", re.MULTILINE)
+    tested = {number for path in files for number in found.findall(path.read_text())}
     assert {issue for issue, _ in listed} == tested
     assert tested - {name.split()[0] for name in WOUNDS} == {"186426"}  # symbolic sizes: a test of its own
 
