@@ -1,8 +1,8 @@
 """`python -m mixorder explain package.module:factory`: what mixorder would do to a model. Needs no GPU.
 
 Prints the report of `mixorder.explain`; with --time and --check it also runs the compiled model. Exit
-status: 0; 1 where nothing is fused, or dtypes do not explain the errors of gradients; 2 on bad arguments or,
-with --time, without a GPU.
+status: 0; 1 where nothing is fused, or rounding does not explain the errors of gradients; 2 on bad arguments
+or, with --time, without a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ with which kernels, and each pair that it leaves to Inductor, with the reason an
 The model runs once, op by op. Without --time and --check no kernel is compiled or run. Without a GPU
 schedules are chosen for an H200. With --device meta nothing is computed, so the model may be of any size.
 
-The exit status is 0 where something is fused, and 1 where nothing is."""
+The exit status is 0 where something is fused. It is 1 where nothing is, or --check finds a wrong gradient."""
 
 EPILOG = f"""\
 {HELP}

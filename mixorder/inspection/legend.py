@@ -34,7 +34,8 @@ def terms(regions: Sequence[RegionRecord]) -> Iterator[tuple[str, str]]:
         "region",
         "The numbers of the regions: operators that become one kernel, and a small second one. Regions with "
         "the same kernels share a line, and its figures are those of one of them. "
-        "`--kernel I` prints the Triton text of region I, `--graph I` its loops.",
+        "The Triton text of region I: `--kernel I`, in Python `report.kernel(I)`. Its loops: `--graph I`, "
+        "`report.graph(I)`.",
     )
     yield "from", "The modules that the reductions belong to. * stands for any number."
     yield "rows x cols", _space(regions)
