@@ -196,7 +196,9 @@ def by_first_strategy(
     too_wide = [one for one in refusals if isinstance(one, TooWide)]
     if not too_wide:
         raise refusals[0]
-    return too_wide[0]
+    others = refusals[refusals.index(too_wide[0]) :]
+    details = "; ".join(dict.fromkeys(refusal.detail for refusal in others))
+    return TooWide(too_wide[0].words, details, too_wide[0].reason)
 
 
 def improved(

@@ -105,7 +105,7 @@ def choose(
     `spill_factor`: how many times the device's registers a row may take. Raises `TooWide` beyond that.
     """
     if facts.cols > MAX_COLS:
-        detail = f"{facts.cols} columns, at most {MAX_COLS} fit"
+        detail = f"{facts.cols} columns, and one program holds at most {MAX_COLS}"
         raise TooWide(facts.held_words, detail, DeclineReason.ROW_TOO_WIDE)
     r0_block, chunks = lanes_of(facts, constants)
     if facts.held_words * r0_block + r0_block // chunks > spill_factor * device.registers:
