@@ -122,13 +122,14 @@ def _moves(
     whole = accesses(program, nest, nest.statements, tile)
     rest = without(nest, stored)
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
-    instead = accesses(program, nest, rest, tile) + _of_buffers(program, known)
+    instead = accesses(program, nest, rest, tile) + moved_once(program, known)
     if known and total(instead).dram < total(whole).dram:
         return tuple(instead), rest
     return tuple(whole), nest.statements
 
 
-def _of_buffers(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
+def moved_once(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
+    """Accesses that move all elements of some buffers, in order."""
     sizes = {b: program.hint(program.buffer(b).numel) * program.buffer(b).dtype.itemsize for b in buffers}
     return [Access(b, size, size, size, size / ACCESS) for b, size in sizes.items()]
 
