@@ -41,7 +41,7 @@ setup(
     name="mixorder",
     distclass=WithDataFiles,
     version=VERSION,
-    description="One-pass norm backward (and every pair like it) for torch.compile",
+    description="A plugin for torch.compile that makes the backward of norms faster",
     long_description=outside_of_the_repository((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
     author="mixorder contributors",

@@ -11,6 +11,22 @@ import os
 import sys
 
 COMMANDS = ("demo", "explain", "bench", "tune", "doctor")
+HELP = """\
+usage: python -m mixorder [command] [arguments]
+
+mixorder is a plugin for torch.compile that makes the backward of norms faster. A compile uses it with
+options={"mixorder": True}, or with MIXORDER=1 in the environment. These commands show what it does:
+
+  python -m mixorder doctor                          checks the installation, and says what to do
+  python -m mixorder explain package.module:factory  start here: what mixorder would do to your model
+  python -m mixorder bench package.module:factory    on a GPU: times steps without and with mixorder
+  python -m mixorder tune package.module:factory     on a GPU: times schedules of kernels, keeps the fastest
+  python -m mixorder demo                            trains one step of a small transformer without and with
+                                                     mixorder, and compares; runs where no command is named
+  python -m mixorder --version
+
+A factory is a function of yours that gives a model and its inputs. `python -m mixorder explain --help` has an
+example; each command has its own --help."""
 
 
 def main() -> int:
@@ -33,6 +49,9 @@ def _run(arguments: list[str]) -> int:
         from mixorder import __version__
 
         print(f"mixorder {__version__}")
+        return 0
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(HELP)
         return 0
     command = "demo"
     if arguments and not arguments[0].startswith("-"):

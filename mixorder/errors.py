@@ -16,13 +16,13 @@ class DeclineReason(Enum):
 
     ROW_TOO_WIDE = (
         "row-too-wide",
-        "A row does not fit any kernel strategy for this device.",
-        "Reduce in fp32; keep gathers and per-head weights out of the chain between the reductions. "
-        "Where the model allows it, normalise per head or per group.",
+        "A row is too wide for one program, and programs cannot share it or are too few.",
+        "If the detail says what keeps programs from sharing a row (fp64, a gather, a weight per head), "
+        "remove that. Otherwise normalise over fewer columns, such as per head or per group.",
     )
     TOO_SMALL = (
         "too-small",
-        "The tensors are so small that a fused kernel would not pay.",
+        "The tensors are so small that a fused kernel would save next to nothing.",
         "Leave it: there is little to gain. To fuse it anyway, set `mixorder_min_numel` to fewer elements.",
     )
     SLOWER = (
@@ -46,12 +46,12 @@ class DeclineReason(Enum):
     INPUT_MUTATED = (
         "input-mutated",
         "An input of the region is written between its reads.",
-        "Replace the in-place update by an out-of-place one, or move it behind the backward.",
+        "Replace the in-place update by an out-of-place one, or do it after the backward.",
     )
     UNSUPPORTED_OP = (
         "unsupported-op",
-        "The region needs an operator that cannot be lowered.",
-        "Move the operator out of the chain between the reductions.",
+        "The region needs an operator that mixorder cannot write into a kernel.",
+        "In the model, compute that operator before or after the operators between the two reductions.",
     )
     UNSUPPORTED_DTYPE = (
         "unsupported-dtype",
@@ -61,17 +61,17 @@ class DeclineReason(Enum):
     DYNAMIC_SHAPE = (
         "dynamic-shape",
         "A size that must be known at compile time is symbolic.",
-        "`torch._dynamo.mark_static` for all dims but the batch and sequence; static strides.",
+        "Call `torch._dynamo.mark_static` for every dim but batch and sequence, and pass contiguous tensors.",
     )
     LAYOUT = (
         "layout",
-        "A tensor's strides would make the innermost loop uncoalesced.",
-        "`.contiguous()` where the transposed tensor is made, or channels last.",
+        "Most of the data would be read or written in another order than it has in memory, which is slow.",
+        "Call `.contiguous()` where the transposed tensor is made, or use the channels-last format.",
     )
     TOO_MANY_LIVE_TILES = (
         "too-many-live-tiles",
-        "The region keeps more tiles alive at once than the registers hold.",
-        "Compute part of what lies between the reductions before the norm, or reduce over fewer columns.",
+        "A program would have to keep more values of a row at once than its registers hold.",
+        "Compute a part of what lies between the reductions before the norm, or reduce over fewer columns.",
     )
     MEMORY = (
         "memory",
@@ -86,7 +86,7 @@ class DeclineReason(Enum):
     AXIS_CLASS = (
         "axis-class",
         "The two sides share a tensor, but not its rows and columns.",
-        "Give both sides the same view of the tensor; reduce over trailing dims on the inner side.",
+        "Let both reductions read the same view of the tensor, and let the inner one reduce its last dims.",
     )
 
     def __new__(cls, value: str, explanation: str, remedy: str) -> "DeclineReason":

@@ -200,7 +200,9 @@ def by_first_strategy(
         raise Decline(DeclineReason.AXIS_CLASS, "no strategy in force runs such a program")
     if not too_wide:
         raise refusals[0]
-    return too_wide[0]
+    others = refusals[refusals.index(too_wide[0]) :]
+    details = "; ".join(dict.fromkeys(refusal.detail for refusal in others))
+    return TooWide(too_wide[0].words, details, too_wide[0].reason)
 
 
 def improved(

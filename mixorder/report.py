@@ -38,7 +38,7 @@ def collect(failures: list[MixorderError] | None = None) -> Iterator[list[Region
 def fused(record: RegionRecord) -> None:
     count("fused_regions")
     log.info(
-        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f, in %.1f ms -> %s",
+        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f MB (the pass took %.1f ms) -> %s",
         record.name,
         record.space,
         ", ".join(record.inner),

@@ -83,6 +83,10 @@ class Strategy:
         """The kernels of loops that `place` returned, in the order of their launches."""
         return generate(self.emit, loops, schedule, label)
 
+    def is_titled(self, title: str) -> bool:
+        """Whether `title` made a title."""
+        return title.partition(", ")[0] == self.name
+
     def title(self, schedule: Schedule) -> str:
         """The strategy with what a schedule determines, such as `cooperative, 8 programs to a row`."""
         return ", ".join(filter(None, (self.name, self.describe(schedule))))
@@ -123,7 +127,8 @@ COLUMN_BLOCKS = dataclasses.replace(
 
 COOPERATIVE = Strategy(
     "cooperative",
-    "several programs share a row, and exchange their parts of its reductions",
+    "several programs share a row: each has a part of its columns, and they exchange partial results "
+    "(`8 programs to 2 rows`: 8 programs share 2 rows at a time)",
     choose=cooperative.choose,
     starts=cooperative.starts,
     space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
@@ -150,9 +155,10 @@ def _rereads(facts: Facts) -> None:
 def _choose_rereading(
     facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
 ) -> Schedule:
-    _rereads(facts)
     # LayerNorm in bf16 at 16384 columns spills 72 bytes, and is the fastest with one program per row.
-    return persistent.choose(facts, device, split_size, constants, spill_factor=1.25)
+    found = persistent.choose(facts, device, split_size, constants, spill_factor=1.25)
+    _rereads(facts)  # after the width, which is the better reason
+    return found
 
 
 def _start_rereading(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:

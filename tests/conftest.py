@@ -5,8 +5,11 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+VARIABLES = ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # half the time, and no process compiles three libraries to find out which instructions there are (6 s).
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
     # Options that the developer's shell sets would change what the tests test.
-    for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP"):
+    for name in VARIABLES:
         os.environ.pop(name, None)
 
 
@@ -57,3 +60,32 @@ def runs() -> Iterator[object]:
 
     with recorded() as calls:
         yield calls
+
+
+@pytest.fixture
+def enabled_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], object]]:
+    """The options that a process would have that was started in some environment."""
+    import dataclasses
+
+    import torch._inductor.config as inductor_config
+
+    from mixorder import options as module
+    from mixorder.options import SOURCE_HASH_KEY, Options, config_key, register
+
+    config: Any = inductor_config
+    keys = [config_key(field) for field in dataclasses.fields(Options)]
+    entries = {key: config._config[key] for key in (*keys, SOURCE_HASH_KEY)}
+
+    def options(env: dict[str, str]) -> Options:
+        module._warn_once.cache_clear()
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        for key in entries:
+            del config._config[key]
+        register(config)
+        return Options.current()
+
+    yield options
+    config._config.update(entries)

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -193,26 +193,6 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
 
 
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
-
-
-@pytest.fixture
-def enabled_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], Options]]:
-    """The options that a process would have that was started in some environment."""
-    entries = {key: config._config[key] for key in (*KEYS, SOURCE_HASH_KEY)}
-
-    def options(env: dict[str, str]) -> Options:
-        options_module._warn_once.cache_clear()
-        for name in (SHARED, "MIXORDER", "MIXORDER_STRICT", "MIXORDER_DUMP"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        for key in entries:
-            del config._config[key]
-        register(config)
-        return Options.current()
-
-    yield options
-    config._config.update(entries)
 
 
 @pytest.mark.parametrize(

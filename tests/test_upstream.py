@@ -7,6 +7,7 @@ Nothing is run: models are on the meta device, times are predicted, kernels are 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def assert_worth_it(record: RegionRecord, share: float) -> None:
     """At most three launches, with `share` of the limit, and faster than Inductor by prediction."""
     takes = record.expected
     assert takes.launches <= 3 and takes.share > share and takes.saved_us > 0
+
+
+def test_each_issue_of_the_page_has_a_test_without_a_gpu() -> None:
+    """By its number, and a reproduction at the issue's size for a GPU."""
+    here = Path(__file__)
+    page = (here.parent.parent / "docs" / "robustness.md").read_text()
+    listed = re.findall(r"^\| (\d{6})(?: \(R\))? \| .* \| `test_(\d{6})_\*` \|$", page, re.MULTILINE)
+    assert len(listed) == 11 and all(issue == test for issue, test in listed)
+    files = (here, here.parent / "interpreter" / "test_upstream_numbers.py")
+    found = re.compile(r"^def test_(\d{6})_", re.MULTILINE)
+    tested = {number for path in files for number in found.findall(path.read_text())}
+    assert {issue for issue, _ in listed} == tested
+    assert tested - {name.split()[0] for name in WOUNDS} == {"186426"}  # symbolic sizes: a test of its own
 
 
 @pytest.mark.parametrize("rows", [16384, 131072, 262144])

@@ -144,22 +144,39 @@ class MixedResidual(nn.Module):
         return x + self.scales[1] * self.down(hidden)
 
 
-# #175250: the first layer of a draft model: halves of a row are normalised each and put together again.
+# #175250: the first layer of a draft model: halves of a row are normalised each, and put together again.
 
 
-class TwoHalves(nn.Module):
-    """Reconstructed from the kernel's name, its bytes of shared memory (five rows of 4096 at once) and the
-    project."""
+class DraftLayer(nn.Module):
+    """As in the issue's test, without a softmax; 8192 wide it has 32 heads of 128. `dim`: of both halves."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(HandWrittenRMSNorm(dim // 2) for _ in range(2))
-        self.project = nn.Linear(dim, dim // 2, bias=False)
+        hidden, width = dim // 2, dim // 4
+        self.head = 128 if width >= 1024 else width // 4
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        outputs = (width, width // 4, width // 4)
+        self.projections = nn.ModuleList(nn.Linear(dim, n, bias=False) for n in outputs)
+        self.back = nn.Linear(width, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         halves = x.split(x.shape[-1] // 2, -1)
         first, second = (norm(half) for norm, half in zip(self.norms, halves, strict=True))
-        return self.project(torch.cat([first, second], -1)) + halves[1]
+        joined = torch.cat([first, second], -1)
+        heads = (p(joined).unflatten(-1, (-1, self.head)).transpose(1, 2) for p in self.projections)
+        q, k, v = heads
+        position = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
+        every_other = torch.arange(0, self.head, 2, device=x.device, dtype=x.dtype)
+        angle = torch.outer(position, 500000.0 ** (-every_other / self.head)).repeat(1, 2)
+        q, k = (t * angle.cos() + rotated(t) * angle.sin() for t in (q, k))
+        k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+        attended = q.contiguous() @ k.contiguous().transpose(-2, -1) @ v.contiguous()
+        return self.back(attended.transpose(1, 2).flatten(-2)) + second
+
+
+def rotated(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
 
 
 # #186426
@@ -217,6 +234,7 @@ WOUNDS: dict[str, Wound] = {
         Case(columns(MixedResidual), Shapes((98304, 512), (4099, 512), (37, 64)), none, inputs=(None, None))
     ),
     "175250": Wound(
-        Case(columns(TwoHalves), Shapes((1, 8192, 8192), (1, 4099, 1024), (1, 21, 120)), none),
+        Case(columns(DraftLayer), Shapes((1, 16384, 16384), (1, 1027, 1024), (1, 21, 128)), none),
+        f32,
     ),
 }

@@ -155,7 +155,7 @@ def run_case(case: Case, small: bool, flush: Tensor) -> tuple[Measured, Measured
 
 def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
     """A line of the table."""
-    left = [f"not: {', '.join(ours.declined)}"] if ours.declined else []
+    left = [f"left to Inductor: {', '.join(ours.declined)}"] if ours.declined else []
     return [
         name,
         "; ".join([space for space, _, _ in ours.fused] + left) or "no pair",

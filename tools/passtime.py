@@ -2,8 +2,8 @@
 
 Each model's backward is traced with fake tensors, up to the point at which the pass gets it; the pass then
 runs on copies of that graph. The table has the medians of some runs, after one that is not counted:
-milliseconds in total, per region, and per region in each stage. `lowered` is the number of regions with a
-new structural key.
+milliseconds in total, per region, and per region in each stage. `planned` is the number of regions
+that are not like one before.
 
 With `--inductor` the rest of the compile follows, without mixorder and with it: seconds of Inductor's
 post-grad passes (with mixorder's), of its lowering, and of its scheduling and code generation. A stub
@@ -234,7 +234,7 @@ def inductor_rows(models: list[str], layers: list[int], shape: tuple[int, int, i
     return [inductor_row(m, n, shape, enabled) for m in models for n in layers for enabled in (False, True)]
 
 
-PASS_HEAD = ["model", "layers", "nodes", "regions", "lowered", "ms", "per region", "of that"]
+PASS_HEAD = ["model", "layers", "nodes", "regions", "planned", "ms", "ms per region", "of that"]
 INDUCTOR_HEAD = [
     *("model", "layers", "compile", "launches", "kernels"),
     *("post-grad, s", "lowering, s", "codegen, s", "sum, s"),

@@ -39,19 +39,19 @@ FX graph of forward or backward, after Inductor's own passes
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest
    |  merge          one nest for both, then: add up the partials
-   v  fma            -> LoopProgram:  for row: for col: both, and in fp32 dx from unrounded products
-   |  transform      by the first strategy that takes it:
+   v  fma            -> LoopProgram:  for row: for col: both; in fp32, dx by fused multiply-adds
+   |  transform      by the first strategy that accepts it:
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
-   |                   cooperative   programs have parts of a row, and exchange partial reductions
+   |                   cooperative   several programs share a row, and exchange partial reductions
    |                   reread        a program reads the row again after each reduction
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          what an element takes: bytes, registers, instructions
-   |  schedule       rows per tile, programs, warps, stages
-   |  memory         a region that raises the graph's peak is cut, or left to Inductor
+   |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
+   |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor
    v                 -> LoopProgram, Schedule
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
-   |  gate           a region that Inductor's kernels are predicted to compute as fast is left to Inductor
+   |  gate           a region is left to Inductor if Inductor's kernels are predicted to take at most as long
    |  in_place       dx takes the memory of a dy that nothing reads afterwards
    v                 -> LoopProgram, Schedule
    |  codegen        main kernel and finalisation
@@ -94,8 +94,8 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to its own "
         "partial sum, and a third nest adds up the partials (`transform/split.py`). "
-        "`InHalves` is the interleaved layout: threads that load 8 columns at once can store their "
-        "partials without gaps (`transform/interleave.py`).",
+        "`InHalves` is the order in which partials are stored in memory: threads that load 8 columns at "
+        "once can write theirs without gaps (`transform/interleave.py`).",
     ),
     "reordered.txt": (
         "Reorder",
@@ -107,15 +107,18 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Merge",
         "text",
         "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
-        "do not depend on the row are hoisted (`once:`). In fp32, dx is computed from unrounded products "
-        "(`transform/fma.py`). Other strategies transform this program: several programs share a wide row "
-        "(`transform/cooperative.py`), or one reads it again (`transform/reread.py`).",
+        "do not depend on the row are hoisted (`once:`). In fp32, dx is computed by fused multiply-adds, "
+        "which do not round the product (`transform/fma.py`). Other strategies transform this program "
+        "further: several programs share a wide row (`transform/cooperative.py`), or a program reads it "
+        "again (`transform/reread.py`). Programs that share a row wait for each other for a bounded time; a "
+        "program that has waited longer computes the others' parts itself.",
     ),
     "schedule.txt": (
         "Schedule",
         "text",
-        "Rows per tile, warps, stages and programs are chosen from a few numbers of the region and of the "
-        "device, here an H200 (`schedule/persistent.py`, `docs/tuning.md`).",
+        "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
+        "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
+        "`docs/tuning.md`).",
     ),
     "kernel.py": (
         "Generate",

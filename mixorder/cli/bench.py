@@ -33,7 +33,9 @@ examples:
 In the repository, tools/bench.py times norms against the memory's limit, and tools/models.py whole models."""
 
 WARMUP, MOST_DIFFERENT = 5, 0.05
-NO_GPU = "this torch finds no GPU; `python -m mixorder explain` needs none, `doctor` says more"
+NO_GPU = (
+    "this torch finds no GPU (`python -m mixorder explain` needs none; `python -m mixorder doctor` says why)"
+)
 
 
 @dataclasses.dataclass

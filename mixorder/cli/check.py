@@ -51,7 +51,8 @@ def text(found: Checked) -> str:
         rows.append([one.name, one.dtype, shape, *errors])
     more = len(found.compared) - SHOWN
     lines = [
-        f"Gradients and results, the worst first: ||g - ref|| / ||ref||, ref from {found.reference}",
+        f"Errors of gradients and results, worst first: ||g - ref|| / ||ref||, ref from {found.reference}.",
+        "stock: Inductor without mixorder. allowed: the largest error of mixorder's that counts as rounding.",
         table(rows),
         *([f"  and {more} more"] if more > 0 else []),
         *(f"note: {note}" for note in found.notes),
@@ -62,17 +63,17 @@ def text(found: Checked) -> str:
 
 def verdict(found: Checked) -> str:
     """One line."""
-    regions = "1 region" if found.regions == 1 else f"{found.regions} regions"
+    regions = ("1 region" if found.regions == 1 else f"{found.regions} regions") + " fused"
     wrong = [one.name for one in found.compared if one.wrong]
     if wrong:
         of = ", ".join(wrong[:5])
-        return f"FAILED: dtypes do not explain the errors of {of} ({len(wrong)} in all; {regions})."
+        return f"FAILED: rounding does not explain the errors of {of} ({len(wrong)} in all; {regions})."
     if not found.regions:
         return (
             "FAILED: nothing was fused, so nothing was checked (--min-numel 0 fuses small tensors as well)."
         )
     same = "as exact as stock's" if found.reference != "stock" else "stock's, up to rounding"
-    return f"OK: all {len(found.compared)} are {same} ({regions} fused)."
+    return f"OK: all {len(found.compared)} are {same} ({regions})."
 
 
 def status(found: Checked) -> int:

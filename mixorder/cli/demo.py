@@ -33,29 +33,21 @@ CPU_SHAPE = {"batch": 2, "seq": 16, "dim": 64}
 DESCRIPTION = """\
 Train one step of a small transformer, compiled without and with mixorder, and compare.
 
-On a GPU: kernels launched by the backward, times, compile times, gradient errors.
-Without one: the same regions and kernels, run by the Triton interpreter on CPU tensors. That shows
-that they are right, not that they are fast."""
+On a GPU it prints how many kernels the backward launches, times, compile times and the errors of gradients.
+Without a GPU the Triton interpreter runs the same kernels on CPU tensors. That shows whether they are right,
+and not how fast they are."""
 
 EPILOG = """\
-commands (each has its own --help):
-  python -m mixorder explain package.module:factory  what mixorder would do to a model of yours; no GPU needed
-  python -m mixorder bench package.module:factory    its step time, stock beside mixorder, on a GPU
-  python -m mixorder tune package.module:factory     time schedules for its regions on a GPU
-  python -m mixorder doctor                          whether everything is in place, and what to do if not
-  python -m mixorder demo                            this
-  python -m mixorder --version
-
 examples:
-  python -m mixorder                                 LayerNorm, bf16
-  python -m mixorder --norm rms --show-kernel        RMSNorm, and the Triton source it becomes
-  python -m mixorder --norm hf --dtype fp16          RMSNorm as Hugging Face models write it
-  python -m mixorder --batch 4 --seq 4096 --dim 2048 a shape of your own (rows = batch * seq)
+  python -m mixorder demo                                 LayerNorm, bf16
+  python -m mixorder demo --norm rms --show-kernel        RMSNorm, and the Triton source of its kernels
+  python -m mixorder demo --norm hf --dtype fp16          RMSNorm as Hugging Face models write it
+  python -m mixorder demo --batch 4 --seq 4096 --dim 2048 a shape of your own (rows = batch * seq)
 
 terms:
   inner reduction   over the columns of a row; dx needs it
   outer reduction   over the rows; it gives dw and db
-  region            the inner and outer reductions, and what is around them, that become a kernel"""
+  region            the operators that become one main kernel: such reductions, and the work around them"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("python -m mixorder", DESCRIPTION, EPILOG)
+    parser = Parser("python -m mixorder demo", DESCRIPTION, EPILOG)
     add = parser.add_argument
     norm_help = "LayerNorm, RMSNorm, or Hugging Face style RMSNorm (default: %(default)s)"
     add("--norm", choices=("layer", "rms", "hf"), default="layer", help=norm_help)

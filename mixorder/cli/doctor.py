@@ -64,12 +64,20 @@ def main(argv: Sequence[str]) -> int:
             print("\nThe other checks need this one.")
             break
     else:
-        failed = any(finding.status == FAILED for finding in findings)
-        print("\nSomething is wrong: see above." if failed else f"\nAll is well. Use it: {USE}")
+        print(f"\n{conclusion(findings)}")
     if args.report:
         args.report.write_text(report(findings))
         print(f"Written: {args.report}", file=sys.stderr)
     return int(any(finding.status == FAILED for finding in findings))
+
+
+def conclusion(findings: Sequence[Finding]) -> str:
+    """A line that sums up the findings of all checks."""
+    found = [finding.status for finding in findings]
+    if FAILED in found:
+        return "Something is wrong: see FAILED above."
+    notes = {0: "All is well.", 1: "Nothing has failed. Read the note above."}
+    return f"{notes.get(found.count(NOTE), 'Nothing has failed. Read the notes above.')} Use it: {USE}"
 
 
 def report(findings: Sequence[Finding]) -> str:
@@ -242,7 +250,7 @@ def compiles() -> Finding:
         compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
         remedy = "Reinstall triton in the version that torch wants" + ("." if compiler else "; install gcc.")
         return Finding(FAILED, f"kernels do not compile: {type(error).__name__}: {error}"[:500], remedy)
-    return Finding(OK, f"a region's kernels compile for {target[0]} {target[1]}")
+    return Finding(OK, f"the kernels of a LayerNorm compile for {target[0]} {target[1]}")
 
 
 def is_right() -> Finding:

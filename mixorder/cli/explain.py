@@ -1,8 +1,8 @@
 """`python -m mixorder explain package.module:factory`: what mixorder would do to a model. Needs no GPU.
 
 Prints the report of `mixorder.explain`; with --time and --check it also runs the compiled model. Exit
-status: 0; 1 where nothing is fused, or dtypes do not explain the errors of gradients; 2 on bad arguments or,
-with --time, without a GPU.
+status: 0; 1 where nothing is fused, or rounding does not explain the errors of gradients; 2 on bad arguments
+or, with --time, without a GPU.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING
 
 from mixorder.cli import check, step
 from mixorder.cli.bench import NO_GPU
-from mixorder.cli.factory import HELP, add_factory, make
+from mixorder.cli.factory import HELP, Example, add_factory, error_of, make
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
 
 if TYPE_CHECKING:
+    from mixorder.inspection.explanation import Report
     from mixorder.inspection.findings import GraphRecord
 
 DESCRIPTION = """\
 Show what mixorder would do to a model's forward and backward: each region that it fuses, from which modules,
-with which kernels, and each pair that it leaves alone, with the reason and what to change.
+with which kernels, and each pair that it leaves to Inductor, with the reason and what to change.
 
-The model runs once, op by op; without --time and --check no kernel is compiled or run. Without a GPU
-schedules are chosen as for an H200. With --device meta nothing is computed at all, so that a model of any
-size will do."""
+The model runs once, op by op. Without --time and --check no kernel is compiled or run. Without a GPU
+schedules are chosen for an H200. With --device meta nothing is computed, so the model may be of any size.
+
+The exit status is 0 where something is fused. It is 1 where nothing is, or --check finds a wrong gradient."""
 
 EPILOG = f"""\
 {HELP}
@@ -38,8 +40,8 @@ examples:
   python -m mixorder explain train:factory --device meta --html report.html
   python -m mixorder explain train:factory --kernel 0        the Triton text of region 0
   python -m mixorder explain train:factory --min-numel 0     whatever the size
-  python -m mixorder explain train:factory --time            on a GPU: the step by stock and mixorder
-  python -m mixorder explain train:factory --check           every gradient beside stock's and float64's"""
+  python -m mixorder explain train:factory --time            on a GPU: a step without and with mixorder
+  python -m mixorder explain train:factory --check           every gradient beside Inductor's and float64"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,14 +55,14 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--device cuda: this torch finds no GPU (leave it out, or try --device meta)")
     _check_arguments(parser, args, device)
     from mixorder.errors import CannotExplain
-    from mixorder.inspection.capture import check_versions, explain
+    from mixorder.inspection.capture import check_versions
 
     options = {} if args.min_numel is None else {"mixorder_min_numel": args.min_numel}
+    dynamic = True if args.dynamic else None
     try:
         check_versions()  # before a model is made, which may take long
-        function, inputs, named = make(parser, args.factory, device)
-        print("Running forward and backward once, and looking at their graphs.", file=sys.stderr, flush=True)
-        report = explain(function, options, True if args.dynamic else None, _seen)(*inputs, **named)
+        example = make(parser, args.factory, device)
+        report = _report(parser, example, options, dynamic)
     except CannotExplain as error:
         parser.error(str(error))
     for i in (args.kernel, args.graph):
@@ -74,18 +76,34 @@ def main(argv: Sequence[str]) -> int:
         print(report.to_json() if args.json else report)
     if args.html:
         print(f"Written: {report.html(args.html)}", file=sys.stderr)
-    dynamic = True if args.dynamic else None
     if args.time:
         print("Compiling both ways.", file=sys.stderr, flush=True)
-        print("", step.timed((function, inputs, named), options, dynamic, report.totals.saved_us), sep="\n")
+        print("", step.timed(example, options, dynamic, report.totals.saved_us), sep="\n")
     if args.check:
         try:
-            found = check.checked((function, inputs, named), options, dynamic, device == "cuda")
+            found = check.checked(example, options, dynamic, device == "cuda")
         except CannotExplain as error:
             parser.error(str(error))
         print("", check.text(found), sep="\n")
         return check.status(found)
     return 0 if report.regions else 1
+
+
+def _report(parser: Parser, example: Example, options: dict[str, int], dynamic: bool | None) -> Report:
+    """The report of a model; ends with status 2 if the model fails by itself. Raises `CannotExplain`."""
+    from mixorder.errors import CannotExplain
+    from mixorder.inspection.capture import explain
+
+    function, inputs, named = example
+    print("Running forward and backward once, and analysing their graphs.", file=sys.stderr, flush=True)
+    try:
+        return explain(function, options, dynamic, _seen)(*inputs, **named)
+    except CannotExplain:
+        raise
+    except Exception:
+        if own := error_of(example):
+            parser.error(f"the model fails without mixorder as well: {own}")
+        raise
 
 
 def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> None:
@@ -105,7 +123,11 @@ def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> N
 
 def _seen(graph: GraphRecord) -> None:
     """Print that a graph has been analysed."""
-    found = f"{graph.num_nodes} nodes, {len(graph.records)} regions and near misses"
+    from mixorder.errors import Decline
+
+    misses = sum(isinstance(record, Decline) for record in graph.records)
+    fused = len(graph.records) - misses
+    found = f"{graph.num_nodes} nodes, {fused} fused, {misses} near {'miss' if misses == 1 else 'misses'}"
     print(f"  {graph.kind}: {found}", file=sys.stderr, flush=True)
 
 
@@ -128,8 +150,8 @@ def _parser() -> Parser:
     what.add_argument(
         "--graph", type=at_least(0), metavar="I", help="print region I's loops, before and after"
     )
-    add("--time", action="store_true", help="on a GPU: also time the step by stock Inductor and mixorder")
-    check_help = "also compare all gradients with stock's and eager float64's (without a GPU: slow)"
+    add("--time", action="store_true", help="on a GPU: also time a step without and with mixorder")
+    check_help = "also compare all gradients with Inductor's and with eager float64 (slow without a GPU)"
     add("--check", action="store_true", help=check_help)
     add("--html", type=new_file, metavar="FILE", help="write a page with pictures as well")
     return parser

@@ -52,7 +52,7 @@ def make(parser: Parser, name: str, device: str) -> Example:
     except AttributeError:
         parser.error(f"{module!r} has no {attribute!r}")
     if not callable(factory):
-        parser.error(f"{name} is a {type(factory).__name__}, not a function that makes a model")
+        parser.error(f"{name} is of type {type(factory).__name__}; it must be a function that makes a model")
     if not _takes_nothing(factory):
         parser.error(f"{name} takes arguments; a factory takes none")
     with torch.device(device):
@@ -64,6 +64,17 @@ def make(parser: Parser, name: str, device: str) -> Example:
         )
     named = dict(inputs.pop()) if inputs and isinstance(inputs[-1], Mapping) else {}
     return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
+
+
+def error_of(example: Example) -> str:
+    """The error, in one line, with which a model fails by itself on its inputs; empty if it does not."""
+    function, inputs, named = example
+    try:
+        function(*inputs, **named)
+    except Exception as error:
+        hint = "" if inputs or named else " (the factory gave a model and no inputs)"
+        return f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
+    return ""
 
 
 def _takes_nothing(factory: Callable[..., Any]) -> bool:

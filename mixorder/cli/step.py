@@ -65,7 +65,7 @@ def text(ways: Sequence[Way], peaks: Sequence[int], saved_us: float) -> str:
         ["peak memory, MiB", f"{mib[0]:.1f}", f"{mib[1]:.1f}", f"{mib[1] - mib[0]:+.1f}", ""],
     ]
     lines = [
-        f"Forward and backward, {len(differences)} times each, in turns; medians",
+        f"Medians of {len(differences)} steps (forward and backward) each, in turns; stock: without mixorder",
         table(rows),
         f"Predicted: {-saved_us / 1e3:+.3f} ms, {-saved_us / 1e3 / before:+.1%} of stock's step.",
     ]

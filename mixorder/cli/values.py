@@ -12,12 +12,15 @@ def at_least(minimum: int) -> Callable[[str], int]:
     """Takes whole numbers that are not below the minimum."""
 
     def number(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < minimum:
             raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
         return value
 
-    return number  # argparse puts its name into "invalid ... value"
+    return number
 
 
 def new_file(text: str) -> Path:

@@ -36,7 +36,7 @@ def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
         yield from owner.named_modules()
     elif inspect.isfunction(function):
         try:
-            names = inspect.getclosurevars(function)
+            names = inspect.getclosurevars(inspect.unwrap(function))  # as under `torch.no_grad()`
         except ValueError:  # a variable that has no value yet
             return
         for name, value in {**names.globals, **names.nonlocals}.items():

@@ -66,7 +66,7 @@ def explain(
                 compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
                 notes += _backward(compiled(*args, **kwargs), watch)
                 if watch.calls.same:
-                    notes.append("some graphs run for several modules; what is in them counts once")
+                    notes.append("some modules run the same compiled graph; its regions are listed once")
         finally:
             torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
@@ -137,11 +137,12 @@ def _backward(result: Any, watch: _Watch) -> list[str]:
         if not (own and "second time" in str(error)):
             raise
     if own:
-        return ["it runs a backward itself, which is the one that was looked at"]
+        return ["the function runs its own backward, and that backward was analysed"]
     if roots:
         return []
     off = "gradients are off (no_grad or inference_mode)"
-    return [f"no backward: {'nothing that it gives needs a gradient' if torch.is_grad_enabled() else off}"]
+    on = "no result of the model needs a gradient (is it computed under no_grad, or detached?)"
+    return [f"no backward ran: {on if torch.is_grad_enabled() else off}"]
 
 
 _FIXED: dict[str, Any] = {"enabled": True, "autotune": False, "interpret": True}

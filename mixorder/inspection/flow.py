@@ -74,9 +74,17 @@ def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow
         direct = tuple(b for b in outputs if b not in summed)
         kernels.append(Kernel(_TITLES[one.kind], 1, reads, direct + partial))
         if summed:
-            kernels.append(Kernel("adds up partial sums", one.launches - 1, partial, tuple(summed)))
+            kernels += _sums(one.launches - 1, partial, summed)
         written.update(outputs)
     return _flow(kernels, record, loops, graph)
+
+
+def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[Kernel]:
+    """The kernels that add up partial sums: one for each result, if there are as many."""
+    title = "adds up partial sums"
+    if launches != len(results):
+        return [Kernel(title, launches, partial, tuple(results))]
+    return [Kernel(title, 1, partial, (result,)) for result in results]
 
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:

@@ -10,10 +10,10 @@ from ..strategies import STRATEGIES
 
 # Terms that a space's text may have, each with what it means.
 _AXES = {
-    "row": "reduced by the outer reductions only",
-    "batch": "by none, such as heads",
-    "common": "by all",
-    "column": "by the inner ones only",
+    "row": "only outer reductions reduce it",
+    "batch": "none reduces it, such as heads",
+    "common": "all reduce it",
+    "column": "only inner reductions reduce it",
 }
 
 
@@ -32,46 +32,58 @@ def terms(regions: Sequence[RegionRecord]) -> Iterator[tuple[str, str]]:
     """The table's columns, and what each means."""
     yield (
         "region",
-        (
-            "`.kernel(i)` is the Triton text of region i, `.graph(i)` its loops. Regions with the same "
-            "kernels share a line, which has the figures of one of them"
-        ),
+        "The numbers of the regions: operators that become one kernel, and a small second one. Regions with "
+        "the same kernels share a line, and its figures are those of one of them. "
+        "The Triton text of region I: `--kernel I`, in Python `report.kernel(I)`. Its loops: `--graph I`, "
+        "`report.graph(I)`.",
     )
-    yield "from", "the modules that the reductions belong to; * stands for any number"
+    yield "from", "The modules that the reductions belong to. * stands for any number."
     yield "rows x cols", _space(regions)
-    yield "dtypes", "of the tensors that have all these elements"
+    bools = any(t.dtype == "b8" for r in regions for t in (*r.inputs, *r.outputs))
+    b8 = " b8: bools, such as a dropout's mask." if bools else ""
+    yield "dtypes", f"The dtypes of the tensors of full size (rows x cols).{b8}"
     yield (
         "inner, outer",
-        ("reductions along a row, which dx needs, and over the rows, which give dw and db; x 2: two of them"),
+        "The reductions along a row (inner), which dx needs, and over the rows (outer), which give dw and "
+        "db. x 2: there are two of them.",
     )
-    used = {region.strategy for region in regions}
-    strategies = [s for s in STRATEGIES if s.name in used]
-    yield "strategy", "; ".join(f"{s.name}: {s.meaning}" for s in strategies)
+    yield (
+        "strategy",
+        "How programs, which are instances of a Triton kernel, divide the rows. "
+        + " ".join(
+            f"{s.name}: {s.meaning}."
+            for s in STRATEGIES
+            if any(map(s.is_titled, (r.strategy for r in regions)))
+        ),
+    )
     chunks = any(region.schedule.chunks > 1 for region in regions)
-    in_chunks = " (in so many equal chunks)" if chunks else ""
+    in_chunks = " (columns divided into so many equal chunks)" if chunks else ""
     yield (
         "schedule",
-        f"rows x columns that a program holds at a time{in_chunks}; its warps; stages: how many such tiles "
-        "it loads ahead, this one included; how many programs there are",
+        f"The rows x columns of a tile, which a program holds at once{in_chunks}; its warps; its stages: how "
+        "many tiles it loads ahead, this one included; the number of programs.",
+    )
+    yield "launches", "The number of kernel launches: without mixorder -> with mixorder."
+    yield (
+        "MB",
+        "Megabytes that the kernels read and write: without mixorder, a lower bound -> with mixorder.",
     )
     yield (
-        "launches",
-        "of kernels, before -> after; before: by Inductor, for the same operators without mixorder",
+        "us",
+        "Microseconds, predicted from measurements on an H200: without mixorder -> with mixorder.",
     )
-    yield "MB", "that the kernels read and write in memory, before -> after; before: at least"
-    yield "us", "predicted microseconds, before -> after, from measurements on an H200"
     yield (
         "the limit",
-        "the time of torch.add(x, dy, out=dx) for as many bytes as the regions have to read and write",
+        "The time of torch.add(x, dy, out=dx) for as many bytes as the regions have to read and write.",
     )
 
 
 def _space(regions: Sequence[RegionRecord]) -> str:
     """The sizes' meaning, with the kinds of axes that occur."""
-    said = "the elements that are reduced"
+    said = "The sizes of the axes that the reductions run over"
     kinds = [kind for kind in _AXES if any(f"{kind} " in region.space for region in regions)]
     if kinds:
-        said += ", by axes: " + ", ".join(f"{kind} ({_AXES[kind]})" for kind in kinds)
+        said += ": " + "; ".join(f"{kind}: {_AXES[kind]}" for kind in kinds)
     if any(isinstance(region.rows, str) for region in regions):
-        said += "; a letter with a number: a size that may change"
-    return said
+        said += ". A letter with a number is a size that may change"
+    return f"{said}."

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import CannotExplain
 from ..inductor.tensors import NEED_VALUES, FakeTensorMode, tree_map_only
+from .calls import modules_of
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -28,8 +29,16 @@ def has_no_data(tensors: Sequence[Tensor]) -> bool:
 def faked(function: Callable[..., Any], inputs: Any, device: str = "cpu") -> tuple[Callable[..., Any], Any]:
     """A copy of a module and of a tree of inputs, with one fake tensor of `device` for each tensor.
 
-    A tensor that occurs twice is one fake tensor. A function that is no module is returned unchanged.
+    A tensor that occurs twice is one fake tensor. Raises `CannotExplain` for a function that is no module and
+    uses one on the meta device, which cannot be copied.
     """
+    if not isinstance(function, nn.Module) and any(
+        has_no_data([*module.parameters(), *module.buffers()]) for _, module in modules_of(function)
+    ):
+        raise CannotExplain(
+            "a function that uses a model on the meta device cannot be analysed: give the model and its "
+            "inputs, or tensors on the CPU"
+        )
     mode = FakeTensorMode()
     known: dict[int, Tensor] = {}
 

@@ -20,6 +20,7 @@ from .table import (
     memory,
     near_misses,
     norms,
+    nothing,
     rises,
     schedule_of,
     source,
@@ -55,6 +56,12 @@ svg rect, .key { stroke: var(--edge); }
 .kernel { fill: var(--kernel); background: var(--kernel); }
 .key { border: 1px solid var(--edge); border-radius: 4px; padding: .1em .6em; margin-right: .4em; }
 .keys { line-height: 2.2; } summary { cursor: pointer; padding: .4em 0; }
+@media (max-width: 44em) { /* a phone: a line of the table is a list */
+  table { min-width: 0; } thead { display: none; }
+  tr { display: block; padding: .5em 0; border-bottom: 2px solid var(--line); }
+  td { display: grid; grid-template-columns: 7em 1fr; border: 0; padding: .1em 0; }
+  td::before { content: attr(data-column); font-weight: 600; }
+  figcaption::after { content: " (scroll to the right for the results)"; font-weight: normal; } }
 """
 _KEYS = {
     "input": "input",
@@ -62,8 +69,10 @@ _KEYS = {
     "between": "between kernels",
     "result": "result",
 }
-_READ = """A line is a tensor that is read or written; a wider one has more bytes. dx: a gradient with an
-element for each row and column; dw, db: gradients of weights and biases, sums over the rows."""
+_READ = """The kernels of each region, and the tensors that they read and write. A line is a tensor that is
+read or written; a wider line has more bytes. dx: a gradient with an element for each row and column; dw, db:
+gradients of weights and biases, sums over the rows. Other names are those of the graph's nodes. Times are
+predicted."""
 _NARROW = {"rows x cols", "inner", "outer", "launches", "MB", "us", "region"}
 
 
@@ -80,9 +89,10 @@ def page(report: Findings) -> str:
         parts += [_table([cells(report.regions, kind) for kind in kinds])]
         parts += [f"<p>{html.escape(line)}</p>" for line in (totals(report) + memory(report)).splitlines()]
         parts += [_text(text) for text in rises(report.regions)]
-        parts += [f"<details><summary>The table's words</summary>{_words(terms(report.regions))}</details>"]
+        meanings = _words(terms(report.regions))
+        parts += [f"<details><summary>What the words of the table mean</summary>{meanings}</details>"]
     else:
-        parts.append("<p>Nothing was fused.</p>")
+        parts.append(f"<p>{html.escape(nothing(report))}</p>")
     parts += [_text(near_misses(report.misses))] if report.misses else []
     parts += [_text(norms(report))] if report.norms else []
     if kinds:
@@ -104,7 +114,7 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=number' * (name in _NARROW)}>{html.escape(cell)}</td>"
+            f"<td{' class=number' * (name in _NARROW)} data-column='{name}'>{html.escape(cell)}</td>"
             for name, cell in zip(HEADER, row, strict=True)
         )
         + "</tr>"
@@ -123,13 +133,13 @@ def _section(report: Findings, kind: list[int]) -> str:
     where = html.escape(source([report.regions[i] for i in kind]))
     takes, moved = record.expected, record.traffic
     was = (
-        f"Before, by Inductor: {takes.launches_apart} launches, at least {moved.apart / 1e6:.1f} MB, "
+        f"Without mixorder: {takes.launches_apart} launches, at least {moved.apart / 1e6:.1f} MB, "
         f"{takes.apart_us:.0f} us"
     )
     more = takes.launches - len(record.kernels)
     also = f" ({more} to copy inputs or clear a buffer)" if more else ""
     now = (
-        f"After, by mixorder: {takes.launches} launches{also}, {moved.total / 1e6:.1f} MB, "
+        f"With mixorder: {takes.launches} launches{also}, {moved.total / 1e6:.1f} MB, "
         f"{takes.fused_us:.0f} us, {takes.share:.0%} of the limit"
     )
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import Decline
 from ..record import RegionRecord
+from ..region.peak_memory import PIECE
 from ..region.provenance import Provenance
 from .findings import Findings
 from .legend import legend
 
 WIDTH = 110
-CHANGED = 0.005
+CHANGED = 0.005  # of a graph's peak memory
+SHOWN_US, SHOWN_BYTES = 0.05, 5e4  # what is less is zero as printed
 HEADER = (
     *("region", "from", "rows x cols", "dtypes", "inner", "outer", "strategy", "schedule"),
     *("launches", "MB", "us"),
@@ -32,7 +34,7 @@ def text(report: Findings) -> str:
             legend(report.regions, WIDTH),
         ]
     else:
-        parts.append("Nothing was fused.")
+        parts.append(nothing(report))
     if report.misses:
         parts.append(near_misses(report.misses))
     if report.norms:
@@ -43,12 +45,30 @@ def text(report: Findings) -> str:
 def heading(report: Findings) -> str:
     """Versions, device, and the graphs that were looked at."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    where = report.device.name + ("" if report.on_gpu else ", planned for without a GPU")
+    where = (
+        report.device.name if report.on_gpu else f"planned for {report.device.name}: no tensor is on a GPU"
+    )
     graphs = Counter(graph.kind for graph in report.graphs)
     counted = ", ".join(f"{count} {kind}" for kind, count in graphs.items()) or "none"
     breaks = f"; graph breaks: {report.graph_breaks}" if report.graph_breaks else ""
     notes = "".join(f"\nnote: {note}" for note in report.notes)
     return f"{versions}; {where}\ngraphs: {counted}{breaks}{notes}"
+
+
+def nothing(report: Findings) -> str:
+    """That nothing was fused, and where the reason is."""
+    said = "Nothing was fused"
+    if report.misses:
+        return f"{said}. The reasons are below."
+    if not any(graph.kind == "backward" for graph in report.graphs):
+        return f"{said}: no backward ran, and the forward has no pair of an inner and an outer reduction."
+    looked_for = (
+        "No graph has what mixorder looks for: an inner and an outer reduction of the same elements, as in "
+        "the backward of a norm, or the gradient of a Linear's bias behind pointwise operators."
+    )
+    if report.norms:
+        return f"{said}. The list of norms below has the reason for each."
+    return "\n".join(textwrap.wrap(f"{said}: the model has no norm module. {looked_for}", WIDTH))
 
 
 def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
@@ -81,18 +101,29 @@ def totals(report: Findings) -> str:
         f"{regions}: {sums.launches_apart} -> {sums.launches} launches, "
         f"{sums.bytes_apart / 1e6:.1f} -> {sums.bytes / 1e6:.1f} MB, "
         f"{sums.apart_us:.0f} -> {sums.fused_us:.0f} us predicted on {report.device.name}{scaled}, {share}\n"
-        f"A step saves {sums.saved_us / 1e3:.3f} ms, as predicted. "
-        "`python -m mixorder explain ... --time` times it on a GPU."
+        f"{step_of(sums.saved_us)} `python -m mixorder explain ... --time` times it on a GPU."
     )
 
 
+def step_of(saved_us: float) -> str:
+    """What a step takes less, or more, as predicted."""
+    size = abs(saved_us)
+    if size < SHOWN_US:
+        return "Predicted: a step takes as long as without mixorder."
+    time = f"{size / 1e3:.3f} ms" if size >= 10 else f"{size:.1f} us"
+    if saved_us > 0:
+        return f"Predicted: a step takes {time} less."
+    return f"Predicted: a step takes {time} more. mixorder_min_numel is 0, so regions are fused all the same."
+
+
 def rises(regions: Sequence[RegionRecord]) -> list[str]:
-    """A line for each kind of region that moves more bytes than Inductor's kernels, with the reason."""
+    """A line for each kind of region that moves more bytes than Inductor's kernels, with the reason; none for
+    less than `SHOWN_BYTES`."""
     lines = []
     for kind in grouped(regions):
         region = regions[kind[0]]
         moved = region.traffic
-        if moved.saved >= 0:
+        if -moved.saved < SHOWN_BYTES:
             continue
         parts = {
             "for partial sums": 2 * moved.workspace,
@@ -100,22 +131,35 @@ def rises(regions: Sequence[RegionRecord]) -> list[str]:
         }
         why = " and ".join(f"{size / 1e6:.1f} MB {what}" for what, size in parts.items() if size)
         faster = region.expected.saved_us > 0
-        still = "it is predicted to take less time" if faster else "fused since mixorder_min_numel is 0"
-        each = "each " if len(kind) > 1 else ""
-        lines.append(
-            f"Region {_numbers(kind)} {each}moves {-moved.saved / 1e6:.1f} MB more than before: "
-            f"{why}; {still}."
+        still = (
+            "It is predicted to take less time all the same."
+            if faster
+            else "It is fused because mixorder_min_numel is 0."
         )
+        which = f"Region {kind[0]} moves" if len(kind) == 1 else f"Regions {_numbers(kind)} each move"
+        lines.append(f"{which} {-moved.saved / 1e6:.1f} MB more than without mixorder: {why}. {still}")
     return ["\n".join(lines)] if lines else []
 
 
 def memory(report: Findings) -> str:
-    """A line of the regions that change the estimated peak memory of their graph; empty if none does by more
-    than `CHANGED`."""
-    peaks = ((i, r.peak) for i, r in enumerate(report.regions) if r.peak is not None)
-    changes = ((i, after / before - 1) for i, (before, after) in peaks if before)
-    changed = [f"region {i} by {change:+.1%}" for i, change in changes if abs(change) > CHANGED]
-    return f"\nestimated peak memory of its graph changes: {', '.join(changed)}" if changed else ""
+    """A line for each graph whose estimated peak memory changes by more than `CHANGED`, and by more than
+    the allocator's smallest piece; empty if none does."""
+    lines, kinds = list[str](), Counter(graph.kind for graph in report.graphs)
+    for i, graph in enumerate(report.graphs):
+        peaks = [r.peak for r in graph.records if isinstance(r, RegionRecord) and r.peak is not None]
+        if not peaks:
+            continue
+        (before, _), (_, after) = peaks[0], peaks[-1]  # each begins where the one before it ends
+        if abs(after - before) > max(CHANGED * before, PIECE):
+            which = graph.kind if kinds[graph.kind] == 1 else f"{graph.kind}, graph {i}"
+            size = f"{abs(after / before - 1):.1%} {'less' if after < before else 'more'}"
+            megabytes = f"{before / 1e6:.1f} -> {after / 1e6:.1f} MB"
+            lines.append(f"\nEstimated peak memory of the {which}: {megabytes}, {size}.")
+    return "".join(lines)
+
+
+def _sizes(before: int, after: int) -> str:
+    return f"{before / 1e6:.1f} -> {after / 1e6:.1f} MB"
 
 
 def near_misses(misses: Sequence[Decline]) -> str:
@@ -123,12 +167,13 @@ def near_misses(misses: Sequence[Decline]) -> str:
     kinds: dict[object, list[Decline]] = {}
     for miss in misses:
         kinds.setdefault((miss.reason, miss.detail, _pattern(source([miss]))), []).append(miss)
-    lines = ["Near misses, left to Inductor"]
+    lines = ["Near misses: pairs that were found and left to Inductor"]
     for same in kinds.values():
         miss, times = same[0], f" (x {len(same)})" if len(same) > 1 else ""
-        lines.append(f"  {source(same)}{times}: {miss.reason.value}: {miss.detail}")
-        said = f"{miss.reason.explanation} To make it fuse: {miss.reason.remedy}"
-        lines += textwrap.wrap(said, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        what = f"{source(same)}{times}: {miss.reason.value}: {miss.detail}"
+        said = f"{miss.reason.explanation} What to do: {miss.reason.remedy}"
+        for line, indent in ((what, "  "), (said, "    ")):
+            lines += textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent="    ")
     return "\n".join(lines)
 
 
@@ -140,8 +185,9 @@ def norms(report: Findings) -> str:
         kinds.setdefault((norm.reason, norm.kind, _pattern(norm.path)), []).append(norm.path)
     lines: dict[str, list[str]] = {}
     for (reason, kind, pattern), paths in kinds.items():
-        where = (paths[0] or "the model itself") if len(paths) == 1 else f"{pattern} x {len(paths)}"
-        lines.setdefault(reason or "in a region", []).append(f"{kind} {where}")
+        where = paths[0] or "the model itself"
+        where = f"{where} ({kind})" if len(paths) == 1 else f"{pattern} ({kind}) x {len(paths)}"
+        lines.setdefault(reason or "in a region", []).append(where)
     said = (f"{', '.join(named)}: {reason}" for reason, named in lines.items())
     wrapped = (
         "\n".join(textwrap.wrap(s, WIDTH, initial_indent="  ", subsequent_indent="    ")) for s in said

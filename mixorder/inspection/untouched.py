@@ -65,7 +65,9 @@ def _gradients_restored(tensors: Sequence[Tensor], said: list[str]) -> Iterator[
         for leaf, gradient, _ in saved:
             leaf.grad = gradient
         if any(leaf._version != version for leaf, _, version in saved):
-            said.append("it writes to its parameters (an optimizer's step?), and what is written stays")
+            said.append(
+                "the function changed its parameters (an optimizer's step?); these changes are not undone"
+            )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ The numbers are fitted to measurements (`constants.py`, `tools/fit.py`; docs/tun
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -41,13 +42,18 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     `TooWide` if no schedule fits, and `Decline` for a device without the exchange.
     """
     if not device.exchanges:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, f"{facts.cols} columns, and no exchange on {device.name}")
+        raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row on {device.name}")
     if found := layouts(facts, device, constants):
         return found[0] if not split_size else _with_groups(found[0], math.ceil(facts.rows / split_size))
-    detail = (
-        f"{facts.cols} columns of {facts.carried_bytes} bytes each in the registers of {MAX_PARTS} programs"
-    )
+    detail = f"{MAX_PARTS} programs that share a row hold at most {_widest(facts, device, constants)} columns"
     raise TooWide(facts.column_words + facts.carried_bytes, detail)
+
+
+def _widest(facts: Facts, device: DeviceInfo, constants: Constants) -> int:
+    """The columns, as a power of two, of the widest such row that programs can share; 0 if there is none."""
+    narrower = (2**n for n in range(facts.cols.bit_length() - 1, 0, -1))
+    of = functools.partial(dataclasses.replace, facts)
+    return next((cols for cols in narrower if layouts(of(cols=cols), device, constants)), 0)
 
 
 def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Schedule]:

@@ -45,16 +45,16 @@ def check_shareable(program: LoopProgram) -> None:
         "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
-        "a reduction that is not a sum, product, maximum or minimum in float32": not all(
+        "reductions other than sums, products, maxima and minima in fp32": not all(
             s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
         # For example with a single row. Only values that vary over rows belong to a phase.
-        "a reduction that is the same for all rows": any(row not in deps[s.name] for s in reductions),
+        "a reduction whose result is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
     }
     for what, found in obstacles.items():
         if found:
-            raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row with {what}")
+            raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row that has {what}")
 
 
 def slots_of(parts: int) -> int:

@@ -55,6 +55,14 @@ def nothing() -> tuple[Callable[..., Tensor], Tensor]:
     return torch.sin, torch.randn(8, requires_grad=True)
 
 
+def alone() -> nn.Module:
+    return nn.LayerNorm(32)
+
+
+def misfit() -> tuple[nn.Module, Tensor]:
+    return nn.LayerNorm(32), torch.randn(8, 16)
+
+
 def not_a_model() -> int:
     return 3
 
@@ -79,7 +87,7 @@ def test_explain_prints_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     page = tmp_path / "page.html"
     args = ("explain", f"{HERE}:factory", "--device", "cpu", "--min-numel", "0", "--html", str(page))
     status, out, err = run(monkeypatch, *args)
-    assert status == 0 and "1 (LayerNorm)" not in out and "8x32" in out
+    assert status == 0 and "1 (LayerNorm): in a region" in out and "8x32" in out
     assert "Norm modules in a region: 1 of 1" in out
     assert (
         "backward: " in err and f"Written: {page}" in err and page.read_text().startswith("<!DOCTYPE html>")
@@ -124,7 +132,7 @@ for least in ("0", "65536"):
 def test_explain_fails_where_dtypes_do_not_explain_an_error() -> None:
     one = Compared("norm.weight", "bf16", (8,), 1e-3, 2e-2, 6e-3)
     found = Checked((one,), "eager float64", 1, ())
-    assert check.status(found) == 1 and "errors of norm.weight (1 in all; 1 region)" in check.text(found)
+    assert check.status(found) == 1 and "errors of norm.weight (1 in all; 1 region" in check.text(found)
     good = dataclasses.replace(found, compared=(dataclasses.replace(one, ours=2e-3),) * 20)
     assert check.status(good) == 0 and "and 8 more" in check.text(good)
     assert check.status(dataclasses.replace(good, regions=0)) == 1
@@ -140,7 +148,7 @@ def test_explain_times_both_ways_in_turns(monkeypatch: pytest.MonkeyPatch) -> No
     text = step.timed((torch.sin, (x,), {}), {"mixorder_min_numel": 0}, True, 320.0, wall_clock, peak)
     assert [options["mixorder"] for options, _ in given] == [False, True] and len(steppers) == 2
     assert given[1][0]["mixorder_min_numel"] == 0 and given[1][1] is True
-    assert "30 times each, in turns" in text and "Predicted: -0.320 ms" in text
+    assert "Medians of 30 steps" in text and "Predicted: -0.320 ms" in text
 
 
 def test_the_difference_is_of_the_turns_and_has_its_spread() -> None:
@@ -176,7 +184,7 @@ def test_time_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--html", "."), "argument --html: . is a folder"),
         (("--min-numel", "-5"), "argument --min-numel: -5 is less than 0"),
         (("--kernel", "-1"), "argument --kernel: -1 is less than 0"),
-        (("--graph", "one"), "argument --graph: invalid number value: 'one'"),
+        (("--graph", "one"), "argument --graph: 'one' is not a whole number"),
     ],
 )
 def test_bad_values_are_told_before_anything_runs(
@@ -221,7 +229,38 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
-    assert status == 1 and "Nothing was fused." in out
+    assert status == 1 and "Nothing was fused: the model has no norm module." in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "alone",
+            "TypeError: LayerNorm.forward() missing 1 required positional argument: 'input' (the factory",
+        ),
+        ("misfit", "RuntimeError: Given normalized_shape=[32], expected input with shape"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_that_fails_by_itself_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, message: str, device: str
+) -> None:
+    status, out, err = run(monkeypatch, "explain", f"{HERE}:{name}", "--device", device)
+    assert status == 2 and out == ""
+    assert err.splitlines()[-1].startswith(
+        f"python -m mixorder explain: error: the model fails without mixorder as well: {message}"
+    )
+    assert "Traceback" not in err
+
+
+def test_a_failure_of_mixorder_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("mixorder.inspection.capture.norms_of", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(monkeypatch, "explain", f"{HERE}:factory", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +271,7 @@ def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None
         (f"{HERE}:missing", "has no 'missing'"),
         (f"{HERE.replace('.', '/')}.py:factory", f"(leave out .py: {HERE}:factory)"),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
-        (f"{HERE}:HERE", "is a str, not a function that makes a model"),
+        (f"{HERE}:HERE", "is of type str; it must be a function that makes a model"),
         (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
     ],
 )
@@ -259,10 +298,18 @@ def test_what_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, command: str)
 @pytest.mark.parametrize("command", __main__.COMMANDS)
 def test_help_teaches(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     status, out, _ = run(monkeypatch, command, "--help")
-    assert status == 0 and f"python -m mixorder{' ' + command if command != 'demo' else ''}" in out
+    assert status == 0 and f"usage: python -m mixorder {command} " in out
     assert len(out) > 400
-    listed = run(monkeypatch, "--help")[1]
-    assert f"python -m mixorder {command}" in listed
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_begins_with_what_mixorder_is_and_lists_all_commands(
+    monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    status, out, _ = run(monkeypatch, flag)
+    assert status == 0 and "plugin for torch.compile" in out.split("\n\n")[1]
+    assert all(f"  python -m mixorder {command} " in out for command in __main__.COMMANDS)
+    assert "--norm" not in out
 
 
 @pytest.mark.parametrize("command", __main__.COMMANDS)
@@ -332,9 +379,22 @@ def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", tuple(c for c in doctor.CHECKS if c is not doctor.is_right))
     status, out, _ = run(monkeypatch, "doctor")
     assert status == 0, out
-    assert "All is well" in out and doctor.USE in out
+    assert doctor.USE in out
     if not torch.cuda.is_available():
-        assert "note    no GPU" in out and "kernels compile for cuda 90" in out
+        assert "note    no GPU" in out and "the kernels of a LayerNorm compile for cuda 90" in out
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (("ok", "ok"), "All is well. Use it: "),
+        (("ok", "note"), "Nothing has failed. Read the note above. Use it: "),
+        (("note", "note"), "Nothing has failed. Read the notes above. Use it: "),
+        (("note", "FAILED"), "Something is wrong: see FAILED above."),
+    ],
+)
+def test_doctor_sums_up_what_it_found(found: tuple[str, str], said: str) -> None:
+    assert doctor.conclusion([doctor.Finding(status, "") for status in found]).startswith(said)
 
 
 def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,15 +464,12 @@ def test_doctor_on_environment_variables(monkeypatch: pytest.MonkeyPatch) -> Non
         ({SHARED: "2"}, "note", f"not understood: {SHARED}='2'"),
     ],
 )
-def test_doctor_says_what_decides(env: dict[str, str], status: str, text: str) -> None:
-    code = "from mixorder.cli import doctor; f = doctor.switched_on(); print(f.status, f.text)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.startswith(f"{status} ") and text in done.stdout, done.stderr
+def test_doctor_says_what_decides(
+    env: dict[str, str], status: str, text: str, enabled_by: Callable[[dict[str, str]], object]
+) -> None:
+    enabled_by(env)
+    found = doctor.switched_on()
+    assert found.status == status and text in found.text
 
 
 def test_doctor_tells_of_an_installation_that_is_older(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,10 @@ def test_a_thread_has_no_more_than_was_measured_where_little_streams_in() -> Non
 def test_too_many_columns_are_declined() -> None:
     with pytest.raises(TooWide) as caught:
         choose_shared(dataclasses.replace(RMS, cols=2**20), H200)
-    assert str(2**20) in caught.value.detail
+    assert caught.value.detail == "32 programs that share a row hold at most 262144 columns"
+    assert choose_shared(dataclasses.replace(RMS, cols=2**18), H200).parts == MAX_PARTS
+    with pytest.raises(TooWide):
+        choose_shared(dataclasses.replace(RMS, cols=2**18 + 8), H200)
 
 
 def test_too_much_held_is_declined() -> None:

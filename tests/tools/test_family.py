@@ -128,7 +128,7 @@ def test_row_of_the_table() -> None:
         "| LayerNorm | 16384x2048 | 7 -> 2 | 90.0 -> 60.0 | 1.50 | 5.0 -> 3.2 | 1.70e-03 / 1.70e-03 |"
     )
     left = dataclasses.replace(OURS, fused=[], declined=["layout"])
-    assert family.cells("LayerNorm", STOCK, left)[1] == "not: layout"
+    assert family.cells("LayerNorm", STOCK, left)[1] == "left to Inductor: layout"
     assert len(family.cells("LayerNorm", STOCK, OURS)) == len(family.HEAD)
 
 

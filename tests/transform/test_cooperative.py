@@ -270,8 +270,8 @@ def anywhere(x: Any, dy: Any) -> Any:
 REFUSED: dict[str, tuple[Any, Any]] = {
     "a batch axis": (per_head, HEADS),
     "a gather": (rotated, WIDE),
-    "a reduction that is not": (doubled, WIDE),
-    "maximum or minimum in float32": (anywhere, WIDE),
+    "reductions other than sums": (doubled, WIDE),
+    "maxima and minima in fp32": (anywhere, WIDE),
     "a workspace in float64": (outer_doubled, WIDE),
 }
 
