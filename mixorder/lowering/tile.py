@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
+import torch
 from torch.fx import Node
 
+from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
 from ..inductor.ops import OpsValue, handling, ops, unwrapped
 from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
@@ -97,6 +99,14 @@ class _TileTracer(Tracer):
     def index(self, node: Node) -> Index:
         """The place of a node's element at the current point of the loops."""
         return tuple(map(self.at, self.orders[node]))
+
+    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
+        """An element's offset, a sum of multiples of the axes' indices. Raises `Decline` for any other."""
+        offset = sympy.expand(super().offset(index, stride))
+        rest = offset - sum((offset.coeff(s) * s for s in self._ranges), sympy.S.Zero)
+        if not sympy.expand(rest).is_number:
+            raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {offset}", self.current)
+        return offset
 
     def store(self, buffer: str, node: Node) -> Store:
         value = self.value(node)
