@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from ..inductor.kernels import load_module
-from ..inductor.launch_options import allow_early_launch
+from ..inductor.launch_options import allow_early_launch, forbid_contraction
 from .source import KernelSource
 
 
@@ -27,6 +27,8 @@ def load_kernel(source: KernelSource) -> Any:
 
     if source.waits:
         allow_early_launch(source.name)
+    if source.exact:
+        forbid_contraction(source.name)
     config = triton.Config(
         dict(source.config.constants),
         num_warps=source.config.num_warps,

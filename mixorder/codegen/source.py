@@ -22,7 +22,8 @@ class KernelSource:
 
     `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
     number of programs, `config` how it is launched. `waits`: it waits by itself for the kernel before it, and
-    may be launched before that has ended (`codegen.programmatic_launch`).
+    may be launched before that has ended (`codegen.programmatic_launch`). `exact`: no product is contracted
+    with the sum that takes it, so that each rounds as in eager.
     """
 
     name: str
@@ -33,6 +34,7 @@ class KernelSource:
     grid: int
     config: LaunchConfig
     waits: bool = False
+    exact: bool = False
 
     @property
     def module_text(self) -> str:

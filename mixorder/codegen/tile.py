@@ -97,13 +97,19 @@ class _TileWriter:
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({pointers}):")
         self.code.do_indent()
-        self.code.writeline("program = tl.program_id(0)" + ".to(tl.int64)" * self.wide)
+        first = "tl.program_id(0)"
+        if programs := self.schedule.programs:
+            walk = f"{first}, {self.tiles_in_all}, {programs}, num_stages={self.schedule.tile.num_stages}"
+            self.code.writeline(f"for tile in tl.range({walk}):")
+            self.code.do_indent()
+            first = "tile"
+        self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
         before = 1
         for axis in reversed(self.axes):
             tiles = self.tiles(axis)
             if tiles > 1:
                 number = "program" if before == 1 else f"program // {before}"
-                number += f" % {tiles}" * (before * tiles != self.grid)
+                number += f" % {tiles}" * (before * tiles != self.tiles_in_all)
                 self.code.writeline(f"{self.number(axis)} = {number}")
             before *= tiles
 
@@ -115,7 +121,7 @@ class _TileWriter:
         return -(-int(axis.size) // self.extents[axis])
 
     @property
-    def grid(self) -> int:
+    def tiles_in_all(self) -> int:
         return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
@@ -124,7 +130,8 @@ class _TileWriter:
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
         written = tuple(n for n in names if n in stored)
-        return KernelSource(name, text, names, written, (), self.grid, config)
+        grid = self.schedule.programs or self.tiles_in_all
+        return KernelSource(name, text, names, written, (), grid, config, exact=True)
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():

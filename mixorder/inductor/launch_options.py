@@ -1,7 +1,8 @@
 """Launch options of mixorder's kernels that Inductor sets only for its own kernels.
 
 Programmatic dependent launch, for kernels that wait for their predecessor. No contraction of products and
-sums, where eager's rounding is emulated. Fewer stages, where the device has too little shared memory.
+sums, where eager's rounding is emulated, and in kernels whose results are to be eager's. Fewer stages, where
+the device has too little shared memory.
 
 Inductor (2.11 to 2.15) reads the first two from `triton_meta`, and has no interface that sets them for
 user-defined kernels. So they are inserted into the text of the kernels' definitions.
@@ -20,7 +21,9 @@ from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
 from .wrapping import wrap
 
-_waiting: set[str] = set()  # names of kernels; each has a hash of the kernel's text
+# Names of kernels; each has a hash of the kernel's text.
+_waiting: set[str] = set()
+_exact: set[str] = set()
 
 
 def allow_early_launch(name: str) -> None:
@@ -29,6 +32,11 @@ def allow_early_launch(name: str) -> None:
     Must be called in the process that compiles the graph, before Inductor writes the kernel's definition.
     """
     _waiting.add(name)
+
+
+def forbid_contraction(name: str) -> None:
+    """Compile a kernel's products and sums as they stand: each is rounded. To be called as the other is."""
+    _exact.add(name)
 
 
 def define(module: ModuleType) -> None:
@@ -47,10 +55,11 @@ def _defined(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _meta(kernel_name: str) -> str:
     """Entries of `triton_meta`, as text. Inductor appends a number to a kernel's own name."""
-    waits = not _waiting.isdisjoint((kernel_name, kernel_name.rpartition("_")[0]))
-    early = "'launch_pdl': True, " if waits else ""
+    names = (kernel_name, kernel_name.rpartition("_")[0])
+    early = "'launch_pdl': True, " if not _waiting.isdisjoint(names) else ""
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
-    return early + ("'enable_fp_fusion': False, " if emulates_precision_casts() else "")
+    apart = emulates_precision_casts() or not _exact.isdisjoint(names)
+    return early + ("'enable_fp_fusion': False, " if apart else "")
 
 
 def fit(module: ModuleType) -> None:

@@ -29,7 +29,8 @@ class Schedule:
     main kernel still runs (`codegen.programmatic_launch`).
 
     `extents`: of a program whose reductions end within its tile, the tile's elements along each axis; the
-    other numbers are then 1 or 0, but for the warps. `saturates`: casts to float8 need no clamp before them.
+    other numbers are then 1 or 0, but for the warps and stages. `saturates`: casts to float8 need no clamp
+    before them. `programs`: how many walk through all tiles; 0 for one for each tile.
     """
 
     tile: Tile
@@ -45,6 +46,7 @@ class Schedule:
     chunks: int = 1
     extents: tuple[int, ...] = ()
     saturates: bool = False
+    programs: int = 0
 
     @property
     def chunk(self) -> int:
@@ -54,7 +56,7 @@ class Schedule:
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self)]
         if not self.extents:
-            names = [name for name in names if name not in ("extents", "saturates")]
+            names = [name for name in names if name not in ("extents", "saturates", "programs")]
         return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 

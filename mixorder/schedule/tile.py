@@ -40,6 +40,7 @@ ELEMENTS = {1: 8192, 2: 16384}  # of a tile, at most, by the orders in which ful
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile that is loaded from one tensor; half as many of several
 MOST_WARPS = 16
+WALKS = ((1, 2), (1, 3), (2, 2))  # programs for each multiprocessor, and stages
 TURNED = (
     0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
 )
@@ -237,7 +238,8 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class TileSpace:
-    """The tiles near `start`: one axis with twice or half the elements, or twice or half the warps."""
+    """The tiles near `start`: one axis with twice or half the elements, twice or half the warps, or programs
+    that walk through all tiles."""
 
     facts: Facts
     device: DeviceInfo
@@ -250,12 +252,19 @@ class TileSpace:
         for i in (i for i in range(len(extents)) if i not in self.facts.whole):
             for one in (extents[i] * 2, extents[i] // 2):
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
-        tiles = (schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0)
-        near = (s for s in tiles if s.extents != extents or s.tile != schedule.tile)
-        return tuple(with_finalisation(s, self.facts, self.device) for s in near if self.legal(s))
+        tiles = [schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0]
+        tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
+        near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))
+        return tuple(s for s in near if s != schedule)
+
+    def walking(self, schedule: Schedule, per_sm: int, stages: int) -> Schedule:
+        """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""
+        tile = dataclasses.replace(schedule.tile, num_stages=stages)
+        tiles = _programs(self.facts, schedule.extents)  # type: ignore[arg-type]
+        return dataclasses.replace(schedule, tile=tile, programs=min(tiles, per_sm * self.device.num_sm))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        return combined_from((("extents", "r0_block"), ("tile",)), times, around)
+        return combined_from((("extents", "r0_block"), ("tile", "programs")), times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         assert isinstance(self.facts, TileFacts)

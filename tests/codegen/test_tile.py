@@ -138,6 +138,21 @@ def test_a_tile_of_one_block_has_no_dim_for_the_blocks() -> None:
     assert "tl.reshape" not in load and "tl.permute" not in load
 
 
+def test_programs_that_walk_through_all_tiles() -> None:
+    program, whole = kernel_of(quantised.mx_both, BOTH, (2, 32, 4, 32))
+    facts = tile.facts_of_tile(program)
+    space = tile.TileSpace(facts, H200, tile.schedule_of((2, 32, 4, 32), 4))
+    (walking,) = (s for s in space.near(space.start) if (s.programs, s.tile.num_stages) == (16, 3))
+    (source,) = TILE.generate(program, walking, "test")
+    assert source.grid == 16 == whole.grid and source.exact
+    assert (
+        "    for tile in tl.range(tl.program_id(0), 16, 16, num_stages=3):\n        program = tile\n"
+        in source.text
+    )
+    body = whole.text.split("program = tl.program_id(0)\n")[1]
+    assert source.text.split("program = tile\n")[1] == "".join(f"    {line}\n" for line in body.splitlines())
+
+
 def test_offsets_beyond_32_bits() -> None:
     _, small = kernel_of(quantised.mx_both, BOTH)
     _, large = kernel_of(quantised.mx_both, [((2**20, 2**12), bf16)])

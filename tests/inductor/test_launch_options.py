@@ -56,6 +56,13 @@ def test_what_a_definition_says(
     assert text == BODY.replace("triton_meta={", meta)
 
 
+def test_a_kernel_whose_products_are_rounded_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_exact", set())
+    launches.forbid_contraction(NAME)
+    for name, exact in ((NAME, True), (f"{NAME}_3", True), (f"{PREFIX}sum_1", False)):
+        assert ("'enable_fp_fusion': False, " in defined(name, BODY)) == exact
+
+
 class Tuner:
     """As much of 2.11's `CachingAutotuner` as is looked at: it has room for `fits` stages."""
 

@@ -15,6 +15,7 @@ from running import ON, compiled, run_fused
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
+from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
@@ -59,6 +60,18 @@ def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Cal
     record = check(function, x)
     assert ("tl.minimum(" in record.kernels[0].text.split("def triton")[1]) == (not saturates)
     assert (function(x)[0].float().abs() == 448).sum() > 100
+
+
+@pytest.mark.parametrize("programs", [1, 7])
+def test_programs_that_walk_through_all_tiles(programs: int, plan_with: Callable[..., None]) -> None:
+    def choose(*args: Any) -> Schedule:
+        schedule = TILE.choose(*args)
+        return dataclasses.replace(schedule, programs=programs)
+
+    plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
+    x = wide(480, 416)
+    record = check(lambda x: (*quantised.mx_both(x), x.amax(0)), x, kernels=2)
+    assert record.kernels[0].grid == programs
 
 
 @pytest.mark.parametrize("name", ["gelu_backward", "swiglu_backward"])

@@ -174,8 +174,10 @@ def _others(compiled: _Compiled, count: int) -> list[Schedule]:
 
 
 def name_of(schedule: Schedule) -> str:
-    """Such as `4x32x4x32, 8 warps`."""
-    return f"{'x'.join(map(str, schedule.extents))}, {schedule.tile.num_warps} warps"
+    """Such as `4x32x4x32, 8 warps`, and the programs and stages of those that walk through all tiles."""
+    words = f"{'x'.join(map(str, schedule.extents))}, {schedule.tile.num_warps} warps"
+    walk = f", {schedule.programs} programs, {schedule.tile.num_stages} stages"
+    return words + walk * bool(schedule.programs)
 
 
 def _run(
