@@ -21,6 +21,7 @@ from .inductor.config import emulates_precision_casts
 from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
+from .lowering.tile import lower_tile
 from .options import Options
 from .planning import (
     Plan,
@@ -50,8 +51,10 @@ from .schedule.device import device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
+from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
 from .transform.split import split_outer
+from .transform.tile_split import split_spanning
 
 
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
@@ -183,10 +186,11 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
     the region needs too many registers; raises every other `Decline`."""
     step, show = runner.step, runner.show
+    across: tuple[str, ...] = ()
     device = setting.device or step("device", device_info, device_of(region))
     lowered, merged = loops_of(region, runner)
     copied: tuple[str, ...] = ()
-    if across := step("layout", cost.across_memory, merged):
+    if not merged.blocked and (across := step("layout", cost.across_memory, merged)):
         copied, free = step("layout", check_layout, region, merged, across)
         if free:
             lowered, _ = loops_of(with_contiguous(region, free), runner)
@@ -210,6 +214,13 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     """The region's loops as lowered, and as merged into one nest over rows and the finalisation."""
     step, show = runner.step, runner.show
     show("region.txt", region)
+    if region.orders is not None:
+        blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
+        step("lower", check_printable, blocked)
+        loops = step("split", split_spanning, blocked)
+        return blocked, show(
+            "merged.txt", step("powers_of_two", multiply_by_reciprocals, loops), Form.BLOCKED
+        )
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)

@@ -25,7 +25,7 @@ from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES, moving_us
 from .schedule.outside import outside_us
-from .schedule.predicted import Expected, check_saves, expected
+from .schedule.predicted import Expected, check_saves
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -110,7 +110,7 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction."""
     whole = _possible(region, build, runner)
-    if not _is_computing(whole):
+    if whole.loops.blocked or not _is_computing(whole):
         return [whole]
     counted = runner.step("facts", instructions_by_node, whole.merged)
     heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
@@ -183,17 +183,21 @@ def by_first_strategy(
     all decline, returns the first `TooWide`; if there is none, raises the first `Decline`."""
     step, refusals = runner.step, list[Decline]()
     for strategy in strategies:
+        if strategy.blocked != merged.blocked:
+            continue
         try:
             step("applies", strategy.applies, merged)
             loops = step("transform", strategy.transform, merged)
             facts = step("facts", strategy.facts, loops)
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
-            if not runner.options.split_size:
+            if not (runner.options.split_size or strategy.blocked):
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
             return strategy, step("place", strategy.place, loops, schedule), facts, schedule
         except Decline as refusal:
             refusals.append(refusal)
     too_wide = [one for one in refusals if isinstance(one, TooWide)]
+    if not refusals:
+        raise Decline(DeclineReason.AXIS_CLASS, "no strategy in force runs such a program")
     if not too_wide:
         raise refusals[0]
     others = refusals[refusals.index(too_wide[0]) :]
@@ -232,7 +236,7 @@ def predicted(
 ) -> Expected:
     """The predicted times of loops by a strategy, and of Inductor's kernels for the loops as lowered."""
     stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
-    return expected(lowered, loops, schedule, facts, traffic, device, stretch)
+    return strategy.predict(lowered, loops, schedule, facts, traffic, device, stretch)
 
 
 def check_layout(
@@ -267,7 +271,7 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
     """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
     options = runner.options
     try:
-        if not runner.step("tune", tuner.wanted, options):
+        if plan.loops.blocked or not runner.step("tune", tuner.wanted, options):
             return plan
         device = legality.device_of(plan.region)
         start = tuner.Start(plan.strategy, plan.loops, plan.facts, plan.schedule)

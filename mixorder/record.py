@@ -15,7 +15,7 @@ from .codegen.source import KernelSource
 from .errors import Decline
 from .ir.dtypes import short_dtype
 from .ir.program import LoopProgram
-from .region.nodes import fake, is_mean, is_moment, is_variance, size_of
+from .region.nodes import fake, is_mean, is_moment, is_variance, size_of, stated_by
 from .region.provenance import Provenance, provenance_of
 from .region.region import Region
 from .schedule.cost import Traffic
@@ -155,7 +155,7 @@ def _tensor(node: Node) -> TensorRecord:
 
 
 def _op(node: Node) -> str:
-    """`sum`, `mean`, `amax`, `var` and so on."""
+    """`sum`, `mean`, `amax`, `max`, `var` and so on."""
     if is_moment(node) or is_mean(node) or is_variance(node):
         return "mean" if is_mean(node) else "var"
-    return str(node.target).split(".")[1]
+    return str(stated_by(node).target).split(".")[1]

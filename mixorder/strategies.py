@@ -14,20 +14,23 @@ from .codegen.cooperative import cooperative_kernel
 from .codegen.kernel import MainKernel, generate
 from .codegen.persistent import persistent_kernel
 from .codegen.source import KernelSource
+from .codegen.tile import tile_kernel
 from .errors import Decline, DeclineReason
 from .ir.program import LoopProgram
 from .ir.verify import Form
-from .schedule import cooperative, persistent
+from .schedule import cooperative, persistent, tile
 from .schedule.constants import FITTED, Constants
 from .schedule.cooperative_space import CooperativeSpace
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, facts_of
 from .schedule.persistent_space import PersistentSpace
+from .schedule.predicted import Expected, expected
 from .schedule.schedule import Schedule
 from .schedule.space import Space
 from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
+from .transform.saturation import without_clamps
 
 TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
 
@@ -52,10 +55,11 @@ class Strategy:
     """One way of running a merged program; `meaning` says which, for the user.
 
     `applies` raises `Decline` for a merged program that cannot be run in this way. `transform` makes the
-    loops, which then have `form`. `place` adds the buffers whose size depends on the schedule. `starts` are
-    schedules that a search begins from, in addition to the chosen one; `space` has those near one. `emit`
-    writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
-    accumulators. `in_place`: an output may reuse the memory of an input that is read before.
+    loops, which then have `form`. `place` does what depends on the schedule: it adds buffers of its sizes.
+    `starts` are schedules that a search begins from, in addition to the chosen one; `space` has those near
+    one. `emit` writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
+    accumulators. `in_place`: an output may reuse the memory of an input that is read before. `blocked`:
+    whether it runs programs whose reductions end within blocks; it then runs no others.
     """
 
     name: str
@@ -72,6 +76,8 @@ class Strategy:
     stretch: Callable[[int], float] = lambda accumulators: 1.0
     describe: Callable[[Schedule], str] = lambda schedule: ""
     in_place: bool = True
+    blocked: bool = False
+    predict: Callable[..., Expected] = expected
 
     def generate(self, loops: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
         """The kernels of loops that `place` returned, in the order of their launches."""
@@ -173,5 +179,28 @@ REREAD = Strategy(
 )
 """A program reads a row again after each of its reductions; the second read comes from L2."""
 
-STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, REREAD)
+
+def _ends_within_blocks(program: LoopProgram) -> None:
+    if not program.blocked:
+        raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
+
+
+TILE = Strategy(
+    "blocks in a tile",
+    "a program has whole blocks of rows and columns, in which its reductions end",
+    choose=tile.choose,
+    starts=tile.starts,
+    space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),
+    emit=tile_kernel,
+    applies=_ends_within_blocks,
+    form=Form.BLOCKED,
+    facts=tile.facts_of_tile,
+    place=lambda loops, s: without_clamps(loops) if s.saturates else loops,
+    in_place=False,  # a value is exchanged between threads before it is stored
+    blocked=True,
+    predict=tile.expected_of_tile,
+)
+"""A program has whole blocks of rows and columns, in which its reductions end."""
+
+STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, REREAD, TILE)
 """In the order in which they are tried."""

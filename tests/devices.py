@@ -4,11 +4,13 @@ import dataclasses
 
 from mixorder.schedule.device import H200, DeviceInfo
 
-A100 = DeviceInfo("A100", 108, 166912, registers=65536, max_threads=2048, bandwidth=2.0e12, overlaps=False)
+A100 = DeviceInfo(
+    "A100", 108, 166912, 65536, max_threads=2048, bandwidth=2.0e12, overlaps=False, saturates=False
+)
 RTX = DeviceInfo("RTX", 128, shared_memory=101376, registers=65536, max_threads=1536, bandwidth=1.0e12)
 B200 = DeviceInfo("B200", 148, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=8.0e12)
 MI300 = DeviceInfo(
-    "MI300", 304, 65536, registers=131072, max_threads=2048, warp_size=64, exchanges=False, overlaps=False
+    "MI300", 304, 65536, 131072, 2048, warp_size=64, exchanges=False, overlaps=False, saturates=False
 )
 # None of these exists: few registers per multiprocessor, and many small ones with wide warps.
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)

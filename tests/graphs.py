@@ -33,6 +33,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.lower import lower
+from mixorder.lowering.tile import lower_tile
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.rewrite.rewrite import replace
@@ -43,6 +44,7 @@ from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
+from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -210,6 +212,14 @@ def traced_rows(function: Callable[..., Any], *specs: Spec, symbolic: Sequence[i
     return gm.graph
 
 
+def block_scales(rows: int, cols: int, transposed: bool = True, dtype: torch.dtype = bf16) -> Graph:
+    """MXFP8 along rows and columns; the column-wise data transposed, or in place."""
+    from lab import quantised  # tools/ is not on the path of every process that imports this module
+
+    function = quantised.mx_both if transposed else quantised.mx_in_place
+    return traced(lambda x: function(x), ((rows, cols), dtype))
+
+
 def layer_norm_backward(
     rows: int,
     cols: int,
@@ -291,7 +301,15 @@ def only(graph: Graph) -> Region:
     return region
 
 
+def within_tile(graph: Graph) -> Region:
+    """The one region whose reductions end within a tile. Where it is not taken, they also make pairs."""
+    (region,) = (region for region in find(graph) if region.orders is not None)
+    return region
+
+
 def merged(region: Region) -> LoopProgram:
+    if region.orders is not None:
+        return multiply_by_reciprocals(lower_tile(region))
     return form_fma(merge(reorder(split_outer(lower(region)))))
 
 
@@ -300,7 +318,7 @@ def kernels(
 ) -> tuple[LoopProgram, Schedule, tuple[KernelSource, ...]]:
     """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
-    for strategy in STRATEGIES:
+    for strategy in (s for s in STRATEGIES if s.blocked == program.blocked):
         with contextlib.suppress(Decline):
             loops, schedule = run_by(strategy, program, device)
             return loops, schedule, strategy.generate(loops, schedule, "test")

@@ -88,12 +88,12 @@ def twelve_tiles_between_two_reductions() -> Graph:
 
 
 def transposed() -> Graph:
-    """Every large tensor lies across memory."""
-    graph = graphs.pair_graph()
+    """Every large tensor lies across memory, and no access of several rows begins where the last one ends."""
+    graph = graphs.pair_graph(513)
     for name in ("x_1", "dy_1", "mul", "mul_1", "sub"):
         meta = node(graph, name).meta
         with meta["val"].fake_mode:
-            meta["val"] = torch.empty((256, 512)).t()
+            meta["val"] = torch.empty((256, 513)).t()
     return graph
 
 

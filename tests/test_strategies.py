@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import mixorder
 from mixorder import pipeline, strategies
 from mixorder.errors import Decline
 from mixorder.ir.verify import verify
+from mixorder.lowering.tile import lower_tile
 from mixorder.options import Options
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
@@ -39,11 +41,13 @@ DECLINED = {
     # A reduction along rows needs them whole; without one there is nothing to read again.
     *{("rms", "blocks of columns"), ("layer", "blocks of columns"), ("narrow", "blocks of columns")},
     ("bias", "reread"),
+    # Their reductions span more than a tile.
+    *((norm, "blocks in a tile") for norm in ("rms", "layer", "narrow", "bias")),
 }
 
 
 def test_every_entry_is_listed_once() -> None:
-    assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "REREAD"} == ENTRIES
+    assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "REREAD", "TILE"} == ENTRIES
     assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == len(ENTRIES)
 
 
@@ -81,6 +85,24 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
     space = strategy.space(facts, H200, schedule, False)
     assert space.start == schedule and space.legal(schedule) and space.near(schedule)
     assert strategy.stretch(1) >= 1.0
+
+
+def test_a_program_whose_reductions_end_within_a_tile() -> None:
+    """Only one entry runs it."""
+    program = lower_tile(graphs.within_tile(graphs.block_scales(4096, 2048)))
+    (strategy,) = (s for s in STRATEGIES if s.blocked)
+    strategy.applies(program)
+    facts = strategy.facts(strategy.transform(program))
+    assert facts.numel == 4096 * 2048 and facts.load_bytes == 2
+    schedule = strategy.choose(facts, H200, 0, FITTED)
+    (source,) = strategy.generate(verify(program, strategy.form), schedule, "test")
+    assert source.grid == 4096 * 2048 // math.prod(schedule.extents)
+    space = strategy.space(facts, H200, schedule, False)
+    assert space.start == schedule and space.legal(schedule) and space.near(schedule)
+    assert all(space.legal(near) for near in space.near(schedule))
+    setting = pipeline.Setting(H200, tuple(s for s in STRATEGIES if s is not strategy))
+    graph = graphs.block_scales(4096, 2048, transposed=False)
+    assert pipeline.run(graph, OPTIONS, setting)[0].strategy != strategy.name
 
 
 def one_row_at_a_time(facts: Facts, *rest: Any) -> Schedule:

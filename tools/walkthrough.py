@@ -45,6 +45,7 @@ FX graph of forward or backward, after Inductor's own passes
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
    |                   reread        a program reads the row again after each reduction
+   |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          what an element takes: bytes, registers, instructions
    |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
    |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor

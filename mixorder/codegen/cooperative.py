@@ -31,7 +31,7 @@ from .exchange import POLLS, Record, carried
 from .exchange_phases import floating, phases_of, without_effect
 from .programmatic_launch import PROGRAM, released
 from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer
+from .writer import TileDim, Writer, filler, identity
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
@@ -347,9 +347,9 @@ class _CooperativeKernel:
 
     def empty_accumulators(self) -> None:
         for acc in self.accumulators:
-            identity = self.writer.identity(acc.kind, self.writer.dtype(acc))
+            start = identity(acc.kind, self.writer.dtype(acc))
             for name in self.writer.accumulators(acc):
-                self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {identity})")
+                self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {start})")
 
 
 class _CooperativeWriter(Writer):
@@ -367,7 +367,7 @@ class _CooperativeWriter(Writer):
     def reduce(self, stmt: Reduce) -> None:
         value = self.ops.variables[stmt.value.name]
         if stmt.name in self.floating:
-            anchored = f"tl.where(anchor == 0, {value}, {self.filler(stmt.kind, stmt.dtype)})"
+            anchored = f"tl.where(anchor == 0, {value}, {filler(stmt.kind, stmt.dtype)})"
             self.ops.variables[stmt.value.name] = anchored
         super().reduce(stmt)
         self.ops.variables[stmt.value.name] = value

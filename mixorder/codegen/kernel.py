@@ -27,8 +27,17 @@ MainKernel = Callable[[LoopProgram, Schedule, str], KernelSource]
 
 def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
-) -> tuple[KernelSource, KernelSource]:
-    """The main kernel and the finalisation. `label` goes into their names, with a hash of the text."""
+) -> tuple[KernelSource, ...]:
+    """The main kernel and the finalisation, which a blocked program may lack. `label` goes into their names,
+    with a hash of the text."""
+    if program.blocked:
+        _, *final = program.nests
+        apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
+        with printing_triton():
+            return (
+                main_kernel(program, schedule, label),
+                *(_final_kernel(one, one.nests[0], schedule, label) for one in apart),
+            )
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
     with printing_triton():

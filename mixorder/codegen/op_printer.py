@@ -36,8 +36,10 @@ class OpPrinter(ScalarPrinter):
     `variables`: IR values by name.
     """
 
-    def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
-        super().__init__(code, loops)
+    def __init__(
+        self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr], exact: bool = False
+    ) -> None:
+        super().__init__(code, loops, exact)
         self.variables: MutableMapping[str, CSEVariable] = {}
 
     def define(self, text: str, dtype: torch.dtype, name: str | None = None) -> CSEVariable:

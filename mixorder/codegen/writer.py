@@ -44,7 +44,7 @@ from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 
-_INT32_LIMIT = 2**31
+INT32_LIMIT = 2**31
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -112,12 +112,12 @@ class Writer:
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.buffers = _buffers_of(program, nest)
+        self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
         self._half = False  # whether the kernel has defined `half`, the lanes of half a workspace row
         offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
-        self.wide = any(not n.is_number or n >= _INT32_LIMIT for n in offsets)
+        self.wide = any(not n.is_number or n >= INT32_LIMIT for n in offsets)
 
     def begin(self, constants: tuple[str, ...]) -> None:
         args = [b.pointer for b in self.buffers] + list(self.sizes)
@@ -127,12 +127,11 @@ class Writer:
         self.code.do_indent()
 
     def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
-        text = self.code.getvalue()
-        name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        name, text = named(name, self.code.getvalue())
         written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
             name,
-            text.replace("def KERNEL(", f"def {name}(", 1),
+            text,
             tuple(b.name for b in self.buffers),
             written,
             self.sizes,
@@ -345,10 +344,10 @@ class Writer:
 
     def empty(self, stmt: PartialAccumulate) -> None:
         """Begin a partial's accumulators with the identity of its reduction."""
-        identity = self.identity(stmt.kind, self.dtype(stmt))
+        start = identity(stmt.kind, self.dtype(stmt))
         for _ in self.chunks():
             for name in self.accumulators(stmt):
-                self.code.writeline(f"{name} = tl.full([{self.tile_shape}], {identity})")
+                self.code.writeline(f"{name} = tl.full([{self.tile_shape}], {start})")
 
     def accumulators(self, stmt: PartialAccumulate) -> list[str]:
         """Names of a partial's tiles: the sum and, if it is compensated, its excess from rounding."""
@@ -367,7 +366,7 @@ class Writer:
         if self.deps[name] != self.tiled:
             value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
         if mask := " & ".join(d.mask for d in dims if d.masked):
-            value = f"tl.where({mask}, {value}, {self.filler(kind, dtype)})"
+            value = f"tl.where({mask}, {value}, {filler(kind, dtype)})"
         return value
 
     def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
@@ -398,19 +397,6 @@ class Writer:
 
     def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
         return self.program.buffer(stmt.buffer).dtype
-
-    def identity(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        return f"{self.literal(kind, dtype)}, {triton_compute_type(dtype)}"
-
-    def literal(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        identity = kind.identity_in(dtype)
-        return f"float('{identity}')" if math.isinf(identity) else str(identity)
-
-    def filler(self, kind: ReductionKind, dtype: torch.dtype) -> str:
-        """The identity for use with values of `dtype`; an integer gets a width, which a literal lacks."""
-        if dtype in INTEGERS:
-            return f"tl.full([1, 1], {self.identity(kind, dtype)})"
-        return self.literal(kind, dtype)
 
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled
@@ -458,13 +444,36 @@ class Writer:
         self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
 
 
+def identity(kind: ReductionKind, dtype: torch.dtype) -> str:
+    """The identity of a reduction in a dtype, as arguments of `tl.full`."""
+    return f"{_literal(kind, dtype)}, {triton_compute_type(dtype)}"
+
+
+def filler(kind: ReductionKind, dtype: torch.dtype) -> str:
+    """The identity for use with values of `dtype`; an integer gets a width, which a literal lacks."""
+    if dtype in INTEGERS:
+        return f"tl.full([1, 1], {identity(kind, dtype)})"
+    return _literal(kind, dtype)
+
+
+def _literal(kind: ReductionKind, dtype: torch.dtype) -> str:
+    value = kind.identity_in(dtype)
+    return f"float('{value}')" if math.isinf(value) else str(value)
+
+
+def named(name: str, text: str) -> tuple[str, str]:
+    """The name of a kernel, with a hash of its text, and the text with that name for `KERNEL`."""
+    name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name, text.replace("def KERNEL(", f"def {name}(", 1)
+
+
 def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
     """Names of the buffers that a kernel writes; for an output that reuses an input, that input."""
     stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
     return frozenset(program.buffer(name).over or name for name in stored)
 
 
-def _buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
+def buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
     """The parameters of a kernel. An output that reuses an input's memory has no pointer of its own."""
     used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
     order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)

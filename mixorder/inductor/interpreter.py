@@ -128,9 +128,10 @@ def _map_inline_asm(assembly: Assembly) -> None:
 
 @functools.cache
 def _round_as_a_gpu() -> None:
-    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7). The interpreter truncates to bfloat16, and
-    loses the carry where rounding to fp8 reaches the next power of two. It has no cast between fp8 and
-    float64."""
+    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7), what is beyond the range of fp8 to the
+    largest number, as GPUs with instructions for fp8 do. The interpreter truncates to bfloat16, and loses the
+    carry where rounding to fp8 reaches the next power of two. It has no cast between fp8 and float64, and
+    gives other values for subnormal bfloat16."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -144,12 +145,18 @@ def _round_as_a_gpu() -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
             target = dst_type.scalar
+            if src.dtype.scalar == tl.bfloat16 and target == tl.float32:
+                wide = numpy.array(src.data).astype(numpy.uint32) << numpy.uint32(16)
+                return TensorHandle(wide.view(numpy.float32), target)
             if src.dtype.scalar in narrow and target == tl.float64:
                 return TensorHandle(original(self, src, tl.float32, *mode).data.astype(numpy.float64), target)
             if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:
                 return original(self, src, dst_type, *mode)
             dtype, bits = narrow[target]
-            rounded = torch.from_numpy(numpy.array(src.data)).to(dtype).view(bits)
+            values = torch.from_numpy(numpy.array(src.data))
+            if dtype.itemsize == 1:  # clamp keeps NaN
+                values = values.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+            rounded = values.to(dtype).view(bits)
             return TensorHandle(rounded.numpy(), target)
 
         return cast

@@ -24,6 +24,12 @@ _INT32_LIMIT = 2**31
 # Inductor's kernels call libdevice for these in float64. `tl.sqrt_rn` has no float64 version.
 _LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_EXACT = {
+    "truediv": "tl.div_rn({}, {})",
+    "reciprocal": "tl.div_rn(1.0, {})",
+    "maximum": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+}
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
 
@@ -40,11 +46,16 @@ class ScalarPrinter(DefaultHandler):
     """Prints ops on variables as lines `tmpN = ...` of `code`. `code` may be replaced between lines.
 
     `loops`: the sizes of loop symbols. `names`: names of loop symbols in the text, where they differ.
+    `exact`: divisions in float32 are rounded to the nearest, as in eager (Triton's `/` has an error of 2
+    ulp), and maxima are one instruction each (Inductor compares three times to propagate NaN).
     """
 
-    def __init__(self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr]) -> None:
+    def __init__(
+        self, code: IndentedBuffer, loops: Mapping[sympy.Symbol, sympy.Expr], exact: bool = False
+    ) -> None:
         self.code = code
         self.loops = loops
+        self.exact = exact
         self.names: Mapping[sympy.Symbol, sympy.Symbol] = {}
         self._printer = TritonOverrides()
         self._count = 0
@@ -87,6 +98,8 @@ class ScalarPrinter(DefaultHandler):
         if op == "to_dtype" and args[0].dtype == torch.float64 and _is_float8(dtype):
             # Via float32, as in eager: Triton has no cast from float64 to fp8.
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
+        if self.exact and dtype == torch.float32 and op in _EXACT:
+            return self.line(_EXACT[op].format(*args), dtype)
         if op == "fma":  # Inductor's printer has it in some versions only
             return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:

@@ -9,7 +9,7 @@ import sympy
 
 from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord, TensorRecord
-from ..schedule import apart
+from ..schedule import apart, tile
 from ..schedule.device import DeviceInfo
 from ..schedule.kernel_time import Kind
 from .findings import GraphRecord
@@ -64,7 +64,8 @@ class Flow:
 def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow:
     """The kernels that Inductor would make, as they are predicted."""
     loops, kernels, written = record.apart, [], set[str]()
-    for i, one in enumerate(apart.kernels_of(loops, device)):
+    others = tile.kernels_of(loops) if loops.blocked else apart.kernels_of(loops, device)
+    for i, one in enumerate(others):
         used = dict.fromkeys(access.buffer for access in one.accesses)
         outputs = [b for b in used if loops.buffer(b).role is BufferRole.OUTPUT and b not in written]
         reads = tuple(b for b in used if b not in outputs)
@@ -87,9 +88,9 @@ def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[K
 
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:
-    """The main kernel and the finalisation."""
+    """The main kernel and the finalisation, if there is one."""
     titles = ("along and over rows" if record.inner else "over rows", "adds up partial sums")
-    pairs = zip(record.loops.nests, titles, strict=True)
+    pairs = zip(record.loops.nests, titles, strict=False)
     return _flow([_kernel(nest, title) for nest, title in pairs], record, record.loops, graph)
 
 
@@ -133,6 +134,8 @@ def _gradient(tensor: TensorRecord, has_rows: bool, graph: GraphRecord) -> str:
 
 def _has_rows(loops: LoopProgram, buffer: str) -> bool:
     """Whether a result has an element for each row."""
+    if loops.blocked:
+        return any(s in loops.nests[0].body for s in _stores(loops, buffer))
     row = loops.tile_axes[0].symbol
     return any(row in store.index.free_symbols for store in _stores(loops, buffer))
 

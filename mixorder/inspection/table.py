@@ -207,7 +207,11 @@ def schedule_of(record: RegionRecord) -> str:
     schedule, tile = record.schedule, record.schedule.tile
     counts = {"warp": tile.num_warps, "stage": tile.num_stages}
     counts["program"] = schedule.num_splits * schedule.parts
+    if schedule.extents:
+        counts["program"] = record.kernels[0].grid
     words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
+    if schedule.extents:
+        return f"{' x '.join(map(str, schedule.extents))}, " + ", ".join(words)
     chunks = f" in {schedule.chunks} chunks" if schedule.chunks > 1 else ""
     return f"{tile.xblock} x {schedule.r0_block}{chunks}, " + ", ".join(words)
 

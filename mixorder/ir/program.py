@@ -298,13 +298,15 @@ class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
-    where the rows of a merged program start; None if all start alike.
+    where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
+    blocks of the one nest's axes, of which a program has whole ones.
     """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
     phase: AlignmentPhase | None = None
+    blocked: bool = False
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
@@ -356,6 +358,17 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
             needed.update(operands(stmt))
             kept.append(stmt)
     return (*reversed(kept), *roots)
+
+
+def live(body: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements of a body that are no values, and the values that statements use, in order."""
+    needed: set[str] = set()
+    kept: list[Statement] = []
+    for stmt in reversed(tuple(body)):
+        if not isinstance(stmt, Value) or stmt.name in needed:
+            needed.update(operands(stmt))
+            kept.append(stmt)
+    return tuple(reversed(kept))
 
 
 def index_symbols(stmt: Statement) -> set[sympy.Symbol]:

@@ -36,6 +36,7 @@ class ReductionKind:
     on_bools: bool = False  # has a meaning for bools, as for the integers 0 and 1
     of_truth: bool = False  # casts each element to bool first, whatever its dtype
     widens_integers: bool = False  # combines narrow integers in 32 bits: the stored bits are the same
+    selects: bool = False  # gives one of its elements
     compensable: bool = False  # an addition, whose rounding errors can be compensated
 
     @property
@@ -102,6 +103,7 @@ AMAX = ReductionKind(
     tile="triton_helpers.max2",
     identity=float("-inf"),
     ptx="max.NaN.f32",
+    selects=True,
     numpy="maximum",
     on_bools=True,
 )
@@ -111,6 +113,7 @@ AMIN = ReductionKind(
     tile="triton_helpers.min2",
     identity=float("inf"),
     ptx="min.NaN.f32",
+    selects=True,
     numpy="minimum",
     on_bools=True,
 )

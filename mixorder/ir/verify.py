@@ -36,6 +36,7 @@ class Form(enum.Enum):
     REORDERED = "reordered"
     MERGED = "merged"
     COOPERATIVE = "cooperative"
+    BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
 
 
 def verify(program: LoopProgram, form: Form) -> LoopProgram:
@@ -46,6 +47,9 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
+    if form is Form.BLOCKED:
+        _verify_blocked(program)
+        return program
     if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
         _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")
@@ -61,6 +65,18 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
     _verify_in_place(program, form)
     return program
+
+
+def _verify_blocked(program: LoopProgram) -> None:
+    """One nest, or a second one for partial results, of which the first reduces no axis of blocks."""
+    main, *final = program.nests
+    _require(program.blocked and len(final) <= 1, "a blocked program has one nest and a finalisation")
+    _require(bool(final) == bool(program.role(BufferRole.WORKSPACE)), "a finalisation without a workspace")
+    if final:
+        blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
+        for stmt in main.body:
+            whole = not isinstance(stmt, Reduce) or blocks.isdisjoint(stmt.axes)
+            _require(whole, f"{stmt} spans more than a tile")
 
 
 def _verify_in_place(program: LoopProgram, form: Form) -> None:

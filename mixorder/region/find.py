@@ -21,6 +21,7 @@ from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .provenance import provenance_of
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
+from .tile import grow_tile, is_within_tile, tile_seed
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -33,6 +34,7 @@ def find_regions(graph: Graph) -> RegionSearch:
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
+    within_tile = [node for node in graph.nodes if is_within_tile(node)]
     for node in graph.nodes:
         if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
@@ -42,7 +44,9 @@ def find_regions(graph: Graph) -> RegionSearch:
             analysis = analyses.setdefault(numel, SpaceAnalysis(numel))
             analysis.outer.add(node)
             outers.append((node, analysis))
-    yield from _Numbered(analyses).regions(outers)
+    numbered = _Numbered(analyses)
+    yield from numbered.tiles(within_tile)
+    yield from numbered.regions(outers)
 
 
 def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
@@ -54,12 +58,35 @@ def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline
 
 
 class _Numbered:
-    """Grows and numbers regions: of pairs first, then of outer reductions whose operand is written anyway."""
+    """Grows and numbers regions: of reductions within a tile first, then of pairs, then of outer reductions
+    whose operand is written anyway."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
         self.analyses = analyses
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
+
+    def tiles(self, reductions: list[Node]) -> RegionSearch:
+        """Yield a region for each seed within a tile, or the reason against it. What is not taken may join
+        another region."""
+        tried: set[Node] = set()
+        for node in reductions:
+            if node in tried or (seed := tile_seed(node)) is None:
+                continue
+            used = {*seed.inner, *seed.outer}
+            tried |= used
+            try:
+                region = grow_tile(seed, f"region{self.count}")
+                self.count += 1
+                if (taken := (yield region)) is None:
+                    continue
+                used = set(taken.nodes)
+                tried |= used
+                for analysis in self.analyses.values():
+                    analysis.forget(used)
+            except Decline as decline:
+                decline.provenance = provenance_of(by_position(used))
+                yield decline
 
     def regions(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:

@@ -41,6 +41,7 @@ def structural_key(region: Region) -> Hashable | None:
         return (
             id(like.fake_mode),  # says what symbols mean; the graph holds a reference
             region.space,
+            region.orders is None,
             tuple(_value(n.meta.get("val")) for n in inputs),
             tuple(
                 (n.target, _argument(n.args, number), _argument(n.kwargs, number), _value(n.meta.get("val")))

@@ -32,6 +32,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     prims.xor_sum.default: XOR,
 }
 MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` counts as a reduction of the operand
+EXTREMA = {aten.max.dim: AMAX, aten.min.dim: AMIN}  # values and indices; only the values are a reduction
 
 VIEWS = frozenset(
     {
@@ -64,10 +65,17 @@ def is_writable_dtype(dtype: torch.dtype) -> bool:
 def fake(node: Node) -> torch.Tensor | None:
     """The fake tensor that a node produces, None if it does not produce exactly one tensor.
 
-    `MOMENTS` counts as a view of its operand, which its `getitem`s reduce.
+    A pair of results counts as a view of its operand, which its `getitem`s reduce.
     """
-    val = (node.args[0] if node.target is MOMENTS else node).meta.get("val")  # type: ignore[union-attr]
+    val = (node.args[0] if is_pair(node) else node).meta.get("val")  # type: ignore[union-attr]
     return val if isinstance(val, torch.Tensor) else None
+
+
+def is_pair(node: Node) -> bool:
+    """Whether a node gives two tensors, and all that are used count as reductions of its operand."""
+    if node.target in EXTREMA:
+        return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return node.target is MOMENTS
 
 
 def float_bytes(node: Node) -> int:
@@ -108,7 +116,7 @@ def leaves_the_graph(node: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    return node.op == "call_function" and (node.target in VIEWS or node.target is MOMENTS)
+    return node.op == "call_function" and (node.target in VIEWS or is_pair(node))
 
 
 def is_constant(node: Node) -> bool:
@@ -117,18 +125,36 @@ def is_constant(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return node.op == "call_function" and is_lowered_pointwise(node.target)
+    return node.op == "call_function" and (is_lowered_pointwise(node.target) or is_bit_view(node))
+
+
+def is_bit_view(node: Node) -> bool:
+    """Whether a node gives the bits of each element as another dtype of the same size."""
+    val, source = fake(node), node.args[0] if node.args else None
+    if node.target is not aten.view.dtype or val is None or not isinstance(source, Node):
+        return False
+    own = fake(source)
+    return own is not None and own.dtype.itemsize == val.dtype.itemsize
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:
     if is_moment(node):
         return SUM
+    if _is_extremum(node):
+        return EXTREMA[node.args[0].target]  # type: ignore[union-attr,index]
     return REDUCTIONS.get(node.target) if node.op == "call_function" else None
 
 
 def is_moment(node: Node) -> bool:
     """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
     return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
+
+
+def _is_extremum(node: Node) -> bool:
+    """Whether a node is the values of a maximum or minimum whose indices are not used."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
+        return False
+    return node.args[0].target in EXTREMA and is_pair(node.args[0])
 
 
 def is_mean(node: Node) -> bool:
@@ -141,19 +167,19 @@ def is_variance(node: Node) -> bool:
 
 def correction(node: Node) -> float:
     """The difference between the number of elements and a variance's divisor."""
-    given = _stated_by(node).kwargs.get("correction")
+    given = stated_by(node).kwargs.get("correction")
     return 1 if given is None else given  # type: ignore[return-value]
 
 
-def _stated_by(node: Node) -> Node:
-    """The node that has a reduction's arguments: for a moment, `MOMENTS`."""
-    return node.args[0] if is_moment(node) else node  # type: ignore[return-value]
+def stated_by(node: Node) -> Node:
+    """The node that has a reduction's arguments: for one of a pair, the pair."""
+    return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
 
 
 def reduced_dims(node: Node) -> tuple[int, ...]:
     """The dims that a reduction node reduces, non-negative and sorted; all of them if none are given."""
     ndim = fake(node.args[0]).dim()  # type: ignore[arg-type,union-attr]
-    node = _stated_by(node)
+    node = stated_by(node)
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if dims is None or dims == []:
         return tuple(range(ndim))
@@ -162,7 +188,7 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
 
 
 def keeps_dims(node: Node) -> bool:
-    node = _stated_by(node)
+    node = stated_by(node)
     return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
 
 

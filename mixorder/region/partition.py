@@ -21,6 +21,7 @@ from .nodes import is_constant, is_pointwise, is_view, operands
 from .placement import conflict
 from .region import Region, Seed
 from .space_analysis import SMALL, users_behind_views
+from .tile import TileSeed, grow_tile
 
 
 def partition(region: Region) -> list[Region]:
@@ -126,6 +127,6 @@ def _behind_inner(region: Region) -> Iterator[Node]:
 
 def _grown(seed: Seed, name: str) -> Region | None:
     try:
-        return grow(seed, name)
+        return grow_tile(seed, name) if isinstance(seed, TileSeed) else grow(seed, name)
     except Decline:
         return None

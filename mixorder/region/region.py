@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from torch.fx import Node
 
 from .axes import Space
+from .factors import Order
 from .moves import Steps, moved
 from .nodes import float_bytes, operands
 from .space_analysis import SpaceAnalysis
@@ -39,6 +41,9 @@ class Region:
     kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
     the kernel writes in float32; the loops outside that read them cast. `padded`: outputs with gaps between
     their rows.
+
+    `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
+    end within a tile; None in any other.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Region:
     made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
     padded: frozenset[Node] = frozenset()
+    orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:

@@ -18,7 +18,6 @@ from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (
     fake,
     is_constant,
-    is_moment,
     is_pointwise,
     is_readable_dtype,
     is_view,
@@ -258,5 +257,5 @@ def users_behind_views(node: Node) -> Iterator[Node]:
 
 def takes_operands(node: Node) -> bool:
     """Whether Inductor computes a node in a loop into which it can fuse the operands."""
-    loops = is_pointwise(node) or is_moment(node) or node.target is prepare_softmax_online
+    loops = is_pointwise(node) or reduction_kind(node) is not None or node.target is prepare_softmax_online
     return loops or torch.Tag.reduction in getattr(node.target, "tags", ())

@@ -26,19 +26,20 @@ from .cost import without
 from .device import DeviceInfo
 from .kernel_time import Kind, Times
 from .schedule import next_power_of_2
-from .work import ACCESS, Access, Work, accesses, computing, total
+from .work import ACCESS, Access, Work, accesses, against, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 SPLIT_PROGRAMS = 64  # times multiprocessors: with fewer columns a reduction over rows is split into two
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
+ACROSS = 16  # requests for an element that lies across a tile in memory: its sector has as many of 2 bytes
 BLOCK = 1024  # elements of a program of a kernel without rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One of Inductor's kernels. `programs`: how many it can be divided into. `launches`: itself, and a
-    second one where a reduction is split. `sums`: reductions of partial sums by kernels of PyTorch's.
+    """One of Inductor's kernels. `programs`: how many it can be divided into. `launches`: itself, and
+    one for each reduction that is split. `sums`: reductions of partial sums by kernels of PyTorch's.
     `lanes`: of a row that a program keeps with its sums."""
 
     kind: Kind
@@ -67,12 +68,13 @@ def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
     earlier nest has stored."""
     nests, stored = list(program.nests), dict[str, str]()
     found = []
-    if len(nests) == 2 and _is_mixed(program):
+    if len(nests) == 2 and any(isinstance(s, Reduce) for s in nests[0].statements):
         own, others = _by_dependence(program, nests[1])
-        if own is not None:
+        nests = [nest for nest in (nests[0], own, others) if nest is not None]
+        if own is not None and _is_mixed(program):
             found.append(_mixed(program, (nests[0], own)))
             stored.update(_stores(nests[0]))
-            nests = [others] if others is not None else []
+            nests = nests[2:]
     for nest in nests:
         found.append(_kernel(program, nest, stored, device))
         stored.update(_stores(nest))
@@ -93,9 +95,11 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
         split = cols * outside < SPLIT_PROGRAMS * device.num_sm and rows > 32
-        return Kernel(Kind.COLUMNS, work, blocks, 1 + split, moves)
+        sums = sum(row.symbol in s.axes for s in reductions)
+        return Kernel(Kind.COLUMNS, work, blocks, 1 + split * sums, moves)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
+    work += Work(0, 0, requests=ACROSS * against(moves))
     if cols <= PERSISTENT_COLS:
         work = _in_lanes(work, cols)
         return Kernel(Kind.ROWS, work, min(rows * outside, blocks), 1, moves)
@@ -118,13 +122,14 @@ def _moves(
     whole = accesses(program, nest, nest.statements, tile)
     rest = without(nest, stored)
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
-    instead = accesses(program, nest, rest, tile) + _of_buffers(program, known)
+    instead = accesses(program, nest, rest, tile) + moved_once(program, known)
     if known and total(instead).dram < total(whole).dram:
         return tuple(instead), rest
     return tuple(whole), nest.statements
 
 
-def _of_buffers(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
+def moved_once(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
+    """Accesses that move all elements of some buffers, in order."""
     sizes = {b: program.hint(program.buffer(b).numel) * program.buffer(b).dtype.itemsize for b in buffers}
     return [Access(b, size, size, size, size / ACCESS) for b, size in sizes.items()]
 
@@ -140,8 +145,8 @@ def _stores(nest: Nest) -> dict[str, str]:
 
 
 def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest | None]:
-    """A nest's column-wise reductions of values without a row-wise one above, and the others. Inductor's
-    fusion takes only the former."""
+    """A nest's column-wise reductions of values without a row-wise one above, and the others. Inductor has a
+    kernel for each; its fusion with the row-wise ones takes only the former."""
     _, last = program.tile_axes
     parts: dict[bool, list[Store]] = {False: [], True: []}
     for store in (s for s in nest.statements if isinstance(s, Store)):

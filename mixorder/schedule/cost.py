@@ -27,6 +27,7 @@ from ..ir.program import (
     Value,
     operands,
 )
+from .layout import along_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +138,21 @@ def _touched(program: LoopProgram, buffer: Buffer, index: sympy.Expr) -> int:
 def across_memory(program: LoopProgram) -> tuple[str, ...]:
     """The buffers whose full tiles have columns that are not contiguous: up to 32 times the traffic.
 
-    Stride 0 is a broadcast. An index with divisions is contiguous for some of its length, and passes.
+    Stride 0 is a broadcast. An index with divisions is contiguous for some of its length, and passes. Where
+    most bytes are contiguous along the rows, these tensors pass as well: a tile of several rows has whole
+    accesses then, as Triton orders the elements of a tile by its loads.
     """
     found: dict[str, None] = {}
+    down: set[str] = set()
     for stmt in _full_tiles(program):
         stride = sympy.expand(stmt.index).coeff(program.tile_axes[1].symbol)
         if program.tile_axes[1].size != 1 and stride not in (0, 1):
             found[stmt.buffer] = None
-    return tuple(found)
+            if along_rows(program, stmt):
+                down.add(stmt.buffer)
+    others = {stmt.buffer for stmt in _full_tiles(program)} - down
+    passing = down if size(program, down) > size(program, others) else set()
+    return tuple(b for b in found if b not in passing)
 
 
 def check_layout(program: LoopProgram, across: Collection[str]) -> None:

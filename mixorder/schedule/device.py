@@ -13,8 +13,9 @@ class DeviceInfo:
     """Sizes in bytes, registers in 32-bit words; `num_sm` counts multiprocessors (compute units on AMD).
 
     `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
-    `overlaps`: whether it has programmatic dependent launch (`codegen.programmatic_launch`). `bandwidth`
-    of its memory, bytes per second; 0 if unknown.
+    `overlaps`: whether it has programmatic dependent launch (`codegen.programmatic_launch`). `saturates`:
+    whether it casts what is beyond the range of a float8 to the largest one. `bandwidth` of its memory, bytes
+    per second; 0 if unknown.
     """
 
     name: str
@@ -25,6 +26,7 @@ class DeviceInfo:
     warp_size: int = 32
     exchanges: bool = True
     overlaps: bool = True
+    saturates: bool = True
     bandwidth: float = 0.0
 
 
@@ -51,6 +53,7 @@ def device_info(device: torch.device) -> DeviceInfo:
         # A maximum that propagates NaN needs sm_80. With fewer registers, fewer programs are resident.
         exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
         overlaps=torch.version.hip is None and props.major >= 9,
+        saturates=torch.version.hip is None and (props.major, props.minor) >= (8, 9),
         bandwidth=_bandwidth(props),
     )
 

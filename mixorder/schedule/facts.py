@@ -28,6 +28,7 @@ from ..ir.program import (
     Reduce,
     operands,
 )
+from .layout import along_rows
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
@@ -70,6 +71,7 @@ class Facts:
     carried_bytes: int = 0
     exchanged: int = 0
     exchanges: int = 0
+    along_rows: bool = False
 
     @property
     def numel(self) -> int:
@@ -113,14 +115,25 @@ class _Reader:
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
-            divergent=any(op.removeprefix("libdevice_") in _DIVERGENT for op in _per_element(self.program)),
+            divergent=any(map(is_divergent, _per_element(self.program))),
             levels=self.levels(),
             column_words=self.column_words,
             numbered=self.numbered(),
             carried_bytes=self.carried_bytes(),
             exchanged=max((len(s.values) for s in exchanges), default=0),
             exchanges=len(exchanges),
+            along_rows=self.along_rows(),
         )
+
+    def along_rows(self) -> bool:
+        down, others = set[str](), set[str]()
+        for load in self.tiles:
+            if self.row.symbol in load.index.free_symbols:
+                (down if along_rows(self.program, load) else others).add(load.buffer)
+        return sum(map(self.bytes, down)) > sum(map(self.bytes, others))
+
+    def bytes(self, buffer: str) -> int:
+        return self.size(buffer) * self.program.buffer(buffer).dtype.itemsize
 
     def item(self, load: Load) -> int:
         return self.program.buffer(load.buffer).dtype.itemsize
@@ -219,6 +232,11 @@ def instructions_by_node(program: LoopProgram) -> dict[str, int]:
 def cost_of(op: str) -> int:
     """Machine instructions of one op on one element."""
     return _INSTRUCTIONS.get(op.removeprefix("libdevice_"), 1)
+
+
+def is_divergent(op: str) -> bool:
+    """Whether threads of a warp take different branches of an op."""
+    return op.removeprefix("libdevice_") in _DIVERGENT
 
 
 def _per_element(program: LoopProgram) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, persistent
@@ -17,7 +18,7 @@ from .device import H200, DeviceInfo
 from .facts import Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
-from .work import ACCESS, Work, accesses, computing, total
+from .work import ACCESS, Access, Work, accesses, against, computing, total
 
 ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
@@ -115,12 +116,11 @@ def fused_kernels(
     needed, spilled = _registers(schedule, facts, elements)
     given = min(needed, persistent.MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
-    # The widest accesses that all rows can have: those that start at the same distance from a boundary.
-    width = math.gcd(facts.cols * facts.item_bytes, ACCESS) if schedule.period == 1 else ACCESS
+    work, width = main_work(loops, schedule, facts, stretch)
     cols = facts.cols / schedule.parts
     return Fused(
         2 + sum(b.fill is not None for b in loops.buffers) + moved.copies,
-        main_work(loops, schedule, facts, stretch),
+        work,
         programs,
         tile.num_warps,
         _resident(schedule, facts, given * threads),
@@ -168,13 +168,14 @@ def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:
     return max(1, min(limits))
 
 
-def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> Work:
-    """The work of the main kernel. Lanes beyond a row's end compute as well; `stretch` is on its bytes."""
+def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> tuple[Work, int]:
+    """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as well;
+    `stretch` is on its bytes."""
     nest = loops.nests[0]
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
     moves = total(found)
-    turned = Work(0, 0, requests=BANK_CONFLICTS * sum(a.turned for a in found))
+    turned = Work(0, 0, requests=BANK_CONFLICTS * against(found))
     lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
@@ -185,4 +186,12 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     programs = schedule.num_splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
-    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved
+    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(found, schedule, facts)
+
+
+def _width(found: Sequence[Access], schedule: Schedule, facts: Facts) -> int:
+    """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
+    boundary or, where rows are next to each other, that a tile's rows fill."""
+    if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
+        return min(min(a.width, schedule.tile.xblock * facts.item_bytes) for a in found if a.turned)
+    return math.gcd(facts.cols * facts.item_bytes, ACCESS) if schedule.period == 1 else ACCESS

@@ -171,6 +171,8 @@ def _tile(
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
+    if facts.along_rows:
+        xblock = max(xblock, min(_per_access(facts), _floor_power_of_2(2 * resident // r0_block)))
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements, constants)
     min_threads = share * constants.min_warps_per_sm * device.warp_size

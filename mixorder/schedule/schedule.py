@@ -27,6 +27,9 @@ class Schedule:
     `final_block` columns per program. The rows of a program are `period` apart, so that they all start at the
     same distance from a boundary of wide memory accesses. `overlap`: the finalisation is launched while the
     main kernel still runs (`codegen.programmatic_launch`).
+
+    `extents`: of a program whose reductions end within its tile, the tile's elements along each axis; the
+    other numbers are then 1 or 0, but for the warps. `saturates`: casts to float8 need no clamp before them.
     """
 
     tile: Tile
@@ -40,6 +43,8 @@ class Schedule:
     period: int = 1
     overlap: bool = False
     chunks: int = 1
+    extents: tuple[int, ...] = ()
+    saturates: bool = False
 
     @property
     def chunk(self) -> int:
@@ -47,7 +52,10 @@ class Schedule:
         return self.r0_block // self.chunks
 
     def __str__(self) -> str:
-        return "\n".join(f"{f.name} = {getattr(self, f.name)}" for f in dataclasses.fields(self))
+        names = [f.name for f in dataclasses.fields(self)]
+        if not self.extents:
+            names = [name for name in names if name not in ("extents", "saturates")]
+        return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 
 def is_power_of_2(n: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 import sympy
 
@@ -29,22 +29,20 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import cost_of
+from .facts import cost_of, is_divergent
+from .layout import ACCESS, SAMPLE, Sizes, offsets, per_access, sizes_of
 
 SECTOR = 32  # bytes
-ACCESS = 16  # bytes of the widest access of a thread
-SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
-HEAVY = cost_of("exp")  # instructions of a function, at least
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
     the multiprocessors, where each tile moves its own. `light`: instructions of all threads, which a thread
-    overlaps with those of its other elements. `heavy`: those of functions such as `exp`, which only other
+    overlaps with those of its other elements. `heavy`: those of functions with branches, which only other
     warps overlap. `requests`: loads and stores of all threads."""
 
     dram: float
@@ -72,7 +70,8 @@ class Work:
 class Access:
     """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
     `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`:
-    as of `Work`. `turned`: elements that lie next to each other along the rows only."""
+    as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next to each
+    other along the rows only. `width`: bytes of a thread's access."""
 
     buffer: str
     touched: float
@@ -80,7 +79,16 @@ class Access:
     l2: float
     requests: float = 0.0
     light: float = 0.0
+    tiled: float = 0.0
     turned: float = 0.0
+    width: int = ACCESS
+
+
+def against(found: Iterable[Access]) -> float:
+    """The elements of tiles whose order in memory is not that of most: rows or columns next to each other."""
+    found = list(found)
+    turned = sum(a.turned for a in found)
+    return min(turned, sum(a.tiled for a in found) - turned)
 
 
 def accesses(
@@ -117,11 +125,11 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
     light = heavy = 0.0
     for stmt in statements:
-        if isinstance(stmt, Compute) and (each := cost_of(stmt.op)) >= HEAVY:
-            heavy += each * _extent(program, nest, deps[stmt.name])
+        if isinstance(stmt, Compute) and is_divergent(stmt.op):
+            heavy += cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
-            light += wide * each * _extent(program, nest, deps[stmt.name])
+            light += wide * cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
             light += _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
@@ -153,17 +161,17 @@ def _access(
         masked = nest.dependence()[stmt.predicate.name]
         everywhere = _extent(program, nest, index.free_symbols | masked)
         cut = axes[1].symbol in masked  # a piece may begin in the middle of an access
-    sizes = tuple((axis.symbol, max(1, program.hint(axis.size))) for axis in axes)
+    sizes = sizes_of(program)
     if not {symbol for symbol, _ in sizes} & index.free_symbols:
         return Access(buffer.name, item, SECTOR, elements * SECTOR, elements)
     index = index.xreplace(dict(program.hints))
     touched = min(elements, numel) * item
     spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
     near = _sectors(index, sizes, tile, item)
-    per_access, down = _per_access(index, sizes, item)
+    elements_each, down = per_access(index, sizes, item)
     # Where a piece lies in its own tensor tells where it begins: both are multiples of an access, or neither.
-    begins = cut and _offsets(index, sizes, (1, 1))[0] % per_access != 0
-    requests = everywhere / (1 if begins else per_access)
+    begins = cut and offsets(index, sizes, (1, 1))[0] % elements_each != 0
+    requests = everywhere / (1 if begins else elements_each)
     both = {symbol for symbol, _ in sizes} <= index.free_symbols
     # Sectors beside a row are of another index of the batch, whose programs run at the same time.
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
@@ -175,7 +183,9 @@ def _access(
         elements * item * near.moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
+        everywhere if both else 0.0,
         everywhere if down and both else 0.0,
+        elements_each * item,
     )
 
 
@@ -214,63 +224,17 @@ def divisions(index: sympy.Expr) -> int:
     return sum(type(part).__name__ in INDEX_FUNCTIONS for part in sympy.preorder_traversal(index))
 
 
-_Sizes = tuple[tuple[sympy.Symbol, int], ...]
-
-
 @functools.lru_cache(maxsize=4096)
-def _per_access(index: sympy.Expr, sizes: _Sizes, item: int) -> tuple[int, bool]:
-    """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns, or (True) the
-    rows, and starting at a multiple of themselves."""
-    (_, rows), (_, cols) = sizes
-    for down, extent in ((False, cols), (True, rows)):
-        most = max(1, ACCESS // item)
-        while most > 1 and not _is_wide(index, sizes, most, down, extent):
-            most //= 2
-        if most > 1:
-            return most, down
-    return 1, False
-
-
-def _is_wide(index: sympy.Expr, sizes: _Sizes, most: int, down: bool, extent: int) -> bool:
-    """Whether accesses of `most` elements, along the rows if `down`, are possible in a part of the space."""
-    if extent < most:
-        return False
-    along = [_offsets(index, sizes, (most, 1) if down else (1, most))]
-    across = _offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
-    contiguous = all(b - a == 1 for run in along for a, b in zip(run, run[1:], strict=False))
-    return contiguous and all(at % most == across[0] % most for at in across)
-
-
-@functools.lru_cache(maxsize=4096)
-def _sectors(index: sympy.Expr, sizes: _Sizes, tile: tuple[int, int], item: int) -> _Sectors:
+def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) -> _Sectors:
     """Read off a part of the tile, from its first element on. There is one iteration along an axis that the
     index is without, as `_extent` has it."""
     shape = tuple(
         min(extent, size, SAMPLE) if axis in index.free_symbols else 1
         for extent, (axis, size) in zip(tile, sizes, strict=True)
     )
-    offsets = _offsets(index, sizes, (shape[0], shape[1]))
-    elements = set(offsets)
+    places = offsets(index, sizes, (shape[0], shape[1]))
+    elements = set(places)
     sectors = len({at * item // SECTOR for at in elements}) * SECTOR
     # A part of less than a sector has the others beside it.
     amplified = max(1.0, sectors / max(SECTOR, len(elements) * item))
-    return _Sectors(amplified, amplified * len(elements) / len(offsets))
-
-
-@functools.lru_cache(maxsize=4096)
-def _offsets(index: sympy.Expr, sizes: _Sizes, shape: tuple[int, int]) -> Sequence[int]:
-    """The index over a part of the space, at 0 of all other loops."""
-    (row, rows), (col, cols) = sizes
-    at = _function(index, row, col)
-    return [at(x, y) for x in range(min(shape[0], rows)) for y in range(min(shape[1], cols))]
-
-
-def _function(index: sympy.Expr, row: sympy.Symbol, col: sympy.Symbol) -> Callable[[int, int], int]:
-    others = dict.fromkeys(index.free_symbols - {row, col}, sympy.S.Zero)
-    plain = sympy.expand(index.xreplace(others))
-    a, b = plain.coeff(row), plain.coeff(col)
-    rest = plain - a * row - b * col
-    if a.is_number and b.is_number and rest.is_number:
-        start, down, right = int(rest), int(a), int(b)
-        return lambda x, y: start + down * x + right * y
-    return sympy.lambdify([row, col], plain, modules=[INDEX_FUNCTIONS, "math"])  # type: ignore[no-any-return]
+    return _Sectors(amplified, amplified * len(elements) / len(places))

@@ -63,7 +63,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
         }
         compensated = [r for r in outers if r.kind.compensable and _is_stored_in_fp32(program, nest, r)]
         nests.append(_partial_nest(nest, outers, compensated, workspaces, split))
-        nests.append(_final_nest(nest, outers, compensated, workspaces, split, col_loops))
+        nests.append(final_nest(nest, outers, compensated, workspaces, split, col_loops))
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
 
 
@@ -105,7 +105,7 @@ def _is_stored_in_fp32(program: LoopProgram, nest: Nest, reduce: Reduce) -> bool
     )
 
 
-def _final_nest(
+def final_nest(
     nest: Nest,
     outers: list[Reduce],
     compensated: list[Reduce],
@@ -113,6 +113,8 @@ def _final_nest(
     split: Axis,
     col_loops: tuple[Axis, ...],
 ) -> Nest:
+    """The nest that adds up the partials of `outers` over the splits, and computes what follows from them.
+    `workspaces`: by the name of each, its buffer and the index into it."""
     body: list[Statement] = []
     for r in outers:
         dtype = added_up_in(r.dtype) if r in compensated else r.dtype

@@ -101,6 +101,10 @@ def _parsed(data: Any, key: str, templates: Mapping[str, Schedule]) -> tuple[Can
 
 def _like(template: Any, data: Any) -> Any:
     """A value of the template's type, with the fields and the field types of the template."""
+    if isinstance(template, tuple):
+        if type(data) is not list or not all(type(n) is int for n in data):
+            raise ValueError(f"{data!r} where numbers are expected")
+        return tuple(data)
     if not dataclasses.is_dataclass(template):
         if type(data) is not type(template):
             raise ValueError(f"{data!r} where {type(template).__name__} is expected")

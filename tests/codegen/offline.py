@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import graphs
 import pytest
 import triton
 from devices import A100, B200, H200, MI300, RTX
@@ -20,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mixorder.codegen.source import KernelSource
+from mixorder.inductor.kernels import pointer_type
 from mixorder.ir.program import LoopProgram
 
 needs_a_compiler = pytest.mark.skipif(
@@ -45,7 +45,7 @@ def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> A
     function = getattr(PyCodeCache.load(source.module_text), source.name)
     config = source.config
     constants = dict(config.constants)
-    signature = {f"{name}_ptr": f"*{graphs.short(program.buffer(name).dtype)}" for name in source.buffers}
+    signature = {f"{name}_ptr": pointer_type(program.buffer(name).dtype) for name in source.buffers}
     signature.update(dict.fromkeys(constants, "constexpr"))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.buffers))}
     return triton.compile(

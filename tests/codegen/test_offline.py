@@ -264,3 +264,21 @@ def test_spills_are_seen(tmp_path: Path) -> None:
     starved = dataclasses.replace(main, config=dataclasses.replace(main.config, num_warps=4))
     spills = spilled(compiled(program, starved, gpu), tmp_path)
     assert spills is not None and spills > 0
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_tensors_along_the_rows_are_read_and_written_in_whole_accesses(target: str) -> None:
+    """A norm over channels that lie across memory: each thread has 8 rows of a column, and tiles keep that
+    order from the loads to the store."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        dx, dw = graphs.pair(x.to(f32), dy.to(f32) * w)
+        return dx.to(bf16), dw
+
+    full = ((16384, 256), bf16)
+    gpu, device = TARGETS[target]
+    region = graphs.only(traced(function, full, full, ((256,), f32), transposed=(0, 1)))
+    program, _, (main, _) = graphs.kernels(region, device)
+    text = compiled(program, main, gpu).asm["ptx"]
+    assert "cp.async.cg.shared.global" in text and "st.global.v4" in text
+    assert not re.search(r"(ld|st)\.global(\.[a-zA-Z0-9:_]+)*\.[bu]16 ", text)

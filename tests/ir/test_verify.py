@@ -8,7 +8,7 @@ from collections.abc import Callable
 import graphs
 import pytest
 import sympy
-from graphs import f32, only, share
+from graphs import f32, only, share, within_tile
 
 from mixorder.ir.program import (
     Axis,
@@ -28,6 +28,7 @@ from mixorder.ir.program import (
 from mixorder.ir.reductions import SUM
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
+from mixorder.lowering.tile import lower_tile
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -43,6 +44,7 @@ def programs() -> dict[Form, LoopProgram]:
         Form.REORDERED: reordered,
         Form.MERGED: merge(reordered),
         Form.COOPERATIVE: share(merge(reordered), 2, 2),
+        Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
     }
 
 

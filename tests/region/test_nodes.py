@@ -102,6 +102,9 @@ def test_a_size_that_depends_on_data_is_unknown() -> None:
         (lambda x: x.prod(1), PROD),
         (lambda x: (x > 0).any(1), ANY),
         (lambda x: prims.xor_sum(x.to(torch.int32), [1]), XOR),
+        (lambda x: x.max(1).values, AMAX),
+        (lambda x: x.min(0, keepdim=True).values, AMIN),
+        (lambda x: x.max(1).indices, None),
     ],
 )
 def test_reduction_kind(function: Any, kind: Any) -> None:
@@ -155,7 +158,14 @@ def test_view(function: Any, view: bool) -> None:
     assert nodes.is_view(one(function, (6, 4))) == view
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_maximum_whose_indices_are_not_used(keepdim: bool) -> None:
+    node = one(lambda x: x.max(-2, keepdim=keepdim).values, (6, 4))
+    assert nodes.reduced(node) == Reduced((6, 4), (0,)) and nodes.keeps_dims(node) == keepdim
+
+
 def test_a_node_with_two_results_has_no_fake() -> None:
-    graph = graphs.traced(lambda x: torch.max(x, 1)[0], ((6, 4), f32), in_place=True)
+    graph = graphs.traced(lambda x: tuple(torch.max(x, 1)), ((6, 4), f32), in_place=True)
     (node,) = (n for n in graph.nodes if n.target is aten.max.dim)
     assert nodes.fake(node) is None
+    assert all(nodes.reduction_kind(user) is None for user in node.users)

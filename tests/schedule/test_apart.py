@@ -30,13 +30,13 @@ def kinds(graph: Graph) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("rows", "cols", "expected"),
     [
-        (512, 768, [("rows", 1), ("columns", 2)]),
-        (4096, 1024, [("rows", 1), ("columns", 2)]),  # 4.2 million elements, of at least 5
-        (4096, 1025, [("looped", 1), ("columns", 2)]),  # too wide for registers
+        (512, 768, [("rows", 1), ("columns", 3)]),
+        (4096, 1024, [("rows", 1), ("columns", 3)]),  # 4.2 million elements, of at least 5
+        (4096, 1025, [("looped", 1), ("columns", 3)]),  # too wide for registers
         (32768, 768, [("mixed", 3)]),
-        (65536, 64, [("rows", 1), ("columns", 2)]),  # enough rows, too few elements
+        (65536, 64, [("rows", 1), ("columns", 3)]),  # enough rows, too few elements
         (8192, 4096, [("mixed", 3)]),
-        (8192, 8192, [("looped", 1), ("columns", 2)]),  # fewer than two rows for each column
+        (8192, 8192, [("looped", 1), ("columns", 3)]),  # fewer than two rows for each column
         (16384, 16384, [("looped", 1), ("columns", 1)]),  # as many programs as are wanted without a split
         (65536, 16384, [("mixed", 3)]),
         (65536, 16385, [("looped", 1), ("columns", 1)]),
@@ -101,7 +101,7 @@ def test_a_pointwise_result_and_its_sum() -> None:
     assert pointwise.work.dram == 3 * size
     # The sum reads what the first has written instead of computing it again from two tensors.
     assert columns.work.dram == size + 2 * LARGE[1]
-    assert pointwise.work.heavy > columns.work.heavy == 0
+    assert pointwise.work.light > 10 * columns.work.light
 
 
 def test_a_row_in_a_loop_is_read_once_for_each_sum_that_needs_another() -> None:

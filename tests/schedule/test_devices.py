@@ -51,6 +51,7 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {
         "name": "A100",
         "major": 8,
+        "minor": 0,
         "multi_processor_count": 108,
         "max_threads_per_multi_processor": 2048,
     }
@@ -68,7 +69,10 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda device, more=lacking: SimpleNamespace(**{**found, **more}),
         )
         assert not device_info(torch.device("cuda")).exchanges
-    found["major"] = 9
+    for minor, saturates in ((0, False), (6, False), (9, True)):  # sm_89 is the first with casts to float8
+        found["minor"] = minor
+        assert device_info(torch.device("cuda")).saturates == saturates
+    found["major"], found["minor"] = 9, 0
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**found))
     assert device_info(torch.device("cuda")).overlaps
     monkeypatch.setattr(device_module.torch.version, "hip", "6.0")

@@ -130,7 +130,7 @@ def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:
 
 def test_launches() -> None:
     held, shared = record_of("layer", 4096, 4096).expected, record_of("layer", 4096, 16384).expected
-    assert (held.launches, held.launches_apart) == (2, 3)
+    assert (held.launches, held.launches_apart) == (2, 4)
     # Ours fills words first; Inductor needs no split with so many columns.
     assert (shared.launches, shared.launches_apart) == (3, 2)
     few = fused(graphs.pair_graph(32, 2048, f32)).expected
@@ -157,11 +157,11 @@ def taking(fused_us: float, apart_us: float) -> Expected:
 
 
 def test_fusing_has_to_save_time() -> None:
-    check_saves(taking(99.0, 100.0), 1)
+    check_saves(taking(97.0, 100.0), 1)
     with pytest.raises(Decline) as slower:
-        check_saves(taking(100.0, 100.0), 1)
+        check_saves(taking(99.0, 100.0), 1)
     assert slower.value.reason is DeclineReason.SLOWER
-    assert slower.value.detail == "100.0 us predicted for mixorder's kernels, 100.0 us for Inductor's"
+    assert slower.value.detail == "99.0 us predicted for mixorder's kernels, 100.0 us for Inductor's"
     check_saves(taking(200.0, 100.0), 0)  # whatever the times are
 
 

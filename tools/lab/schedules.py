@@ -18,8 +18,9 @@ from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
 
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
-# `overlap` is the device's, and not chosen.
-SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in ("tile", "overlap"))
+# `overlap` is the device's, and not chosen. The others are of blocks in a tile, which no sweep has.
+LEFT_OUT = ("tile", "overlap", "extents", "saturates")
+SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in LEFT_OUT)
 ABSENT = {"chunks": 1}
 FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
 SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file

@@ -31,8 +31,9 @@ from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.transform.column_blocks import in_blocks
 
 from .compilers import looking
 from .corpus import Entry
@@ -82,8 +83,8 @@ def samples(corpus: Path, results: Sequence[Path]) -> Iterator[Sample]:
         if not (duel.timed and names and len(others) <= copies and duel.key in entries):
             continue
         entry = entries[duel.key]
-        records = planned(entry)
-        if _as_they_ran(records, duel.ours.regions):
+        records = _as_they_ran(planned(entry), duel.ours.regions)
+        if records is not None:
             assert duel.stock.us is not None and duel.ours.us is not None
             families = frozenset(family for family, *_ in duel.where)
             recipes = frozenset(recipe for _, recipe, *_ in duel.where)
@@ -115,9 +116,12 @@ def swept(sweeps: Sequence[Path], corpus: Path) -> Iterator[Sample]:
             if not own:
                 continue
             strategy.applies(program)
-            loops = strategy.transform(program)
+            whole = strategy.transform(program)
             for row, weight in own:
                 assert row.us is not None
+                lanes = row.schedule.r0_block * row.schedule.parts
+                # Blocks of columns of other widths than the strategy's stand under the name of another.
+                loops = in_blocks(whole, lanes) if lanes < program.tile_axes[1].size else whole
                 kernels = (_scheduled(strategy, loops, row.schedule),)
                 name = frozenset({target.name})
                 rest = (target.name, None, row.us, kernels, (), weight / sum(weights))
@@ -172,10 +176,22 @@ def _sample(
     return Sample(key, kind, families, recipes, space, stock_us, ours_us, tuple(map(fused, records)), stock)
 
 
-def _as_they_ran(records: Sequence[RegionRecord], regions: Sequence[dict[str, Any]]) -> bool:
-    """Whether the regions are planned now as they were when they were timed."""
-    now = [(r.space, r.num_nodes, dataclasses.asdict(r.schedule)) for r in records]
-    return now == [(r["space"], r["num_nodes"], r["schedule"]) for r in regions]
+def _as_they_ran(
+    records: Sequence[RegionRecord], regions: Sequence[dict[str, Any]]
+) -> list[RegionRecord] | None:
+    """The regions with the schedules that were timed; None if they are planned in another way now."""
+    now = [(r.space, r.num_nodes, r.strategy) for r in records]
+    if now != [(r["space"], r["num_nodes"], r["strategy"]) for r in regions]:
+        return None
+    ran = [_schedule(region["schedule"]) for region in regions]
+    # A mailbox has the size that the schedule asks for.
+    if any(s.parts > 1 and s != r.schedule for s, r in zip(ran, records, strict=True)):
+        return None
+    return [dataclasses.replace(r, schedule=s) for s, r in zip(ran, records, strict=True)]
+
+
+def _schedule(fields: dict[str, Any]) -> Schedule:
+    return Schedule(**fields | {"tile": Tile(**fields["tile"])})
 
 
 def fused(record: RegionRecord) -> Fused:

@@ -1,0 +1,305 @@
+"""Write the kernel of a program whose reductions all end within its tile.
+
+A value is a tensor with a dim for each axis along which the tile has several elements, and size 1 along those
+that it does not depend on. Memory is accessed in the order in which it lies: axes that follow one another
+without a gap make one dim, the contiguous one last. A value is turned to that order before its store, so that
+Triton exchanges it through shared memory and both loads and stores are of whole sectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..ir.program import (
+    NUM_SPLITS,
+    SPLIT_SYMBOL,
+    Axis,
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Store,
+    index_symbols,
+)
+from ..ir.reductions import ReductionKind
+from ..schedule.schedule import Schedule
+from .op_printer import OpPrinter
+from .source import KernelSource, LaunchConfig
+from .writer import INT32_LIMIT, buffers_of, filler, named
+
+HELPER = """\
+@triton.jit
+def {0}_or_nan(a, b):
+    return tl.{0}(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dim:
+    """Axes that an access runs over as one dim: neighbours in memory, `stride` elements apart.
+
+    `extent`: the tile's elements. `total`: those of the whole space.
+    """
+
+    axes: tuple[Axis, ...]
+    stride: int
+    extent: int
+    total: int
+
+    @property
+    def name(self) -> str:
+        return "".join(str(axis.symbol) for axis in self.axes)
+
+    @property
+    def masked(self) -> bool:
+        return self.total % self.extent != 0
+
+
+def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+    """The kernel of a blocked program."""
+    writer = _TileWriter(program, schedule)
+    writer.begin()
+    for stmt in program.nests[0].statements:
+        writer.statement(stmt)
+    return writer.finish(f"triton_mixorder_{label}")
+
+
+class _TileWriter:
+    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+        self.program, self.nest, self.schedule = program, program.nests[0], schedule
+        self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
+        self.extents = dict(zip(self.axes, schedule.extents, strict=True))
+        self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
+        self.code = IndentedBuffer()
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
+        self.deps = self.nest.dependence()
+        self.buffers = buffers_of(program, self.nest)
+        offsets = [b.max_offset.subs(NUM_SPLITS, schedule.num_splits) for b in self.buffers]
+        self.wide = any(offset >= INT32_LIMIT for offset in offsets)
+        reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
+        self._helpers: dict[str, str] = {}  # functions that the kernel calls
+        self._known: set[str] = set()  # names of indices that the kernel has defined
+
+    def begin(self) -> None:
+        pointers = ", ".join(b.pointer for b in self.buffers)
+        self.code.writeline("@triton.jit")
+        self.code.writeline(f"def KERNEL({pointers}):")
+        self.code.do_indent()
+        self.code.writeline("program = tl.program_id(0)" + ".to(tl.int64)" * self.wide)
+        before = 1
+        for axis in reversed(self.axes):
+            tiles = self.tiles(axis)
+            if tiles > 1:
+                number = "program" if before == 1 else f"program // {before}"
+                number += f" % {tiles}" * (before * tiles != self.grid)
+                self.code.writeline(f"{self.number(axis)} = {number}")
+            before *= tiles
+
+    def number(self, axis: Axis) -> str:
+        """The number of the tile along an axis: the index itself where the tile has one element."""
+        return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
+
+    def tiles(self, axis: Axis) -> int:
+        return -(-int(axis.size) // self.extents[axis])
+
+    @property
+    def grid(self) -> int:
+        return math.prod(map(self.tiles, self.axes))
+
+    def finish(self, name: str) -> KernelSource:
+        name, text = named(name, "".join(self._helpers.values()) + self.code.getvalue())
+        stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
+        names = tuple(b.name for b in self.buffers)
+        config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
+        written = tuple(n for n in names if n in stored)
+        return KernelSource(name, text, names, written, (), self.grid, config)
+
+    def statement(self, stmt: Statement) -> None:
+        with self.ops.active():
+            if isinstance(stmt, Load):
+                self.load(stmt)
+            elif isinstance(stmt, Reduce):
+                self.reduce(stmt)
+            elif isinstance(stmt, Store):
+                self.store(stmt, str(self.ops.variables[stmt.value.name]), self.deps[stmt.value.name])
+            elif isinstance(stmt, PartialAccumulate):
+                self.store_partial(stmt)
+            else:
+                assert isinstance(stmt, Compute)
+                for axis in (a for a in self.axes if a.symbol in index_symbols(stmt)):
+                    self.define_index(axis)
+                self.ops.compute(stmt)
+
+    # Where an access goes.
+
+    def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[_Dim]:
+        """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
+        others, but for the contiguous one."""
+        strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
+        order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
+        found, first = list[_Dim](), list[_Dim]()
+        for axis in reversed(order):
+            size, extent = int(axis.size), self.extents[axis]
+            after = found[0] if found else None
+            one = _Dim((axis,), strides[axis], extent, size)
+            if after and after.extent == after.total and strides[axis] == after.stride * after.total:
+                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
+                found[0] = _Dim(*joined)
+            elif after and axis in apart:
+                first.insert(0, one)
+            else:
+                found.insert(0, one)
+        return first + found
+
+    def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
+        """Define the indices of a tile's elements along `first` and what follows it without a gap."""
+        if name not in self._known:
+            self._known.add(name)
+            start = f"{self.number(first)} * {extent} + " * (self.tiles(first) > 1)
+            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}")
+
+    def define_index(self, axis: Axis) -> None:
+        """Define the symbol of an axis, for its use as a value."""
+        if axis in self.tiled:
+            spread = _spread(len(self.tiled), self.tiled.index(axis))
+            self.define(str(axis.symbol), axis, self.extents[axis], spread)
+
+    @staticmethod
+    def at(dim: _Dim) -> str:
+        return f"at_{dim.name}"
+
+    def place(self, buffer: str, index: sympy.Expr, dims: Sequence[_Dim]) -> tuple[str, str]:
+        """The address of an access and its mask, which is empty where all elements exist."""
+        for dim in dims:
+            self.define(self.at(dim), dim.axes[0], dim.extent)
+        tiled = {axis.symbol for axis in self.tiled}
+        outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
+        terms = [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
+        masks = []
+        for i, dim in enumerate(dims):
+            spread = "" if len(dims) == 1 else _spread(len(dims), i)
+            terms.append(f"{dim.stride} * " * (dim.stride != 1) + f"{self.at(dim)}{spread}")
+            if dim.masked:
+                masks.append(f"({self.at(dim)}{spread} < {dim.total})")
+        pointer = self.program.buffer(buffer).pointer
+        mask = " & ".join(masks)
+        return f"{pointer} + ({' + '.join(terms) or '0'})", mask
+
+    def shape(self, axes: Sequence[Axis]) -> str:
+        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+
+    # Statements.
+
+    def load(self, stmt: Load) -> None:
+        # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
+        # which it reduces by itself.
+        dims = self.dims(stmt.index, apart=self.reduced_axes)
+        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        full = len([a for d in dims for a in d.axes]) == len(self.tiled)
+        options = f", {mask}, other=0" * bool(mask) + ", eviction_policy='evict_first'" * full
+        text = f"tl.load({address}{options})"
+        if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        axes = [axis for dim in dims for axis in dim.axes]
+        if axes:
+            text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
+        self.ops.define(text, stmt.dtype, stmt.name)
+
+    def in_order(self, text: str, axes: list[Axis], grouped: list[int]) -> str:
+        """A value in memory's order of some axes as one in the tile's, with size 1 along the others."""
+        own = [axis for axis in self.tiled if axis in axes]
+        if axes != own:
+            if any(n > 1 for n in grouped):
+                text = f"tl.reshape({text}, [{', '.join(str(self.extents[a]) for a in axes)}])"
+            text = f"tl.permute({text}, ({', '.join(str(axes.index(a)) for a in own)}))"
+            grouped = [1] * len(own)
+        if len(grouped) == len(self.tiled):
+            return text
+        return f"tl.reshape({text}, {self.shape(own)})"
+
+    def reduce(self, stmt: Reduce) -> None:
+        along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
+        value = self.spread(stmt.value.name, along)
+        self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, along), stmt.dtype, stmt.name)
+
+    def spread(self, name: str, along: Sequence[Axis]) -> str:
+        """A value with all elements of the tile along some axes."""
+        value, have = str(self.ops.variables[name]), self.deps[name]
+        if {axis.symbol for axis in along} <= have:
+            return value
+        wanted = [axis for axis in self.tiled if axis.symbol in have or axis in along]
+        return f"tl.broadcast_to({value}, {self.shape(wanted)})"
+
+    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
+        """A value reduced along some axes, which stay with size 1. A maximum of floats is an instruction for
+        two elements, which Inductor's function takes five for."""
+        combine = kind.combine if kind.selects and dtype == torch.float32 else None
+        if combine is not None:
+            self._helpers[combine] = HELPER.format(combine)
+        for axis in reversed(along):
+            place = self.tiled.index(axis)
+            kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
+            call = f"{kind.tile}({value}, {place})"
+            value = f"{call if combine is None else f'tl.reduce({value}, {place}, {combine}_or_nan)'}[{kept}]"
+        return value
+
+    def store_partial(self, stmt: PartialAccumulate) -> None:
+        """Reduce the rows of the tile, and write the result to the tile's row of the workspace."""
+        own = stmt.index.free_symbols
+        gone = [axis for axis in self.axes if axis.symbol not in own]
+        along = [axis for axis in self.tiled if axis in gone]
+        kind, dtype = stmt.kind, self.program.buffer(stmt.buffer).dtype
+        value = self.spread(stmt.value.name, self.tiled)
+        for axis in (a for a in along if int(a.size) % self.extents[a]):
+            self.define_index(axis)
+            value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
+        if str(SPLIT_SYMBOL) not in self._known:
+            self._known.add(str(SPLIT_SYMBOL))
+            first, *rest = [axis for axis in gone if self.tiles(axis) > 1] or [gone[0]]
+            number = self.number(first) if self.tiles(first) > 1 else "0"
+            for axis in rest:
+                number = f"({number}) * {self.tiles(axis)} + {self.number(axis)}"
+            self.code.writeline(f"{SPLIT_SYMBOL} = {number}")
+        value = self.reduced(kind, dtype, value, along)
+        self.store(stmt, value, frozenset(a.symbol for a in self.tiled if a not in gone))
+
+    def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
+        dims = self.dims(stmt.index)
+        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        if dims:
+            value = self.in_memory(value, varies, dims)
+        else:
+            address = f"tl.broadcast_to({address}, {self.shape(())})"
+        self.code.writeline(f"tl.store({address}, {value}{f', {mask}' * bool(mask)})")
+
+    def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[_Dim]) -> str:
+        """A value of the tile in the dims of memory."""
+        axes = [axis for dim in dims for axis in dim.axes]
+        own = [axis for axis in self.tiled if axis in axes]
+        if not {axis.symbol for axis in own} <= varies:
+            value = f"tl.broadcast_to({value}, {self.shape(own)})"
+        rank = len(self.tiled)
+        if axes != own:
+            if rank != len(own):
+                value = f"tl.reshape({value}, [{', '.join(str(self.extents[a]) for a in own)}])"
+            value = f"tl.permute({value}, ({', '.join(str(own.index(a)) for a in axes)}))"
+            rank = len(own)
+        if rank != len(dims):
+            value = f"tl.reshape({value}, [{', '.join(str(d.extent) for d in dims)}])"
+        return value
+
+
+def _spread(rank: int, place: int) -> str:
+    return f"[{', '.join(':' if i == place else 'None' for i in range(rank))}]"

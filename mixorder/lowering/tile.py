@@ -1,0 +1,163 @@
+"""Lower a region whose reductions all end within a tile: one nest over the axes of its space.
+
+Every member stands at one place in the space (`region/orders.py`), so that views and permutations are the
+values that they show, and only pointwise operators go through Inductor's lowerings.
+
+A value in half precision is rounded as the graph states, where it is not exact anyway: scales and bytes are
+then those of eager, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+from torch.fx import Node
+
+from ..inductor.lowerings import context
+from ..inductor.ops import OpsValue, handling, ops, unwrapped
+from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
+from ..region.axes import Space, product
+from ..region.factors import Factor, Run
+from ..region.nodes import (
+    fake,
+    float_bytes,
+    is_pointwise,
+    operands,
+    reduced,
+    reduction_kind,
+    shape_of,
+)
+from ..region.region import Region
+from .index_map import Index
+from .tracer import Traced, Tracer
+
+_LETTERS = {
+    AxisClass.BATCH: "ijklmn",
+    AxisClass.ROW: "xuvw",
+    AxisClass.COLUMN: "yzpq",
+    AxisClass.COMMON: "yzpq",
+}
+
+_EXACT = frozenset(
+    {"abs", "neg", "maximum", "minimum", "where", "relu"}
+)  # give one of their operands, or its negative
+
+
+def lower_tile(region: Region) -> LoopProgram:
+    """Give the region's nest; its statements are in the order of the outputs."""
+    axes = _axes(region.space)
+    with context(fake(region.outer[0])):
+        tracer = _TileTracer(region, axes)
+        body: list[Statement] = []
+        for i, node in enumerate(region.outputs):
+            store = tracer.store(f"out{i}", node)
+            body += [*tracer.body[len(body) - i :], store]
+        buffers, hints = tracer.buffers(), tracer.hints()
+    return LoopProgram(buffers, (Nest(tuple(axes), tuple(body)),), hints, blocked=True)
+
+
+def _axes(space: Space) -> list[Axis]:
+    """One loop for each axis, outermost first."""
+    letters = {kind: iter(names) for kind, names in _LETTERS.items()}
+    letters[AxisClass.COMMON] = letters[AxisClass.COLUMN]
+    return [
+        Axis(sympy.Symbol(next(letters[kind]), integer=True, nonnegative=True), sympy.sympify(size), kind)
+        for size, kind in space.axes
+    ]
+
+
+class _TileTracer(Tracer):
+    """Evaluates each member at its own place."""
+
+    def __init__(self, region: Region, axes: Sequence[Axis]) -> None:
+        super().__init__(region, axes)
+        assert region.orders is not None
+        self.orders = region.orders
+        self.strides_of: dict[int, Axis] = {}
+        stride = 1
+        for axis in reversed(axes):
+            self.strides_of[stride] = axis
+            stride *= int(axis.size)
+        self._at: dict[Node, Traced] = {}
+        self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
+
+    def axes_of(self, factor: Factor) -> list[tuple[int, Axis]]:
+        """The axes of a factor, outermost first, and the stride of each in the factor's index."""
+        inside = [(s, a) for s, a in self.strides_of.items() if factor.stride <= s < factor.end]
+        return [(stride // factor.stride, axis) for stride, axis in sorted(inside, reverse=True, key=_first)]
+
+    def at(self, run: Run) -> sympy.Expr:
+        index: sympy.Expr = sympy.S.Zero
+        for factor in run:
+            own = (stride * axis.symbol for stride, axis in self.axes_of(factor))
+            index = index * factor.size + sum(own, sympy.S.Zero)
+        return sympy.expand(index)
+
+    def index(self, node: Node) -> Index:
+        """The place of a node's element at the current point of the loops."""
+        return tuple(map(self.at, self.orders[node]))
+
+    def store(self, buffer: str, node: Node) -> Store:
+        value = self.value(node)
+        return Store(buffer, self.offset(self.index(node), self.strides(node)), Ref(value.name))
+
+    def value(self, node: Node, index: Sequence[sympy.Expr] = ()) -> Traced:
+        """The value of a node at its own place, whatever place is asked for: it is the same."""
+        if node not in self._at:
+            outer, self.current = self.current, node.name
+            if node in self._inputs:
+                traced = self.load(node, self.index(node))
+            elif reduction_kind(node) is not None:
+                traced = self.rounded(self.reduce(node), node)
+            elif not is_pointwise(node) and operands(node):
+                traced = self.value(operands(node)[0])
+            else:
+                with handling(self._recorder):
+                    traced = unwrapped(self._boxes.of(node).make_loader()(self.index(node)))
+                traced = self.rounded(traced, node)
+            self._at[node] = traced
+            self.current = outer
+        return self._at[node]
+
+    def rounded(self, value: Traced, node: Node) -> Traced:
+        """A result, rounded to half precision if the graph states that and it may need it."""
+        if float_bytes(node) != 2 or self.bytes_of(value.name) <= 2:
+            return value
+        with handling(self._recorder):
+            half = ops.to_dtype(OpsValue(value), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
+            traced: Traced = unwrapped(ops.to_dtype(half, value.dtype))
+        self._exact[traced.name] = 2
+        return traced
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of a float that has a value of the IR without rounding."""
+        if name not in self._exact:
+            stmt = next(s for s in self.body if not isinstance(s, Store) and s.name == name)  # type: ignore[union-attr]
+            if isinstance(stmt, Load):
+                found = self.itemsize(stmt)
+            elif isinstance(stmt, Reduce):
+                found = self.bytes_of(stmt.value.name) if stmt.kind.selects else stmt.dtype.itemsize
+            else:
+                assert isinstance(stmt, Compute)
+                own = [self.bytes_of(a.name) for a in stmt.args if isinstance(a, Ref)]
+                found = max(own, default=8) if stmt.op in _EXACT else 8
+            self._exact[name] = found
+        return self._exact[name]
+
+    def itemsize(self, load: Load) -> int:
+        (node,) = (n for n, buffer in self._inputs.items() if buffer == load.buffer)
+        return fake(node).dtype.itemsize  # type: ignore[union-attr]
+
+    def reduce(self, node: Node) -> Traced:
+        what = reduced(node)
+        assert what is not None
+        source = operands(node)[0]
+        factors = [factor for d in what.dims for factor in self.orders[source][d]]
+        symbols = tuple(axis.symbol for f in factors for _, axis in self.axes_of(f))
+        count = product((shape_of(source) or ())[d] for d in what.dims)
+        return self.combined(node, self.value(source), symbols, count)
+
+
+def _first(pair: tuple[int, Axis]) -> int:
+    return pair[0]

@@ -1,0 +1,308 @@
+"""Evaluate nodes of a region at symbolic indices, and collect the statements of the loop IR.
+
+Pointwise ops go through Inductor's own lowerings (`pointwise.py`), whose loaders are traced. Raises `Decline`
+for an op whose lowering is not a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from ..inductor.ops import (
+    DefaultHandler,
+    OpsValue,
+    dtype_to_type,
+    handling,
+    ops,
+    result_dtype,
+    unwrapped,
+    upcast_compute_type,
+)
+from ..inductor.symbols import bounds, hint_of, simplified
+from ..inductor.tensors import make_contiguous_strides_for, padded_strides
+from ..ir.program import (
+    Axis,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    Reduce,
+    Ref,
+    Statement,
+    index_symbols,
+    operands,
+)
+from ..ir.reductions import ReductionKind
+from ..region.axes import Size
+from ..region.nodes import (
+    correction,
+    fake,
+    is_mean,
+    is_variance,
+    reduction_kind,
+)
+from ..region.region import Region
+from .index_map import Index
+from .pointwise import Boxes, symbolic
+
+Place = tuple[str, sympy.Expr]  # a buffer and an element offset
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A value of the IR as an op argument, with the fields that Inductor's dtype rules read."""
+
+    name: str
+    dtype: torch.dtype
+    shape: None = None
+    is_scalar: bool = False
+
+
+class _Recorder(DefaultHandler):
+    """An ops handler that appends one `Compute` per op."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (dtype := result_dtype(name, args, kwargs)) is None:
+            raise Decline(
+                DeclineReason.UNSUPPORTED_OP,
+                f"ops.{name} gives no single value",
+                self.tracer.current,
+            )
+        return self.tracer.compute(name, tuple(map(_operand, args)), kwargs, dtype)
+
+    def to_dtype(
+        self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True
+    ) -> Any:
+        if use_compute_types and unwrapped(x).dtype == upcast_compute_type(dtype):
+            return x  # half precision computes in fp32: a cast between the two changes nothing
+        kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
+        return self._default("to_dtype", (x, dtype), kwargs)
+
+    def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
+        expr = self.tracer.simplify(sympy.sympify(expr))
+        self.tracer.check_symbols(expr)
+        return self._default("index_expr", (expr, dtype), {})
+
+    value_expr = index_expr
+
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        """`body()` where `mask` is true, else `other`: every load that it traces depends on the mask."""
+        mask = unwrapped(mask)
+        with self.tracer.where(mask):
+            value = unwrapped(body())
+        fill = unwrapped(self.constant(dtype_to_type(value.dtype)(other), value.dtype))
+        return self._default("where", (mask, value, fill), {})
+
+    def load(self, name: str, index: sympy.Expr) -> Any:
+        raise Decline(DeclineReason.UNSUPPORTED_OP, f"load of {name}", self.tracer.current)
+
+    store = store_reduction = reduction = scan = sort = indirect_indexing = load  # type: ignore[assignment]
+    bucketize = partial_accumulate = check_bounds = load_seed = load  # type: ignore[assignment]
+
+
+def _operand(arg: Any) -> Any:
+    arg = unwrapped(arg)
+    return Ref(arg.name) if isinstance(arg, Traced) else arg
+
+
+class Tracer:
+    """Evaluates region nodes, on demand, and collects the statements. A subclass says where a node stands."""
+
+    def __init__(
+        self, region: Region, axes: Iterable[Axis], everywhere: frozenset[Place] = frozenset()
+    ) -> None:
+        self.region = region
+        self.body: list[Statement] = []
+        self.current: str | None = None
+        self._inputs = {node: f"in{i}" for i, node in enumerate(region.inputs)}
+        self._everywhere = everywhere  # places that are loaded without a predicate
+        self._predicate: Traced | None = None
+        self._loads: dict[tuple[Place, str | None], Traced] = {}
+        self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # the loops' that each value depends on
+        self._names: set[str] = set()
+        self._computed: dict[tuple[Any, ...], Traced] = {}
+        self._recorder = _Recorder(self)
+        self._boxes = Boxes(self.value, self._recorder)
+        self._ranges = {axis.symbol: axis.size for axis in axes}
+
+    def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
+        """The value of a node at an index over the loops' symbols."""
+        raise NotImplementedError
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        def make(name: str, role: BufferRole, node: Node) -> Buffer:
+            val = fake(node)
+            assert val is not None
+            moved = role is BufferRole.OUTPUT or node in self.region.made_contiguous  # to memory of its own
+            (offset,) = symbolic((0,) if moved else (val.storage_offset(),))
+            shape, stride = symbolic(val.shape), symbolic(self.strides(node))
+            wider = node in self.region.widened
+            dtype = torch.float32 if wider else val.dtype
+            return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider)
+
+        inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
+        outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]
+        return (*inputs, *outputs)
+
+    def load(self, node: Node, index: Index) -> Traced:
+        val = fake(node)
+        assert val is not None
+        place = (self._inputs[node], self.offset(index, self.strides(node)))
+        self.check_symbols(place[1])
+        predicate = self._predicate
+        if predicate is not None and place in self._everywhere:
+            predicate = None
+        if predicate is not None and not self._symbols[predicate.name] <= place[1].free_symbols:
+            # The predicate would turn a vector load into a tile load: drop it if all indices are in range.
+            predicate = None if self.is_inside(index, symbolic(val.shape)) else predicate
+        key = (place, None if predicate is None else predicate.name)
+        if key not in self._loads:
+            dtype = upcast_compute_type(val.dtype)
+            condition = None if predicate is None else Ref(predicate.name)
+            self._loads[key] = self.append(Load(self.fresh(node.name), *place, dtype, condition))
+        return self._loads[key]
+
+    def loaded_both_ways(self) -> frozenset[Place]:
+        """Places that are loaded both with and without a predicate."""
+        return frozenset(place for place, under in self._loads if under and (place, None) in self._loads)
+
+    def is_inside(self, index: Index, shape: Index) -> bool:
+        """Whether an index is within `shape` at every point of the loops."""
+        sizes = {s: n for s, n in self._ranges.items() if n.is_number}
+        symbols = frozenset().union(*(i.free_symbols for i in index))
+        if not symbols <= sizes.keys() or not all(n.is_number for n in shape):
+            return False
+        limits = [bounds(i, sizes) for i in index]
+        return all(low >= 0 and high < n for (low, high), n in zip(limits, shape, strict=True))
+
+    @contextlib.contextmanager
+    def where(self, mask: Traced) -> Iterator[None]:
+        """Predicate the loads traced inside on `mask`, in addition to the predicate in force."""
+        outer = self._predicate
+        if outer is not None and outer.name != mask.name:
+            mask = self.compute("and_", (Ref(outer.name), Ref(mask.name)), {}, torch.bool)
+        self._predicate = mask
+        yield
+        self._predicate = outer
+
+    def check_symbols(self, expr: sympy.Expr) -> None:
+        """Raise `Decline` for an index with a symbol of neither the loops nor the region's tensors."""
+        unknown = expr.free_symbols - self._ranges.keys()
+        unknown -= {symbol for symbol, _ in self.hints()} if unknown else set()
+        if unknown:
+            detail = f"a number of {', '.join(sorted(map(str, unknown)))}, which no tensor here has as a size"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, self.current)
+
+    def append(self, stmt: Load | Compute | Reduce) -> Traced:
+        self.body.append(stmt)
+        own = index_symbols(stmt) & self._ranges.keys()
+        reduced = stmt.axes if isinstance(stmt, Reduce) else ()
+        symbols = frozenset(own).union(*(self._symbols[name] for name in operands(stmt)))
+        self._symbols[stmt.name] = symbols - frozenset(reduced)
+        return Traced(stmt.name, stmt.dtype)
+
+    def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
+        """A node's strides as the graph states them, but for nodes that are made contiguous or padded."""
+        val = fake(node)
+        assert val is not None
+        if node in self.region.padded and (padded := padded_strides(val)) is not None:
+            return padded
+        return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
+
+    def element(self, kind: ReductionKind, value: Traced, stored: torch.dtype) -> Traced:
+        """An element in the dtype that a reduction combines. As in eager, it is first cast to the result's
+        dtype, which `dtype=` may set, or to bool for a reduction of truth values."""
+        with handling(self._recorder):
+            cast = ops.to_dtype(OpsValue(value), kind.element_dtype(stored))
+            return unwrapped(ops.to_dtype(cast, kind.accumulates_in(stored)))
+
+    def mean(
+        self,
+        kind: ReductionKind,
+        value: Traced,
+        symbols: tuple[sympy.Symbol, ...],
+        count: Size,
+        stored: torch.dtype,
+        correction: float = 0,
+    ) -> Traced:
+        total = OpsValue(self.reduced(kind, value, symbols, stored))
+        with handling(self._recorder):
+            if isinstance(count, int):
+                divisor = ops.constant(max(count - correction, 0), value.dtype)
+            else:
+                divisor = ops.index_expr(sympy.Max(count - sympy.sympify(correction), 0), value.dtype)
+            return unwrapped(ops.truediv(total, divisor))
+
+    def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Traced:
+        kwargs_key = tuple(sorted(kwargs.items()))
+        key = (op, tuple((type(a), a) for a in args), kwargs_key)
+        if key not in self._computed:
+            name = self.fresh(self.current or op)
+            self._computed[key] = self.append(Compute(name, op, args, kwargs_key, dtype))
+        return self._computed[key]
+
+    def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
+        terms = (i * s for i, s in zip(index, symbolic(stride), strict=True))
+        return self.simplify(sum(terms, sympy.S.Zero))
+
+    def hints(self) -> tuple[tuple[sympy.Symbol, int], ...]:
+        """A likely value for every symbol in a size or stride of the region's tensors."""
+        vals = [fake(n) for n in (*self.region.inputs, *self.region.nodes)]
+        exprs = [
+            e for val in vals if val is not None for e in (*symbolic(val.shape), *symbolic(val.stride()))
+        ]
+        symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
+        return tuple((s, hint_of(s)) for s in sorted(symbols, key=str))
+
+    def simplify(self, expr: sympy.Expr) -> sympy.Expr:
+        if expr.is_Symbol or expr.is_number:
+            return expr
+        return simplified(expr, self._ranges)
+
+    def fresh(self, name: str) -> str:
+        candidate, i = name, 0
+        while candidate in self._names:
+            i += 1
+            candidate = f"{name}.{i}"
+        self._names.add(candidate)
+        return candidate
+
+    def combined(self, node: Node, value: Traced, symbols: tuple[sympy.Symbol, ...], count: Size) -> Traced:
+        """The result of a reduction node over `count` elements along some loops, from the operand's value."""
+        kind = reduction_kind(node)
+        assert kind is not None
+        stored = fake(node).dtype  # type: ignore[union-attr]
+        value = self.element(kind, value, stored)
+        if is_variance(node):
+            with handling(self._recorder):
+                centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count, stored)))
+                value = unwrapped(ops.mul(centred, centred))
+            traced = self.mean(kind, value, symbols, count, stored, correction(node))
+        elif is_mean(node):
+            traced = self.mean(kind, value, symbols, count, stored)
+        else:
+            traced = self.reduced(kind, value, symbols, stored)
+        with handling(self._recorder):
+            traced = unwrapped(ops.to_dtype(OpsValue(traced), stored))
+        return traced
+
+    def reduced(
+        self, kind: ReductionKind, value: Traced, symbols: tuple[sympy.Symbol, ...], stored: torch.dtype
+    ) -> Traced:
+        key = (kind, value.name, symbols)
+        if key not in self._computed:
+            name = self.fresh(self.current or kind.name)
+            dtype = kind.accumulates_in(stored)
+            self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, dtype, stored))
+        return self._computed[key]

@@ -1,0 +1,121 @@
+"""Orders: where in one space the elements of each node lie, through views, permutations and broadcasts.
+
+Begins at one tensor, whose elements number the space, and gives the order of nodes around it. Reads the
+graph, never writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.fx import Node
+
+from .axes import product
+from .factors import Factor, Order, Run, broadcast, divided, flat, joined
+from .nodes import is_constant, is_pointwise, is_view, keeps_dims, operands, reduced, shape_of
+
+aten = torch.ops.aten
+
+
+def is_permutation(node: Node) -> bool:
+    return node.op == "call_function" and node.target is aten.permute.default
+
+
+def is_loop(node: Node) -> bool:
+    """Whether each element of a node is computed from one element of each operand."""
+    return is_pointwise(node) or is_view(node) or is_permutation(node) or is_constant(node)
+
+
+class Orders(dict[Node, Order]):
+    """The order of each node that was asked for. The first answer for a node stays: a node that is needed in
+    two orders has none that all its neighbours agree with."""
+
+    def __init__(self, root: Node) -> None:
+        super().__init__()
+        shape = shape_of(root) or ()
+        size = product(shape)
+        order = divided((Factor(1, size),), shape) if isinstance(size, int) else None
+        if order is not None:
+            self[root] = order
+
+    def operand(self, node: Node, arg: Node) -> Order | None:
+        """The order in which a node with a known order reads an operand."""
+        order, shape = self[node], shape_of(arg)
+        if shape is None:
+            return None
+        if is_permutation(node):
+            back = {d % len(order): run for d, run in zip(node.args[1], order, strict=True)}  # type: ignore[arg-type,operator]
+            return tuple(back[d] for d in range(len(order)))
+        if is_view(node) and node.target is not aten.expand.default:
+            return divided(flat(order), shape)
+        return broadcast(order, shape) if is_loop(node) and len(shape) <= len(order) else None
+
+    def result(self, node: Node) -> Order | None:
+        """The order of a node from those operands whose orders are known."""
+        shape = shape_of(node)
+        known = [arg for arg in operands(node) if arg in self]
+        if shape is None or not known:
+            return None
+        if (what := reduced(node)) is not None:
+            runs = self[known[0]]
+            kept = keeps_dims(node)
+            return tuple(
+                () if d in what.dims else run for d, run in enumerate(runs) if kept or d not in what.dims
+            )
+        if is_permutation(node):
+            return tuple(self[known[0]][d] for d in node.args[1])  # type: ignore[index,union-attr]
+        if is_view(node) and node.target is not aten.expand.default:
+            return divided(flat(self[known[0]]), shape)
+        return self._widest(node, known) if is_loop(node) else None
+
+    def _widest(self, node: Node, known: Iterable[Node]) -> Order | None:
+        """A pointwise result's order: along each dim that of an operand as long as the result."""
+        shape, runs = shape_of(node) or (), dict[int, Run]()
+        for arg in known:
+            own = shape_of(arg) or ()
+            for d, n in enumerate(own, start=len(shape) - len(own)):
+                if n != 1:
+                    runs.setdefault(d, self[arg][d - len(shape) + len(own)])
+        if any(n != 1 and d not in runs for d, n in enumerate(shape)):
+            return None
+        return tuple(runs.get(d, ()) for d in range(len(shape)))
+
+    def find(self, node: Node) -> bool:
+        """Find a node's order from its operands. Returns whether it has one."""
+        if node not in self and (order := self.result(node)) is not None:
+            self[node] = order
+        return node in self
+
+    def spread(self, nodes: Sequence[Node]) -> None:
+        """Find the orders of some nodes, in graph order, and of their operands, from each other."""
+        before = -1
+        while len(self) > before:
+            before = len(self)
+            for node in nodes:
+                self.find(node)
+            for node in reversed(nodes):
+                if node in self and is_loop(node):
+                    for arg in operands(node):
+                        if arg not in self and (order := self.operand(node, arg)) is not None:
+                            self[arg] = order
+
+    def agrees(self, node: Node) -> bool:
+        """Whether every operand of a node is in the order that the node reads it in. Operands that had no
+        order get that one."""
+        for arg in operands(node):
+            if reduced(node) is not None:
+                if arg not in self or self.result(node) != self[node]:
+                    return False
+                continue
+            wanted = self.operand(node, arg)
+            if wanted is None or self.setdefault(arg, wanted) != wanted:
+                return False
+        return True
+
+    def reduced(self, node: Node) -> Run:
+        """The factors that a reduction reduces."""
+        what = reduced(node)
+        assert what is not None
+        runs = self[operands(node)[0]]
+        return joined(factor for d in what.dims for factor in runs[d])

@@ -1,0 +1,361 @@
+"""Regions whose reductions all end within a tile: scales of blocks, along rows, columns or both.
+
+Where every reduction is over a factor of some 32 rows or columns, a program that has whole blocks needs
+nothing of other programs. Whatever such reductions and their consumers read and write, transposed or not, is
+then one kernel without a workspace. A space's axes are the factors that the region's tensors tell apart.
+
+Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the graph, never writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Iterator
+
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import AxisClass
+from .axes import Size, Space, product
+from .factors import Run, boundaries, flat, spanned
+from .grow import needed_for
+from .nodes import (
+    fake,
+    is_constant,
+    is_variance,
+    is_view,
+    operands,
+    reduced,
+    reduction_kind,
+    shape_of,
+    size_of,
+)
+from .orders import Orders, is_loop, is_permutation
+from .region import Region, Seed
+from .space_analysis import SpaceAnalysis, by_position, position
+
+LEAST, MOST = 16, 128  # elements of a block along one axis
+LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileSeed(Seed):
+    """Reductions that each end within a tile, of what is computed from the elements of `root`."""
+
+    root: Node
+
+
+def is_within_tile(node: Node) -> bool:
+    """Whether a node is a reduction over short runs of dims, each a power of two long, and not over all."""
+    what = reduced(node)
+    if what is None or not what.dims or not all(isinstance(n, int) for n in what.shape):
+        return False
+    lengths, last = list[Size](), None
+    for d in what.dims:
+        if last is not None and d == last + 1:
+            lengths[-1] = product((lengths[-1], what.shape[d]))
+        else:
+            lengths.append(what.shape[d])
+        last = d
+    kept = [n for d, n in enumerate(what.shape) if d not in what.dims and n != 1]
+    long = [n for n in lengths if n != 1]
+    return bool(kept and long) and all(
+        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in long
+    )
+
+
+def tile_seed(node: Node) -> TileSeed | None:
+    """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
+    of full size is computed from the reductions."""
+    above = _above([node])
+    if _is_along_rows(node) and not any(map(is_permutation, above)):
+        return None  # where others are across rows, one of those is tried
+    sources = [n for n in above if not is_loop(n)]
+    size = product(shape_of(operands(node)[0]) or ())
+    assert isinstance(size, int)
+    full = [n for n in sources if product(shape_of(n) or ()) == size and _is_row_major(n)]
+    if not full:
+        return None
+    root = by_position(full)[0]
+    orders, found, behind = Orders(root), list[Node](), set[Node]()
+    for other in _below([root], orders):
+        if is_within_tile(other) and orders.agrees(other):
+            found.append(other)
+            behind.add(other)
+        elif any(a in behind for a in operands(other)):
+            behind.add(other)
+    used = any(product(shape_of(n) or ()) == size for n in behind)
+    if node not in found or not used or not _is_worthwhile(orders, found, size):
+        return None
+    outer = [n for n in found if orders.reduced(n)[0].stride > 1]
+    inner = [n for n in found if n not in outer]
+    return TileSeed(SpaceAnalysis(size), Space(()), tuple(inner), tuple(outer), root=root)
+
+
+def _is_along_rows(node: Node) -> bool:
+    """Whether a reduction is over the last dims of its operand and no others."""
+    what = reduced(node)
+    assert what is not None
+    long = [d for d, n in enumerate(what.shape) if n != 1]
+    some = [d for d in long if d in what.dims]
+    return some == long[len(long) - len(some) :]
+
+
+def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
+    """Whether a tile spares a read, or accesses across memory, and there are enough of them.
+
+    It does if the blocks are along different axes, and not all along the rows: Inductor has a kernel for
+    each. It also does for one reduction of transposed elements, or of blocks along two axes.
+    """
+    blocks = {orders.reduced(n) for n in found}
+    if size < LEAST_TILES * spanned([factor for run in blocks for factor in run]):
+        return False
+    if all(run[-1].stride == 1 and len(run) == 1 for run in blocks):
+        return False
+    if len(blocks) > 1 or any(len(run) > 1 for run in blocks):
+        return True
+    return any(len(flat(orders[operands(n)[0]])) > 1 for n in found)
+
+
+def _is_row_major(node: Node) -> bool:
+    """Whether a tensor's elements lie in the order of its dims, with gaps or without."""
+    val = fake(node)
+    if val is None or not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
+        return False
+    strides = [stride for n, stride in zip(val.shape, val.stride(), strict=True) if n != 1]
+    return bool(strides) and strides[-1] == 1 and strides == sorted(strides, reverse=True)
+
+
+def _above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[Node]:
+    """What some nodes are computed from, to the first nodes that are no loops, or in `without`."""
+    seen: set[Node] = set()
+    todo = [a for n in nodes for a in operands(n)]
+    while todo:
+        node = todo.pop()
+        if node not in seen and shape_of(node) is not None:
+            seen.add(node)
+            if node not in without and is_loop(node):
+                todo.extend(operands(node))
+    return seen
+
+
+def _below(nodes: Iterable[Node], orders: Orders) -> Iterator[Node]:
+    """The loops and reductions that are computed from some nodes, with their orders, in graph order."""
+    queued = {user for n in nodes for user in n.users}
+    heap = [(position(user), user) for user in queued]
+    heapq.heapify(heap)
+    while heap:
+        _, node = heapq.heappop(heap)
+        if (is_loop(node) or is_within_tile(node)) and orders.find(node):
+            yield node
+            for user in node.users.keys() - queued:
+                queued.add(user)
+                heapq.heappush(heap, (position(user), user))
+
+
+def grow_tile(seed: TileSeed, name: str) -> Region:
+    """The region of a seed. Raises `Decline` where it cannot be one kernel."""
+    return _Growth(seed).grow(name)
+
+
+class _Growth:
+    """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
+    computed from them. A node joins if nothing outside that it uses depends on the region.
+
+    `members`: maps each to whether it depends on a reduction of the region. `tainted`: nodes outside that
+    depend on a result of the region; `pending`: those of them that join if a member needs them.
+    """
+
+    def __init__(self, seed: TileSeed) -> None:
+        self.seed = seed
+        self.analysis = seed.analysis
+        self.orders = Orders(seed.root)
+        self.wanted = {*seed.inner, *seed.outer}
+        self.above = {n for n in _above(self.wanted, seed.without) if is_loop(n)} - seed.without
+        core = self.above | self.wanted
+        self.reads = {a for n in core for a in operands(n) if a not in core}
+        early = needed_for(self.reads, since=min(map(position, core)))
+        self.above -= {n for n in early if not self.analysis.recomputed(n) or self.is_stored(n)}
+        self.orders.spread(by_position(self.above | self.wanted))
+        self.asked: set[Node] = set()  # nodes whose order was looked for
+        self.members: dict[Node, bool] = {}
+        self.tainted: set[Node] = set()
+        self.pending: set[Node] = set()
+        self.columns: set[Node] = set()  # reductions over all rows, and what is computed from them
+
+    def grow(self, name: str) -> Region:
+        node = min(self.reads, key=position)
+        while node.op != "root":
+            if node.op == "call_function":
+                self.visit(node)
+            node = node.next
+        outputs = self.outputs()
+        nodes = self.needed(outputs)
+        reductions = [n for n in nodes if reduction_kind(n) is not None]
+        if self.columns.issuperset(reductions):
+            raise Decline(DeclineReason.CYCLE, "the reductions depend on each other through a node outside")
+        space = self.space(nodes)
+        outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
+        if not outer:
+            raise Decline(DeclineReason.AXIS_CLASS, "the reductions that are left are all along rows")
+        inner = tuple(n for n in reductions if n not in outer)
+        orders = {n: self.orders[n] for n in self.orders if n in self.members or self.is_read(n)}
+        region = Region(name, space, nodes, tuple(outputs), inner, tuple(outer), self.seed, orders=orders)
+        for read in region.inputs:
+            self.analysis.check(read)
+        return region
+
+    def is_read(self, node: Node) -> bool:
+        return any(user in self.members for user in node.users)
+
+    def visit(self, node: Node) -> None:
+        """Take a node that may be taken, or note that it depends on the region."""
+        args = operands(node)
+        if self.joins(node, args):
+            if self.spans_rows(node) or any(a in self.columns for a in args):
+                self.columns.add(node)
+            for arg in args:
+                self.pull(arg)
+            self.members[node] = reduction_kind(node) is not None or any(
+                self.members.get(a, False) for a in args
+            )
+        elif any(a in self.tainted or a in self.pending or self.is_result(a) for a in args):
+            found = self.pending if is_loop(node) and self.fits(node, args) else self.tainted
+            found.add(node)
+
+    def joins(self, node: Node, args: list[Node]) -> bool:
+        live = [a for a in args if self.members.get(a, False)]
+        if columns := [a for a in args if a in self.columns]:
+            # Their values exist only when all programs have ended: what follows has no more elements.
+            if not is_loop(node) or len(columns) < len(live) or not self.fits(node, args):
+                return False
+            ends = [max((f.end for f in flat(self.orders[n])), default=1) for n in (columns[0], node)]
+            return ends[1] <= ends[0]
+        if node in self.above or node in self.wanted or (live and (is_loop(node) or is_within_tile(node))):
+            return self.fits(node, args)
+        return self.spans_rows(node) and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
+
+    def spans_rows(self, node: Node) -> bool:
+        """Whether a node is a reduction over all rows, which leaves an element for each column."""
+        if reduction_kind(node) is None or is_variance(node) or is_within_tile(node) or not self.order(node):
+            return False
+        kept, gone = flat(self.orders[node]), self.orders.reduced(node)
+        if len(kept) != 1 or len(gone) != 1 or kept[0].stride != 1:
+            return False
+        return (gone[0].stride, gone[0].end) == (kept[0].end, self.analysis.numel)
+
+    def sources(self, node: Node) -> set[Node]:
+        """The full-size tensors from which loops compute what a reduction reduces."""
+        return {n for n in _above([node]) if not is_loop(n) and self.analysis.is_full(n)}
+
+    def fits(self, node: Node, args: list[Node]) -> bool:
+        """Whether the region may compute a node: it stands at one place in the space, and what it uses of
+        nodes outside does not depend on the region."""
+        if node in self.seed.without or any(a in self.tainted for a in args):
+            return False
+        return self.analysis.takes(node) and self.order(node) and self.orders.agrees(node)
+
+    def is_result(self, node: Node) -> bool:
+        """Whether a node is a member that nodes outside read from the region."""
+        return node in self.members and not self.stays(node)
+
+    def pull(self, node: Node) -> None:
+        """Take an operand of a member that depends on the region, or is as cheap to compute as to read."""
+        if node in self.members or node in self.tainted or not is_loop(node):
+            return
+        args = operands(node)
+        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
+        if node in self.pending or (cheap and self.fits(node, args)):
+            for arg in args:
+                self.pull(arg)
+            self.members[node] = False
+            self.pending.discard(node)
+
+    def order(self, node: Node) -> bool:
+        """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
+        todo = [node]
+        while todo:
+            current = todo[-1]
+            unknown = [
+                a for a in operands(current) if a not in self.orders and a not in self.asked and is_loop(a)
+            ]
+            self.asked.update(unknown)
+            todo.extend(unknown)
+            if not unknown:
+                self.orders.find(todo.pop())
+        return node in self.orders
+
+    def stays(self, node: Node) -> bool:
+        """Whether users outside compute a member again: it is cheap, and needs no result of the region."""
+        cheap = not self.members[node] and self.analysis.recomputed(node) and not self.is_stored(node)
+        return cheap and all(self.stays(a) for a in operands(node) if a in self.members)
+
+    def is_stored(self, node: Node) -> bool:
+        return not is_view(node) and not is_permutation(node) and self.analysis.is_written_anyway(node)
+
+    def outputs(self) -> list[Node]:
+        """The members that nodes outside use and do not compute again; a view of one stays outside."""
+        outside: set[Node] = set()
+        outputs: list[Node] = []
+        for node in reversed(by_position(self.members)):
+            if all(u in self.members and u not in outside for u in node.users):
+                continue
+            if is_view(node) or is_permutation(node) or is_constant(node) or self.stays(node):
+                outside.add(node)
+            else:
+                outputs.append(node)
+        return outputs[::-1]
+
+    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
+        found = set(outputs)
+        order = by_position(self.members)
+        for node in reversed(order):
+            if node in found:
+                found.update(a for a in operands(node) if a in self.members)
+        return tuple(n for n in order if n in found)
+
+    def space(self, nodes: tuple[Node, ...]) -> Space:
+        """The axes that the tensors tell apart, and the reductions over each."""
+        numel = self.analysis.numel
+        assert isinstance(numel, int)
+        cuts = {1, numel}
+        by: dict[bool, list[Run]] = {False: [], True: []}
+        for node in {*nodes, *(a for n in nodes for a in operands(n))}:
+            cuts |= boundaries(flat(self.orders[node])) | self.gaps(node)
+            if reduction_kind(node) is not None and node in self.members and node not in self.columns:
+                run = self.orders.reduced(node)
+                by[run[0].stride > 1].append(run)
+                cuts |= boundaries(run)
+        ends = sorted(cuts)
+        if any(high % low for low, high in zip(ends, ends[1:], strict=False)):
+            raise Decline(DeclineReason.AXIS_CLASS, "the two sides see shapes with no common refinement")
+        axes: list[tuple[Size, AxisClass]] = []
+        for low, high in zip(ends, ends[1:], strict=False):
+            inner, outer = (any(_covers(run, low) for run in by[side]) for side in (False, True))
+            axes.insert(0, (high // low, _KINDS[inner, outer]))
+        return Space(tuple(axes))
+
+    def gaps(self, node: Node) -> set[int]:
+        """The boundaries between dims that a tensor in memory does not have next to each other."""
+        val, shape = fake(node), shape_of(node)
+        if val is None or shape is None or node in self.members:
+            return set()
+        found: set[int] = set()
+        long = [d for d, n in enumerate(shape) if n != 1]
+        for d, after in zip(long, long[1:], strict=False):
+            if size_of(val.stride(d)) != size_of(val.stride(after)) * shape[after]:
+                found |= boundaries((*self.orders[node][d], *self.orders[node][after]))
+        return found
+
+
+_KINDS = {
+    (False, True): AxisClass.ROW,
+    (True, False): AxisClass.COLUMN,
+    (False, False): AxisClass.BATCH,
+    (True, True): AxisClass.COMMON,
+}
+
+
+def _covers(run: Run, stride: int) -> bool:
+    return any(factor.stride <= stride < factor.end for factor in run)

@@ -1,0 +1,72 @@
+"""How a tile's elements lie in memory, read off an index map by evaluating it over a part of the tile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import sympy
+
+from ..inductor.symbols import INDEX_FUNCTIONS
+from ..ir.program import Load, LoopProgram, Store
+
+ACCESS = 16  # bytes of the widest access of a thread
+SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
+
+Sizes = tuple[tuple[sympy.Symbol, int], ...]
+"""The symbols of rows and columns, and how many there are."""
+
+
+def along_rows(program: LoopProgram, stmt: Load | Store) -> bool:
+    """Whether a tensor's elements lie next to each other along the rows only: two of them in each access."""
+    item = program.buffer(stmt.buffer).dtype.itemsize
+    _, down = per_access(stmt.index.xreplace(dict(program.hints)), sizes_of(program), item)
+    return down
+
+
+def sizes_of(program: LoopProgram) -> Sizes:
+    """Of a tile's axes; a traced size may be 0."""
+    return tuple((axis.symbol, max(1, program.hint(axis.size))) for axis in program.tile_axes)
+
+
+@functools.lru_cache(maxsize=4096)
+def per_access(index: sympy.Expr, sizes: Sizes, item: int) -> tuple[int, bool]:
+    """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns, or (True) the
+    rows, and starting at a multiple of themselves."""
+    (_, rows), (_, cols) = sizes
+    for down, extent in ((False, cols), (True, rows)):
+        most = max(1, ACCESS // item)
+        while most > 1 and not _is_wide(index, sizes, most, down, extent):
+            most //= 2
+        if most > 1:
+            return most, down
+    return 1, False
+
+
+def _is_wide(index: sympy.Expr, sizes: Sizes, most: int, down: bool, extent: int) -> bool:
+    """Whether accesses of `most` elements, along the rows if `down`, are possible in a part of the space."""
+    if extent < most:
+        return False
+    along = [offsets(index, sizes, (most, 1) if down else (1, most))]
+    across = offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
+    contiguous = all(b - a == 1 for run in along for a, b in zip(run, run[1:], strict=False))
+    return contiguous and all(at % most == across[0] % most for at in across)
+
+
+@functools.lru_cache(maxsize=4096)
+def offsets(index: sympy.Expr, sizes: Sizes, shape: tuple[int, int]) -> Sequence[int]:
+    """The index over a part of the space, at 0 of all other loops."""
+    (row, rows), (col, cols) = sizes
+    at = _function(index, row, col)
+    return [at(x, y) for x in range(min(shape[0], rows)) for y in range(min(shape[1], cols))]
+
+
+def _function(index: sympy.Expr, row: sympy.Symbol, col: sympy.Symbol) -> Callable[[int, int], int]:
+    others = dict.fromkeys(index.free_symbols - {row, col}, sympy.S.Zero)
+    plain = sympy.expand(index.xreplace(others))
+    a, b = plain.coeff(row), plain.coeff(col)
+    rest = plain - a * row - b * col
+    if a.is_number and b.is_number and rest.is_number:
+        start, down, right = int(rest), int(a), int(b)
+        return lambda x, y: start + down * x + right * y
+    return sympy.lambdify([row, col], plain, modules=[INDEX_FUNCTIONS, "math"])  # type: ignore[no-any-return]

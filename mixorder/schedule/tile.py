@@ -1,0 +1,266 @@
+"""Choose the tile of a program whose reductions all end within it, and predict its time. Nothing is timed.
+
+A program has whole blocks along the axes that are reduced. Along the others it has as many elements as wide
+accesses need, in every order in which a full tensor lies in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..errors import TooWide
+from ..ir.program import (
+    Axis,
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    closure,
+)
+from . import apart
+from .constants import FITTED, Constants
+from .cost import Traffic
+from .device import H200, DeviceInfo
+from .facts import Facts, cost_of
+from .finalisation import final, most_partials
+from .kernel_time import TIMES, Kind, Times
+from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .schedule import Schedule, Tile, next_power_of_2
+from .space import combined_from
+from .work import Work, computing
+
+RUN_BYTES = 128  # next to each other in memory, in each full tensor: four sectors
+ELEMENTS = {1: 8192, 2: 16384}  # of a tile, at most, by the orders in which full tensors lie in memory
+MOST_ELEMENTS = 32768  # of whole blocks
+PER_THREAD = 64  # elements of a tile that is loaded from one tensor; half as many of several
+MOST_WARPS = 16
+TURNED = (
+    0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileFacts(Facts):
+    """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
+    are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
+    that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
+    which it is contiguous, innermost first."""
+
+    sizes: tuple[int, ...] = ()
+    whole: frozenset[int] = frozenset()
+    summed: frozenset[int] = frozenset()
+    loads: int = 1
+    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def orders(self) -> int:
+        """How many axes are innermost in some full tensor's memory."""
+        return len({chain[0] for _, chain in self.chains})
+
+    @property
+    def per_thread(self) -> int:
+        """Elements that a thread has registers for."""
+        return PER_THREAD if self.loads <= 1 else PER_THREAD // 2
+
+
+def facts_of_tile(program: LoopProgram) -> TileFacts:
+    """The facts of a blocked program."""
+    nest = program.nests[0]
+    axes = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
+    sizes = tuple(int(axis.size) for axis in axes)
+    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    partials = [s for s in nest.body if isinstance(s, PartialAccumulate)]
+    kept = {s for stmt in partials for s in stmt.index.free_symbols}
+    every, deps = {axis.symbol for axis in axes}, nest.dependence()
+    full = [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
+    computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
+    loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
+    chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
+    numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
+    return TileFacts(
+        numel // cols,
+        cols,
+        load_bytes=sum(loads.values()),
+        instructions=sum(cost_of(s.op) for s in computed),
+        item_bytes=min(loads.values(), default=2),
+        sizes=sizes,
+        whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
+        summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
+        loads=len(loads),
+        chains=tuple(sorted(c for c in chains if c[1])),
+    )
+
+
+def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """The places of the axes along which an access is contiguous, innermost first."""
+    found, stride = list[int](), 1
+    by_stride = {int(stmt.index.coeff(axis.symbol)): i for i, axis in enumerate(axes)}
+    while (place := by_stride.get(stride)) is not None and place not in found:
+        found.append(place)
+        stride *= int(axes[place].size)
+    return tuple(found)
+
+
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
+    """The tile of a blocked program. Raises `TooWide` for blocks that do not fit a program."""
+    assert isinstance(facts, TileFacts)
+    extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
+    if math.prod(extents) > MOST_ELEMENTS:
+        raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
+    most = ELEMENTS[min(facts.orders, 2)] * facts.per_thread // PER_THREAD
+    while math.prod(extents) < most:
+        runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
+        possible = [run for run in runs if run[1] >= 0]
+        if not possible:
+            break
+        larger = list(extents)
+        larger[min(possible)[1]] *= 2
+        if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
+            break
+        extents = larger
+    chosen = schedule_of(extents, warps_of(extents, facts.per_thread), device.saturates)
+    return with_finalisation(chosen, facts, device, constants)
+
+
+def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
+    """Bytes of a tile that lie next to each other along a chain of elements of `size` bytes, and the axis
+    along which the tile can grow to have more; -1 if there is none."""
+    run = size
+    for place in chain:
+        run *= extents[place]
+        if extents[place] < facts.sizes[place]:
+            return run, place
+    return run, -1
+
+
+def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
+    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
+
+
+def warps_of(extents: Sequence[int], per_thread: int) -> int:
+    """The warps of a program with a tile of these elements."""
+    return max(1, min(MOST_WARPS, math.prod(extents) // (per_thread * H200.warp_size)))
+
+
+def schedule_of(extents: Sequence[int], warps: int, saturates: bool = False) -> Schedule:
+    """A schedule with a tile of these elements."""
+    tile, elements = Tile(1, warps, 1), math.prod(extents)
+    return Schedule(tile, elements, 1, 1, 1, extents=tuple(extents), saturates=saturates)
+
+
+def with_finalisation(
+    schedule: Schedule, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
+) -> Schedule:
+    """A schedule with the number of partial results that its tiles leave, and how these are reduced. Raises
+    `TooWide` for more than a program holds."""
+    if not facts.summed:
+        return schedule
+    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, schedule.extents, strict=True)]
+    num_splits = math.prod(tiles[i] for i in facts.summed)
+    if num_splits > most_partials(device):
+        raise TooWide(1, f"{num_splits} partial results, at most {most_partials(device)} fit a program")
+    cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
+    block, warps = final(num_splits, next_power_of_2(cols), cols, device, constants)
+    return dataclasses.replace(schedule, num_splits=num_splits, final_block=block, final_warps=warps)
+
+
+def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+    """No schedules beside the chosen one."""
+    yield from ()
+
+
+def expected_of_tile(
+    lowered: LoopProgram,
+    loops: LoopProgram,
+    schedule: Schedule,
+    facts: Facts,
+    moved: Traffic,
+    device: DeviceInfo,
+    stretch: float,
+    times: Times = TIMES,
+) -> Expected:
+    """The prediction for a blocked program: it moves every tensor once. Inductor has a kernel for the blocks
+    along each axis, which reads its inputs and writes its results."""
+    slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
+    nest = loops.nests[0]
+    once = moved.read + moved.written + moved.workspace
+    idle = Work(once, once)
+    launch = times.start_us + times.fused.latency_us
+    if moved.workspace:
+        partials = Work(moved.workspace, moved.workspace)
+        launch += times.launch_us + times.us(Kind.COLUMNS, partials, device)
+    others = kernels_of(lowered)
+    return Expected(
+        LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
+        launch + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
+        apart.microseconds(others, device, times),
+        launch + times.us(Kind.POINTWISE, idle, device),
+        len(loops.nests),
+        len(others),
+        measured=device.name == H200.name,
+    )
+
+
+def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
+    """What Inductor has in a kernel each of a lowered program: the stores that need reductions over the same
+    axes. What needs no reduction is stored by one of them."""
+    (nest,), parts = program.nests, dict[frozenset[object], list[Store]]()
+    for store in (s for s in nest.body if isinstance(s, Store)):
+        needed = closure(nest.body, [store])
+        axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
+        parts.setdefault(axes, []).append(store)
+    plain, found = parts.pop(frozenset(), []), list[apart.Kernel]()
+    for stores in parts.values():
+        body = closure(nest.body, [*plain, *stores])
+        found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
+        plain = []
+    return found
+
+
+def _kernel_of(program: LoopProgram) -> apart.Kernel:
+    """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results."""
+    facts, nest = facts_of_tile(program), program.nests[0]
+    used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
+    moves = tuple(apart.moved_once(program, used))
+    along_rows = facts.whole <= {len(facts.sizes) - 1}
+    kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
+    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
+    work = Work(moved, moved) + computing(program, nest, nest.body)
+    return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileSpace:
+    """The tiles near `start`: one axis with twice or half the elements, or twice or half the warps."""
+
+    facts: Facts
+    device: DeviceInfo
+    start: Schedule
+
+    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        assert isinstance(self.facts, TileFacts)
+        extents, warps = schedule.extents, schedule.tile.num_warps
+        found = [(extents, warps * 2), (extents, max(1, warps // 2))]
+        for i in (i for i in range(len(extents)) if i not in self.facts.whole):
+            for one in (extents[i] * 2, extents[i] // 2):
+                found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
+        tiles = (schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0)
+        near = (s for s in tiles if s.extents != extents or s.tile != schedule.tile)
+        return tuple(with_finalisation(s, self.facts, self.device) for s in near if self.legal(s))
+
+    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
+        return combined_from((("extents", "r0_block"), ("tile",)), times, around)
+
+    def legal(self, schedule: Schedule) -> bool:
+        assert isinstance(self.facts, TileFacts)
+        pairs = zip(schedule.extents, self.facts.sizes, strict=True)
+        inside = all(1 <= extent <= next_power_of_2(n) for extent, n in pairs)
+        elements = math.prod(schedule.extents)
+        threads = schedule.tile.num_warps * self.device.warp_size
+        return inside and schedule.tile.num_warps <= MOST_WARPS and threads <= elements <= MOST_ELEMENTS

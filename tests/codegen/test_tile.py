@@ -1,0 +1,190 @@
+"""The text of kernels whose reductions end within a tile, and what they compile to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from expecttest import TestCase
+from graphs import bf16, f32, merged, traced, within_tile
+from lab import quantised
+from lab.quantised import RECIPES
+from offline import TARGETS, compiled, needs_a_compiler, spilled
+
+from mixorder.codegen.source import KernelSource
+from mixorder.ir.program import LoopProgram
+from mixorder.schedule import tile
+from mixorder.schedule.device import H200
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import TILE
+
+BOTH = [((256, 512), bf16)]
+
+
+def kernel_of(
+    function: Any, specs: Any, extents: tuple[int, ...] = (), warps: int = 4
+) -> tuple[LoopProgram, KernelSource]:
+    """The program of a function and its kernel, with the chosen tile or with this one."""
+    program = merged(within_tile(traced(lambda *x: function(*x), *specs)))
+    schedule: Schedule = tile.choose(TILE.facts(program), H200)
+    schedule = tile.schedule_of(extents, warps) if extents else schedule
+    (source,) = TILE.generate(TILE.place(program, schedule), schedule, "test")
+    return program, source
+
+
+def lines(text: str, word: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if word in line]
+
+
+class TestWhole(TestCase):
+    maxDiff = None
+
+    def test_mxfp8_along_rows_and_transposed_columns(self) -> None:
+        _, source = kernel_of(quantised.mx_both, BOTH, (2, 32, 4, 32))
+        self.assertExpectedInline(
+            source.text,
+            """\
+@triton.jit
+def maximum_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def triton_mixorder_test_2e620f1e(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
+    program = tl.program_id(0)
+    j_tile = program % 4
+    i_tile = program // 4
+    at_x = tl.arange(0, 32)
+    at_i = i_tile * 2 + tl.arange(0, 2)
+    at_jy = j_tile * 128 + tl.arange(0, 128)
+    tmp0 = tl.permute(tl.reshape(tl.load(in0_ptr + (512 * at_x[:, None, None] + 16384 * at_i[None, :, None] + at_jy[None, None, :]), eviction_policy='evict_first').to(tl.float32), [32, 2, 4, 32]), (1, 0, 2, 3))
+    tmp1 = tl_math.abs(tmp0)
+    tmp2 = tl.reduce(tmp1, 3, maximum_or_nan)[:, :, :, None]
+    tmp3 = tmp2.to(tl.int32, bitcast=True)
+    tmp4 = tl.full([], 23, tl.int32)
+    tmp5 = (tmp3 >> tmp4).to(tl.int32)
+    tmp6 = tl.full([], 255, tl.int32)
+    tmp7 = (tmp5 & tmp6).to(tl.int32)
+    tmp8 = tl.full([], 135, tl.int32)
+    tmp9 = (tmp7 - tmp8).to(tl.int32)
+    tmp10 = tl.full([], -127, tl.int32)
+    tmp11 = (triton_helpers.maximum(tmp9, tmp10)).to(tl.int32)
+    tmp12 = tl.full([], 128, tl.int32)
+    tmp13 = (triton_helpers.minimum(tmp11, tmp12)).to(tl.int32)
+    tmp14 = tl.full([], 127, tl.int32)
+    tmp15 = (tmp13 + tmp14).to(tl.int32)
+    tmp16 = tmp15.to(tl.uint8)
+    at_ix = i_tile * 64 + tl.arange(0, 64)
+    at_j = j_tile * 4 + tl.arange(0, 4)
+    tl.store(out0_ptr + (16 * at_ix[:, None] + at_j[None, :]), tl.reshape(tmp16, [64, 4]))
+    tmp17 = tmp16.to(tl.int32)
+    tmp18 = (tmp17 << tmp4).to(tl.int32)
+    tmp19 = tmp18.to(tl.float32, bitcast=True)
+    tmp20 = tl.full([], 1.1754943508222875e-38, tl.float32)
+    tmp21 = tl.maximum(tmp19, tmp20, propagate_nan=tl.PropagateNan.ALL)
+    tmp22 = tl.div_rn(1.0, tmp21)
+    tmp23 = tmp0 * tmp22
+    tmp24 = tl.full([], -448.0, tl.float32)
+    tmp25 = tl.maximum(tmp23, tmp24, propagate_nan=tl.PropagateNan.ALL)
+    tmp26 = tl.full([], 448.0, tl.float32)
+    tmp27 = tl.minimum(tmp25, tmp26, propagate_nan=tl.PropagateNan.ALL)
+    tmp28 = tmp27.to(tl.float8e4nv)
+    tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp28, [64, 128]))
+    tmp29 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
+    tmp30 = tmp29.to(tl.int32, bitcast=True)
+    tmp31 = (tmp30 >> tmp4).to(tl.int32)
+    tmp32 = (tmp31 & tmp6).to(tl.int32)
+    tmp33 = (tmp32 - tmp8).to(tl.int32)
+    tmp34 = (triton_helpers.maximum(tmp33, tmp10)).to(tl.int32)
+    tmp35 = (triton_helpers.minimum(tmp34, tmp12)).to(tl.int32)
+    tmp36 = (tmp35 + tmp14).to(tl.int32)
+    tmp37 = tmp36.to(tl.uint8)
+    tl.store(out2_ptr + (8 * at_jy[:, None] + at_i[None, :]), tl.reshape(tl.permute(tl.reshape(tmp37, [2, 4, 32]), (1, 2, 0)), [128, 2]))
+    tmp38 = tmp37.to(tl.int32)
+    tmp39 = (tmp38 << tmp4).to(tl.int32)
+    tmp40 = tmp39.to(tl.float32, bitcast=True)
+    tmp41 = tl.maximum(tmp40, tmp20, propagate_nan=tl.PropagateNan.ALL)
+    tmp42 = tl.div_rn(1.0, tmp41)
+    tmp43 = tmp0 * tmp42
+    tmp44 = tl.maximum(tmp43, tmp24, propagate_nan=tl.PropagateNan.ALL)
+    tmp45 = tl.minimum(tmp44, tmp26, propagate_nan=tl.PropagateNan.ALL)
+    tmp46 = tmp45.to(tl.float8e4nv)
+    tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp46, (2, 3, 0, 1)), [128, 64]))
+""",  # noqa: E501
+        )
+
+
+def test_a_number_of_blocks_that_does_not_fill_the_last_tile() -> None:
+    """Masks are along blocks only: each block is whole."""
+    _, source = kernel_of(quantised.mx_both, [((480, 544), bf16)], (4, 32, 2, 32))
+    masks = lines(source.text, "tl.store") + lines(source.text, "tl.load")
+    assert source.grid == 4 * 9 and all("<" in line for line in masks)
+    assert "at_ix[:, None] < 480" in source.text and "at_jy[None, :] < 544" in source.text
+    assert "tl.where" not in source.text
+
+
+def test_a_square_s_scale_is_one_element_of_a_tile() -> None:
+    _, source = kernel_of(quantised.squares, BOTH)
+    (scale,) = lines(source.text, "out0_ptr +")
+    assert scale.startswith("tl.store(tl.broadcast_to(out0_ptr + (4 * i + 1 * j), [1, 1]), ")
+
+
+def test_a_tile_of_one_block_has_no_dim_for_the_blocks() -> None:
+    _, source = kernel_of(quantised.mx_both, BOTH, (1, 32, 1, 32), 1)
+    assert source.grid == 8 * 16 and "[32, 32]" not in source.text
+    (load,) = lines(source.text, "tl.load")
+    assert "tl.reshape" not in load and "tl.permute" not in load
+
+
+def test_offsets_beyond_32_bits() -> None:
+    _, small = kernel_of(quantised.mx_both, BOTH)
+    _, large = kernel_of(quantised.mx_both, [((2**20, 2**12), bf16)])
+    wide = "program = tl.program_id(0).to(tl.int64)"
+    assert wide in large.text and wide not in small.text
+
+
+def test_a_row_and_a_column_beside_the_tile() -> None:
+    """Each is loaded once, as one dim, and broadcast."""
+
+    def function(x: Any, w: Any, r: Any) -> Any:
+        return quantised.mx_both(x * w * r + torch.arange(512, dtype=f32))
+
+    specs = [((256, 512), f32), ((512,), f32), ((256, 1), f32)]
+    _, source = kernel_of(function, specs, (2, 32, 4, 32))
+    loads = lines(source.text, "tl.load")
+    assert "tl.load(in1_ptr + (at_jy)), [1, 1, 4, 32])" in loads[1]
+    assert "[2, 32, 1, 1])" in loads[2]
+    assert "y = tl.arange(0, 32)[None, None, None, :]" in source.text
+
+
+COMPILED = ("mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares", "swiglu_backward")
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_it_compiles(name: str, target: str, tmp_path: Path) -> None:
+    """All accesses of full tensors are of 16 bytes, also of those that lie the other way round."""
+    recipe = RECIPES[name]
+    program, source = kernel_of(recipe.function, recipe.like(16384, 4096))
+    gpu, device = TARGETS[target]
+    kernel = compiled(program, source, gpu)
+    assert kernel.metadata.shared <= device.shared_memory
+    assert spilled(kernel, tmp_path) in (0, None)
+    if target == "sm_90":
+        ptx = kernel.asm["ptx"]
+        full = [b for b in program.buffers if b.numel == 16384 * 4096]
+        elements = 16384 * 4096 // source.grid // (32 * source.config.num_warps)
+        wide = sum(elements * b.dtype.itemsize // 16 for b in full)
+        assert ptx.count("ld.global") + ptx.count("st.global") >= wide
+        found = sum(".v4.b32" in line and "global" in line for line in ptx.splitlines())
+        assert found == wide
+
+
+@needs_a_compiler
+def test_there_is_a_division_for_each_block_and_an_instruction_for_each_maximum() -> None:
+    program, source = kernel_of(quantised.mx_both, [((16384, 4096), bf16)])
+    ptx = compiled(program, source, TARGETS["sm_90"][0]).asm["ptx"]
+    assert ptx.count("div.rn.f32") <= 16 and ptx.count("max.NaN.f32") == 160

@@ -1,0 +1,37 @@
+"""Maxima and minima written as `max(dim).values`, whose indices nothing uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from graphs import bf16
+from running import run_fused
+
+from mixorder.report import RegionRecord, collect
+
+
+def both_ways(x: Any, dy: Any) -> Any:
+    product = x.float() * dy
+    largest = product.abs().max(1, keepdim=True).values
+    return (product / largest).to(bf16), product.min(0).values, product.abs().max(0).values
+
+
+def test_values_of_a_maximum_and_a_minimum() -> None:
+    x, dy = torch.randn(200, 384).to(bf16), torch.randn(200, 384)
+    with collect() as records:
+        ours = run_fused(both_ways, (x, dy))
+    (record,) = records
+    assert isinstance(record, RegionRecord)
+    assert (record.inner_ops, record.outer_ops) == (("max",), ("min", "max"))
+    for mine, theirs in zip(ours, both_ways(x, dy), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_nan_reaches_the_row_and_the_column_that_have_it() -> None:
+    x, dy = torch.randn(200, 384).to(bf16), torch.randn(200, 384)
+    dy[17, 3] = float("nan")
+    ours, theirs = run_fused(both_ways, (x, dy)), both_ways(x, dy)
+    for mine, eager in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+    assert ours[1].isnan().sum() == ours[2].isnan().sum() == 1

@@ -1,0 +1,189 @@
+"""Blocks scaled along rows and columns: every scale and every byte is eager's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f16, f32, f64
+from lab import quantised
+from lab.quantised import RECIPES, different, inputs
+from running import ON, compiled, run_fused
+
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.strategies import TILE
+
+EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def check(function: Function, *args: torch.Tensor, kernels: int = 1) -> RegionRecord:
+    """Assert that one kernel, which ends within tiles, gives eager's results bit by bit."""
+    with collect() as records:
+        ours = run_fused(lambda *x: function(*x), args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.strategy == TILE.name
+    assert len(record.kernels) == kernels
+    for mine, eager in zip(ours, function(*args), strict=True):
+        assert different(mine, eager) == 0
+    return record
+
+
+def wide(rows: int, cols: int, dtype: torch.dtype = bf16) -> torch.Tensor:
+    """Numbers of rows that differ by many powers of two."""
+    return (torch.randn(rows, cols) * torch.exp2(torch.randint(-10, 10, (rows, 1)))).to(dtype)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_zeros_infinities_nan_and_subnormal_numbers(name: str) -> None:
+    recipe = RECIPES[name]
+    check(recipe.function, *inputs(recipe, 256, 512, "cpu"))
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Callable[..., None]) -> None:
+    """What is beyond the largest number, infinity too, is that number with either."""
+    plan_with(device=dataclasses.replace(H200, num_sm=5, saturates=saturates))
+    x = wide(256, 512)
+    x[::7] *= 1000
+
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        scaled = (b.float() / b.abs().amin(d, keepdim=True).float() for b, d in ((rows, 2), (columns, 1)))
+        return tuple(y.clamp(-448, 448).to(quantised.F8) for y in scaled)
+
+    record = check(function, x)
+    assert ("tl.minimum(" in record.kernels[0].text.split("def triton")[1]) == (not saturates)
+    assert (function(x)[0].float().abs() == 448).sum() > 100
+
+
+@pytest.mark.parametrize("name", ["gelu_backward", "swiglu_backward"])
+def test_what_comes_before_is_in_the_same_kernel(name: str) -> None:
+    recipe = RECIPES[name]
+    args = inputs(recipe, 128, 256, "cpu")
+    with collect() as records:
+        ours = run_fused(lambda *x: recipe.function(*x), tuple(args))
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name]
+    for mine, eager in zip(ours, recipe.function(*args), strict=True):
+        assert different(mine, eager) == 0
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(96, 416), (480, 96), (32, 1024), (2048, 32), (160, 2016)])
+@pytest.mark.parametrize("function", [quantised.mx_both, quantised.mx_in_place])
+def test_numbers_of_blocks_that_are_no_powers_of_two(function: Function, rows: int, cols: int) -> None:
+    check(function, wide(rows, cols))
+
+
+@pytest.mark.parametrize("dtype", [f16, f32, f64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    check(quantised.mx_both, wide(128, 256, dtype))
+    check(quantised.blocks_both, wide(512, 512, dtype))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16, 64), (64, 16), (128, 32), (32, 128)])
+def test_blocks_of_two_lengths(rows: int, cols: int) -> None:
+    check(lambda x: (*quantised.mx_rows(x, cols), *quantised.mx_transposed(x, rows)), wide(512, 512))
+
+
+def test_three_kinds_of_blocks() -> None:
+    """Along rows, along columns, and squares, which share their axes."""
+    record = check(lambda x: (*quantised.mx_in_place(x), *quantised.squares(x)), wide(512, 512))
+    assert len(record.inner) + len(record.outer) == 3
+
+
+def test_e5m2_and_scales_column_by_column() -> None:
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        found = []
+        for blocks, dim in ((rows, 2), (columns, 1)):
+            scale = 57344 / blocks.abs().amax(dim, keepdim=True).float().clamp(min=1e-12)
+            data = (blocks.float() * scale).clamp(-57344, 57344).to(torch.float8_e5m2)
+            found += [data.view(256, 512), scale.squeeze(dim).t().contiguous()]
+        return tuple(found)
+
+    check(function, wide(256, 512))
+
+
+def test_a_division_by_what_is_no_power_of_two() -> None:
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        one, other = (
+            rows.float() / rows.amax(2, keepdim=True),
+            columns.float() / columns.amax(1, keepdim=True),
+        )
+        return one, other
+
+    check(function, wide(256, 512))
+
+
+def test_products_are_rounded_where_eager_rounds_them() -> None:
+    """Of half precision, before they are reduced and cast; then they are sums, which round once."""
+
+    def function(x: Any, z: Any, w: Any) -> Any:
+        return *quantised.mx_both(x * z * w + x), x * z
+
+    check(function, wide(128, 256), wide(128, 256), wide(1, 256)[0])
+
+
+def test_inputs_of_three_dims_slices_and_broadcasts() -> None:
+    def function(x: Any, w: Any, r: Any) -> Any:
+        return quantised.mx_both((x[:, :, 256:].float() * w * r).view(-1, 256))
+
+    check(function, wide(256, 512).view(2, 128, 512), torch.randn(256), torch.rand(2, 128, 1))
+
+
+def test_numbers_of_columns_and_of_rows() -> None:
+    def function(x: Any) -> Any:
+        return quantised.mx_both(x * torch.arange(512, dtype=f32) + torch.arange(256, dtype=f32)[:, None])
+
+    check(function, wide(256, 512, f32))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(96, 416), (480, 96), (2048, 32)])
+def test_sums_over_all_rows_beside_the_blocks(rows: int, cols: int) -> None:
+    """Rows beyond the last count as nothing, whatever is computed before the reduction."""
+
+    def function(x: Any, z: Any) -> Any:
+        moved = (x * z).exp() + 1
+        return *quantised.mx_both(moved), moved.sum(0), moved.mean(0), moved.amax(0), -moved.amin(0)
+
+    args = torch.randn(rows, cols), torch.randn(rows, cols)
+    with collect() as records:
+        ours = run_fused(function, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and len(record.kernels) == 2
+    eager, exact = function(*args), function(*(a.double() for a in args))
+    for mine, theirs, truth in zip(ours, eager, exact, strict=True):
+        if mine.dtype == f32 and mine.shape == (cols,):
+            torch.testing.assert_close(mine.double(), truth, rtol=1e-6, atol=0)
+        else:
+            assert different(mine, theirs) <= mine.numel() // 1000  # exp is NumPy's there
+
+
+def test_a_bias_gradient_in_half_precision() -> None:
+    x = wide(512, 256)
+    check(lambda x: (*quantised.mx_both(x), x.amax(0), x.float().amin(0)), x, kernels=2)
+
+
+def test_a_sum_of_blocks_is_as_exact_as_eager_s() -> None:
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        return rows / rows.square().sum(2, keepdim=True), columns / columns.square().mean(1, keepdim=True)
+
+    x = torch.randn(256, 512)
+    for mine, exact in zip(run_fused(function, (x,)), function(x.double()), strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_as_compiled() -> None:
+    """Through Dynamo and AOTAutograd, with what the caller gets as views of what the kernel writes."""
+    x = wide(256, 512)
+    with collect() as records:
+        ours = compiled(ON)(quantised.mx_both)(x)
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name]
+    for mine, eager in zip(ours, quantised.mx_both(x), strict=True):
+        assert different(mine, eager) == 0 and mine.stride() == eager.stride()

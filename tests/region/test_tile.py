@@ -1,0 +1,206 @@
+"""Which reductions end within a tile, what joins them, and what is left to Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from graphs import bf16, f32, in_turn, output_args, traced
+from lab import quantised
+from torch.fx import Graph, Node
+
+from mixorder.region.find import find_regions
+from mixorder.region.region import Region
+from mixorder.region.tile import is_within_tile
+
+SIZE = (256, 512)
+
+
+def regions(graph: Graph) -> list[Region]:
+    found = [r for r in find_regions(graph) if isinstance(r, Region)]
+    return [r for r in found if r.orders is not None]
+
+
+def of(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = bf16) -> Region:
+    (region,) = regions(traced(lambda *x: function(*x), *((shape, dtype) for shape in shapes or (SIZE,))))
+    return region
+
+
+def none(function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
+    assert not regions(traced(lambda *x: function(*x), *((shape, bf16) for shape in shapes or (SIZE,))))
+
+
+SPACES = {
+    "mx_in_place": "batch 8 x row 32 x batch 16 x column 32",
+    "mx_both": "batch 8 x row 32 x batch 16 x column 32",
+    "mx_transposed": "batch 8 x row 32 x batch 512",
+    "blocks_both": "batch 2 x row 128 x batch 4 x column 128",
+    "blocks_in_place": "batch 2 x row 128 x batch 4 x column 128",
+    "squares": "batch 2 x row 128 x batch 4 x row 128",
+    "gelu_backward": "batch 8 x row 32 x batch 16 x column 32",
+    "swiglu_backward": "batch 8 x row 32 x batch 16 x column 32",
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_axes_and_all_results(name: str) -> None:
+    """The region computes all that the graph returns, and reads the graph's inputs alone."""
+    recipe = quantised.RECIPES[name]
+    graph = traced(lambda *x: recipe.function(*x), *recipe.like(*SIZE))
+    (region,) = regions(graph)
+    assert str(region.space) == SPACES[name]
+    assert {n.op for n in region.inputs} == {"placeholder"}
+    assert {behind_views(n) for n in output_args(graph)} == set(region.outputs)
+
+
+def behind_views(node: Node) -> Node:
+    while (
+        node.target in (torch.ops.aten.view.default, torch.ops.aten.permute.default) or "squeeze" in node.name
+    ):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def test_blocks_of_different_lengths() -> None:
+    """Along one axis, and along both."""
+    region = of(lambda x: (*quantised.mx_rows(x, 16), *quantised.mx_transposed(x, 64)))
+    assert str(region.space) == "batch 4 x row 64 x batch 32 x column 16"
+    region = of(lambda x: (*quantised.mx_both(x), *quantised.squares(x)))
+    assert str(region.space) == "batch 2 x row 4 x common 32 x batch 4 x column 4 x common 32" or (
+        str(region.space) == "batch 2 x row 4 x row 32 x batch 4 x row 4 x common 32"
+    )
+    assert len(region.inner) + len(region.outer) == 3
+
+
+def test_three_dims_of_which_two_are_rows() -> None:
+    region = of(lambda x: quantised.mx_both(x.view(-1, 512)), (2, 128, 512))
+    assert str(region.space) == "batch 8 x row 32 x batch 16 x column 32"
+
+
+def test_what_others_need_as_well_is_written() -> None:
+    """A product that a matrix product reads too."""
+
+    def function(x: Any, z: Any, w: Any) -> Any:
+        product = x * z
+        return *quantised.mx_both(product), product @ w
+
+    region = of(function, SIZE, SIZE, (512, 64))
+    assert "mul" in {n.name for n in region.outputs} and len(region.outputs) == 5
+    assert len(region.inputs) == 2
+
+
+def test_sums_of_all_rows_and_what_follows() -> None:
+    """A bias gradient in fp32 and its cast; what needs the sum of all rows for each element stays outside."""
+
+    def function(x: Any) -> Any:
+        total = x.float().sum(0)
+        return *quantised.mx_in_place(x), total.to(bf16), x - total, x.amax(1)
+
+    graph = traced(function, (SIZE, bf16))
+    (region,) = regions(graph)
+    assert [n.name for n in region.outer] == ["sum_1", "amax"]
+    full = {n.name for n in region.nodes if n.meta["val"].numel() == SIZE[0] * SIZE[1]}
+    assert not {n for n in full if n.startswith("sub")} and len(region.outputs) == 6
+    assert "amax_2" not in {n.name for n in region.nodes}  # over whole rows
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda x: x.sum((0, 1)),
+        lambda x: x.var(0),
+        lambda x: x.t().sum(0),
+    ],
+    ids=["of all elements", "a variance", "of rows"],
+)
+def test_other_sums_stay_outside(total: Callable[[Any], Any]) -> None:
+    region = of(lambda x: (*quantised.mx_in_place(x), total(x.float())))
+    assert len(region.outer) == 1
+
+
+def test_what_comes_between_two_products_is_read() -> None:
+    """The second cast is of what a matrix product of the first has given: two regions."""
+
+    def both(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        return (rows / rows.amax(2, keepdim=True)).view(SIZE), columns / columns.amax(1, keepdim=True)
+
+    def function(x: Any, w: Any) -> Any:
+        first, other = both(x)
+        return other, *both(first @ w)
+
+    graph = traced(function, (SIZE, bf16), ((512, 512), bf16))
+    found = []
+    for region in in_turn(graph):
+        found.append((len(region.inputs), len(region.inner), len(region.outer)))
+    assert found == [(1, 1, 1), (1, 1, 1)]
+
+
+def test_a_strided_input_and_a_row_of_factors() -> None:
+    """A half of a wider tensor, times a factor for each column."""
+    region = of(lambda x, w: quantised.mx_both(x[:, 512:] * w), (256, 1024), (512,))
+    assert len(region.inputs) == 2 and not any(n.name == "mul" for n in region.outputs)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: quantised.mx_rows(x),
+        lambda x: (*quantised.mx_rows(x), *quantised.mx_rows(x, 64)),
+        lambda x: x.view(8, 32, 512).abs().amax(1),
+        lambda x: (x.view(8, 32, 512).sum(1), x.view(256, 16, 32).sum(2)),
+        lambda x: quantised.mx_in_place(x, 8),
+        lambda x: quantised.mx_in_place(x, 256),
+        lambda x: (quantised.whole(x, 0), quantised.whole(x, 1)),
+    ],
+    ids=[
+        "along rows alone",
+        "along rows, two lengths",
+        "no cast",
+        "sums that nothing of full size uses",
+        "blocks of 8",
+        "one block of all rows",
+        "whole rows and columns",
+    ],
+)
+def test_what_is_left_to_inductor_or_to_a_pair(function: Any) -> None:
+    none(function)
+
+
+def test_few_blocks_are_whole_rows_and_columns_of_a_small_tensor() -> None:
+    none(lambda x: (x / x.sum(0), x / x.sum(1, keepdim=True)), (64, 128))
+
+
+def test_a_block_that_is_no_power_of_two() -> None:
+    none(lambda x: quantised.mx_in_place(x, 48), (480, 480))
+
+
+def test_symbolic_sizes_are_left_alone() -> None:
+    def function(x: Any) -> Any:
+        blocks = x.view(-1, 32, 512)
+        return x / x.view(-1, 16, 32).amax(2).repeat_interleave(32, 1), blocks / blocks.amax(1, keepdim=True)
+
+    assert not regions(graphs.traced_rows(function, (SIZE, f32)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "within"),
+    [
+        ((8, 32, 512), (1,), True),
+        ((8, 4, 8, 512), (1, 2), True),
+        ((8, 32, 16, 32), (1, 3), True),
+        ((32, 512), (0,), True),
+        ((8, 512), (1,), False),
+        ((8, 24, 512), (1,), False),
+        ((32, 32), (0, 1), False),
+        ((8, 1, 512), (1,), False),
+        ((8, 8, 512), (1,), False),
+    ],
+)
+def test_is_within_tile(shape: tuple[int, ...], dims: tuple[int, ...], within: bool) -> None:
+    graph = traced(lambda x: x.amax(dims), (shape, f32))
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.amax.default)
+    assert is_within_tile(node) == within

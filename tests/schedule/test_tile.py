@@ -1,0 +1,106 @@
+"""The tiles that are chosen, the space around them, and the predicted time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f32, traced, within_tile
+from lab import quantised
+from lab.quantised import RECIPES
+
+from mixorder.errors import TooWide
+from mixorder.lowering.tile import lower_tile
+from mixorder.schedule import tile
+from mixorder.schedule.cost import traffic
+from mixorder.schedule.device import H200
+from mixorder.schedule.tile import TileFacts
+
+ROWS, COLS = 16384, 4096
+
+
+def facts_of(function: Any, rows: int = ROWS, cols: int = COLS, dtype: torch.dtype = bf16) -> TileFacts:
+    return tile.facts_of_tile(lower_tile(within_tile(traced(lambda x: function(x), ((rows, cols), dtype)))))
+
+
+def test_facts_of_a_transposed_cast() -> None:
+    facts = facts_of(quantised.mx_both)
+    assert facts.sizes == (512, 32, 128, 32) and facts.whole == {1, 3} and facts.orders == 2
+    assert (facts.load_bytes, facts.item_bytes, facts.numel) == (2, 2, ROWS * COLS)
+    # The bytes of an element, and the axes along which a tensor is contiguous: all of each here.
+    assert set(facts.chains) == {(2, (3, 2, 1, 0)), (1, (3, 2, 1, 0)), (1, (1, 0, 3, 2))}
+    assert facts_of(quantised.mx_in_place).orders == 1
+
+
+CHOSEN = {
+    "mx_in_place": ((1, 32, 8, 32), 4),
+    "mx_both": ((4, 32, 4, 32), 8),
+    "mx_transposed": ((8, 32, 64), 8),
+    "blocks_both": ((1, 128, 1, 128), 8),
+    "squares": ((1, 128, 1, 128), 8),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tiles_of_large_tensors(name: str) -> None:
+    """Every full tensor is accessed in runs of four sectors, and no thread has more than 64 elements."""
+    facts = facts_of(RECIPES[name].function)
+    schedule = tile.choose(facts, H200)
+    assert (schedule.extents, schedule.tile.num_warps) == CHOSEN[name]
+    for size, chain in facts.chains:
+        run, _ = tile._run(facts, schedule.extents, size, chain)
+        assert run >= tile.RUN_BYTES
+
+
+@pytest.mark.parametrize("rows", [256, 512, 1024, 4096])
+def test_small_tensors_keep_multiprocessors_busy_or_have_short_runs(rows: int) -> None:
+    facts = facts_of(quantised.mx_in_place, rows, 512)
+    schedule = tile.choose(facts, H200)
+    programs = facts.numel // math.prod(schedule.extents)
+    assert programs >= H200.num_sm or math.prod(schedule.extents) <= 32 * 128
+
+
+def test_blocks_that_do_not_fit_are_declined() -> None:
+    facts = dataclasses.replace(facts_of(quantised.squares), whole=frozenset({0, 1, 3}))
+    with pytest.raises(TooWide):
+        tile.choose(facts, H200)
+
+
+def test_the_space_has_whole_blocks_and_enough_elements_for_its_threads() -> None:
+    facts = facts_of(quantised.mx_both)
+    start = tile.choose(facts, H200)
+    space, seen = tile.TileSpace(facts, H200, start), {start}
+    todo = [start]
+    while todo:
+        for near in space.near(todo.pop()):
+            if near not in seen:
+                seen.add(near)
+                todo.append(near)
+    assert len(seen) > 50
+    for schedule in seen:
+        assert schedule.extents[1] == schedule.extents[3] == 32
+        assert 32 * schedule.tile.num_warps <= math.prod(schedule.extents) <= tile.MOST_ELEMENTS
+    assert space.combined(dict.fromkeys(seen, 1.0), start) in seen
+
+
+@pytest.mark.parametrize("name", ["mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares"])
+def test_the_predicted_time(name: str) -> None:
+    """Ours moves every tensor once; Inductor's kernels read x for each axis."""
+    program = lower_tile(within_tile(traced(lambda x: RECIPES[name].function(x), ((ROWS, COLS), bf16))))
+    facts = tile.facts_of_tile(program)
+    schedule, moved = tile.choose(facts, H200), traffic(program, program, 1)
+    found = tile.expected_of_tile(program, program, schedule, facts, moved, H200, 1.0)
+    both = len(set(name.split("_")) & {"both", "place"})
+    assert (found.launches, found.launches_apart) == (1, 1 + both)
+    assert found.limit_us < found.fused_us and found.idle_us <= found.fused_us
+    assert found.saved_us > 0
+    slow = dataclasses.replace(H200, name="half", bandwidth=H200.bandwidth / 2)
+    other = tile.expected_of_tile(program, program, schedule, facts, moved, slow, 1.0)
+    assert other.limit_us > 1.8 * found.limit_us and not other.measured
+
+
+def test_a_cast_of_float32_loads_four_bytes() -> None:
+    assert facts_of(quantised.mx_both, dtype=f32).load_bytes == 4

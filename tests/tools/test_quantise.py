@@ -1,0 +1,93 @@
+"""What tools/quantise.py measures and prints. Its times need a GPU; the interpreter runs the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import quantise
+import torch
+from lab import quantised
+from lab.quantised import F8, RECIPES, different
+from lab.quantising import Outcome, name_of
+
+from mixorder.schedule.tile import schedule_of
+
+ROOT = Path(__file__).resolve().parents[2]
+US = {"limit": 80.0, "stock": 400.0, "mixorder": 100.0}
+
+
+def test_it_runs_in_the_interpreter(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/quantise.py", "--device", "cpu", "--workers", "1", "--schedules", "2"]
+    command += ["--recipes", "mx_both,squares", "--shapes", "256x512", "--out", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in (tmp_path / "quantise.jsonl").read_text().splitlines()]
+    assert [one["recipe"] for one in found] == ["mx_both", "squares"]
+    assert all(count == 0 for one in found for count, _ in one["differing"])
+    assert all(one["us"] == {} and "blocks in a tile" in one["fused"][0] for one in found)
+    assert (tmp_path / "quantise.md").read_text() in done.stdout
+
+
+def test_the_table_and_what_is_wrong() -> None:
+    good = Outcome("mx_both", 16384, 4096, US, {"stock": 3, "mixorder": 1}, differing=[(0, 8), (0, 4)])
+    off = Outcome("squares", 16384, 4096, US, differing=[(2, 8), (0, 4)])
+    inexact = Outcome("gelu_backward", 16384, 4096, US, differing=[(2, 8)])
+    failed = Outcome("mx_transposed", 16384, 4096, message="no device")
+    assert [quantise.is_wrong(one) for one in (good, off, inexact, failed)] == [False, True, False, True]
+    _, _, *rows = quantise.report([off, good, failed]).splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert cells[0][:8] == [
+        "16384x4096", RECIPES["mx_both"].title, "80.0", "20.0", "80.0", "82", "3 -> 1", "all",
+    ]  # fmt: skip
+    assert cells[1][3:5] == ["-", "-"] and cells[1][7] == "FAILED"
+    assert cells[2][7] == "all but 2 of 12"
+
+
+def test_schedules_are_told_the_fastest_first() -> None:
+    other = schedule_of((2, 32, 4, 32), 4)
+    assert name_of(other) == "2x32x4x32, 4 warps"
+    one = Outcome("mx_both", 64, 64, US, schedules={"a": 120.0, name_of(other): 90.0}, fused=["tile"])
+    first, second, third = quantise.told(one).splitlines()
+    assert first.startswith("mx_both 64x64") and "88.9%" in second and third.strip() == "a: 120.0 us, 66.7%"
+
+
+def test_arguments() -> None:
+    args = quantise.parsed(["--device", "cpu", "--recipes", "squares"])
+    assert (args.shapes, args.recipes) == ([(256, 512)], ["squares"])
+    assert len(quantise.parsed([]).shapes) == 4 and isinstance(args, argparse.Namespace)
+    with pytest.raises(SystemExit):
+        quantise.parsed(["--recipes", "nvfp4"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_give_scales_and_bytes(name: str) -> None:
+    recipe = RECIPES[name]
+    results = recipe.function(*quantised.inputs(recipe, 256, 512, "cpu"))
+    data = [r for r in results if r.dtype == F8]
+    assert data and all(r.shape in ((256, 512), (512, 256)) for r in data)
+
+
+def test_mx_is_the_nearest_number_below_the_largest_power_of_two() -> None:
+    """By another way than the recipe's own: each byte times its block's scale is near the element."""
+    x = torch.randn(64, 128).bfloat16()
+    scales, data = quantised.mx_rows(x)
+    factor = torch.exp2(scales.double() - 127).repeat_interleave(32, 1)
+    wanted = x.double().clamp(-448 * factor, 448 * factor)  # up to 512 are scaled so
+    assert ((data.double() * factor - wanted).abs() <= wanted.abs() * 2**-4 + factor * 2**-10).all()
+    assert (data.float().abs().view(64, 4, 32).amax(2) >= 256).all()
+
+
+def test_elements_that_differ() -> None:
+    x = torch.tensor([1.0, float("nan"), 0.0, 2.0])
+    y = torch.tensor([1.0, float("nan"), -0.0, 3.0])
+    assert different(x, x) == 0 and different(x, y) == 2
+    assert different(x.to(F8), y.to(F8)) == 2
+    negative = (x.to(F8).view(torch.uint8) | 128).view(F8)
+    assert different(x.to(F8)[1:2], negative[1:2]) == 0

@@ -1,0 +1,98 @@
+"""Products in place of quotients: where the divisor is a power of two, and only there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from graphs import bf16, f32, traced, within_tile
+from lab import quantised
+
+from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.transform.powers_of_two import multiply_by_reciprocals
+
+
+def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
+    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    return verify(multiply_by_reciprocals(program), Form.BLOCKED)
+
+
+def ops(program: LoopProgram) -> list[str]:
+    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
+
+
+def test_the_scales_of_both_sides_have_a_reciprocal_each() -> None:
+    found = ops(transformed(quantised.mx_both))
+    assert found.count("reciprocal") == found.count("mul") == 2 and "truediv" not in found
+
+
+def scaled_by(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        def one(blocks: Any, dim: int) -> Any:
+            return blocks / scale(blocks.abs().amax(dim, keepdim=True))
+
+        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
+
+    return function
+
+
+def exponent(x: Any) -> Any:
+    return (x.view(torch.int32) >> 23 << 23).view(f32)
+
+
+POWERS = [
+    lambda x: exponent(x),
+    lambda x: -exponent(x),
+    lambda x: exponent(x).abs().clamp(min=2.0**-126, max=2.0**100),
+    lambda x: torch.where(x > 3, exponent(x), -exponent(x + 1)),
+]
+OTHERS = [
+    lambda x: x,
+    lambda x: exponent(x) * 2,  # may be subnormal: its reciprocal is infinite
+    lambda x: exponent(x).clamp(min=3.0),
+    lambda x: exponent(x).clamp(min=2.0**-127),
+    lambda x: (x.view(torch.int32) >> 22 << 22).view(f32),
+    lambda x: torch.where(x > 3, exponent(x), x),
+    lambda x: exponent(x) + 1,
+]
+
+
+@pytest.mark.parametrize("scale", POWERS)
+def test_powers_of_two(scale: Callable[[Any], Any]) -> None:
+    assert "truediv" not in ops(transformed(scaled_by(scale), f32))
+
+
+@pytest.mark.parametrize("scale", OTHERS)
+def test_what_may_be_another_number(scale: Callable[[Any], Any]) -> None:
+    assert ops(transformed(scaled_by(scale), f32)).count("truediv") == 2
+
+
+def test_a_divisor_of_each_element_stays() -> None:
+    def function(x: Any) -> Any:
+        return quantised.mx_both(x / exponent(x + 1))
+
+    found = ops(transformed(function, f32))
+    assert (found.count("truediv"), found.count("reciprocal")) == (1, 2)
+
+
+def test_such_a_product_is_the_quotient_bit_by_bit() -> None:
+    """Of all powers of two that are taken, zero, infinity and NaN, and of dividends of every exponent."""
+    powers = numpy.arange(0, 256, dtype=numpy.uint32) << 23
+    generator = numpy.random.default_rng(0)
+    mantissas = generator.integers(0, 2**23, size=(64, 256), dtype=numpy.uint32)
+    bits = numpy.concatenate([(mantissas | powers).ravel(), powers, mantissas[:2].ravel()])
+    dividends = bits.astype(numpy.uint32).view(numpy.float32)
+    with numpy.errstate(all="ignore"):
+        for sign, power in itertools.product((1, -1), powers):
+            divisor = numpy.float32(sign) * numpy.array(power, numpy.uint32).view(numpy.float32)
+            quotient, product = dividends / divisor, dividends * (numpy.float32(1) / divisor)
+            same = (quotient.view(numpy.uint32) == product.view(numpy.uint32)) | (
+                numpy.isnan(quotient) & numpy.isnan(product)
+            )
+            assert same.all(), (divisor, dividends[~same][:3])

@@ -1,0 +1,75 @@
+"""Clamps before a cast to float8: which ones the cast does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f32, traced, within_tile
+from lab import quantised
+from lab.quantised import F8
+
+from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.transform.saturation import without_clamps
+
+Function = Callable[..., Any]
+
+
+def program_of(function: Function, dtype: torch.dtype = bf16) -> LoopProgram:
+    return lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+
+
+def clamps(program: LoopProgram) -> int:
+    """Comparisons for each element."""
+    nest = program.nests[0]
+    deps, every = nest.dependence(), {axis.symbol for axis in nest.loops}
+    found = [s for s in nest.body if isinstance(s, Compute) and s.op in ("maximum", "minimum")]
+    return sum(every <= deps[s.name] for s in found)
+
+
+def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        scaled = (x.float() / x.float().amax(d, keepdim=True) for x, d in ((rows, 2), (columns, 1)))
+        return tuple(clamp(x).to(dtype) for x in scaled)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("clamp", "dtype", "left"),
+    [
+        (lambda x: x.clamp(-448, 448), F8, 0),
+        (lambda x: x.clamp(-57344, 57344), torch.float8_e5m2, 0),
+        (lambda x: torch.minimum(x.clamp(min=-448), x * 0 + 448), F8, 4),
+        (lambda x: x.clamp(max=448.0), F8, 0),
+        (lambda x: x.clamp(-448, 448).clamp(-448, 448), F8, 0),
+        (lambda x: x.clamp(-448, 447), F8, 4),
+        (lambda x: x.clamp(-440, 448), F8, 2),
+        (lambda x: x.clamp(-448, 448), torch.float8_e5m2, 4),
+        (lambda x: x.clamp(-448, 448) * 2, F8, 4),
+        (lambda x: x.clamp(-448, 448), bf16, 4),
+    ],
+)
+def test_which_clamps_are_left(clamp: Function, dtype: torch.dtype, left: int) -> None:
+    program = program_of(cast(clamp, dtype))
+    assert clamps(verify(without_clamps(program), Form.BLOCKED)) == left <= clamps(program)
+
+
+def test_a_clamped_value_that_is_stored_too_stays_clamped() -> None:
+    def function(x: Any) -> Any:
+        clamped = cast(lambda x: x.clamp(-448, 448), f32)(x)
+        return *clamped, *(x.to(F8) for x in clamped)
+
+    program = program_of(function)
+    assert clamps(without_clamps(program)) == clamps(program) == 4
+
+
+def test_a_program_without_such_casts_is_the_same() -> None:
+    program = program_of(lambda x: cast(lambda x: x, f32)(x))
+    assert without_clamps(program) == program
+    assert clamps(without_clamps(program_of(quantised.mx_both))) == 0

@@ -1,0 +1,193 @@
+"""Tensors scaled block by block along their rows and columns, as FP8 training does: plain PyTorch.
+
+Written as torchao's reference code has it. Each case is a function of tensors (rows, cols) whose results are
+scales and bytes; `tools/quantise.py` measures them, and tests compare their results with eager's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+F8 = torch.float8_e4m3fn
+MOST = 448  # the largest e4m3
+SPECIAL = (0.0, float("inf"), float("nan"), 1e-39)
+
+
+def mx(blocks: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Exponents (uint8) of the blocks along a dim, rounded down, and e4m3 of the same shape."""
+    largest = blocks.abs().amax(dim, keepdim=True).float()
+    exponent = ((largest.view(torch.int32) >> 23) & 255) - 135
+    biased = (exponent.clamp(-127, 128) + 127).to(torch.uint8)
+    scale = (biased.int() << 23).view(torch.float32).clamp(min=2**-126)
+    return biased.squeeze(dim), (blocks.float() / scale).clamp(-MOST, MOST).to(F8)
+
+
+def mx_rows(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
+    """torchao's `to_mx`."""
+    scales, data = mx(x.reshape(*x.shape[:-1], -1, block), -1)
+    return scales, data.reshape(x.shape)
+
+
+def mx_transposed(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
+    scales, data = mx_rows(x.t().contiguous(), block)
+    return scales, data.t()
+
+
+def mx_both(x: Tensor) -> tuple[Tensor, ...]:
+    return *mx_rows(x), *mx_transposed(x)
+
+
+def mx_in_place(x: Tensor, block: int = 32) -> tuple[Tensor, ...]:
+    """The column-wise data in the order of x, as Transformer Engine has it."""
+    rows, cols = x.shape
+    scales, data = mx(x.view(rows // block, block, cols), 1)
+    return *mx_rows(x, block), scales, data.view(rows, cols)
+
+
+def scaled(blocks: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """e4m3 of blocks along a dim, and the factor of each block, float32."""
+    largest = blocks.abs().max(dim, keepdim=True).values.double().clamp(min=1e-12)
+    factor = (MOST / largest).float()
+    return (blocks.float() * factor).clamp(-MOST, MOST).to(F8), factor
+
+
+def blocks_both(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+    """1 x 128 and, of the transposed tensor, 1 x 128: DeepSeek's activations."""
+    data, factors = scaled(x.reshape(-1, block), 1)
+    turned, others = scaled(x.t().contiguous().reshape(-1, block), 1)
+    shape = x.shape[1], x.shape[0]
+    return (
+        data.view(x.shape),
+        factors.view(x.shape[0], -1),
+        turned.view(shape).t(),
+        others.view(x.shape[1], -1),
+    )
+
+
+def blocks_in_place(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+    """1 x 128 and 128 x 1, both in the order of x."""
+    rows, cols = x.shape
+    data, factors = scaled(x.reshape(-1, block), 1)
+    others, more = scaled(x.view(rows // block, block, cols), 1)
+    return data.view(x.shape), factors.view(rows, -1), others.view(x.shape), more.squeeze(1)
+
+
+def squares(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+    """128 x 128: DeepSeek's weights."""
+    rows, cols = x.shape
+    blocks = x.view(rows // block, block, cols // block, block)
+    factor = MOST / blocks.abs().amax((1, 3), keepdim=True).float().clamp(min=1e-12)
+    data = (blocks.float() * factor).clamp(-MOST, MOST).to(F8)
+    return data.view(rows, cols), factor.view(rows // block, cols // block)
+
+
+def whole(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """torchao's recipe "rowwise": a power of two for each row or column."""
+    largest = x.abs().amax(dim, keepdim=True).double().clamp(min=1e-12)
+    factor = torch.exp2(torch.floor(torch.log2((MOST / largest).float())))
+    return (x.float() * factor).clamp(-MOST, MOST).to(F8), factor
+
+
+def rowwise_both(x: Tensor) -> tuple[Tensor, ...]:
+    data, factors = whole(x, -1)
+    others, more = whole(x, 0)
+    return data, factors, others.t().contiguous(), more
+
+
+def norm_backward(x: Tensor, dy: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
+    """RMSNorm's backward, then MXFP8 both ways of dx."""
+    normed, scaled_dy = x.float() * rstd, dy.float() * w.float()
+    dx = (rstd * (scaled_dy - normed * (normed * scaled_dy).mean(-1, keepdim=True))).to(x.dtype)
+    return *mx_both(dx), (dy.float() * normed).sum(0).to(w.dtype)
+
+
+def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """The gradient behind a GELU (tanh), its sum for the bias, and MXFP8 both ways."""
+    dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+    return *mx_both(dx), dx.sum(0)
+
+
+def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of both operands of a SwiGLU, as one tensor for one matrix product, both ways."""
+    sigmoid = torch.sigmoid(gate.float())
+    silu = gate.float() * sigmoid
+    d_up = (dy.float() * silu).to(gate.dtype)
+    d_gate = (dy.float() * up.float() * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype)
+    return *mx_both(d_gate), *mx_both(d_up)
+
+
+Shape = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A row of the table: `like` gives the shapes and dtypes of its tensors. `bar`: percent of the limit on
+    an H200. `exact`: all results are to be eager's, bit by bit; else some round at other places."""
+
+    title: str
+    function: Callable[..., tuple[Tensor, ...]]
+    like: Callable[[int, int], list[tuple[Shape, torch.dtype]]]
+    bar: int | None = None
+    exact: bool = True
+
+
+def tensors(count: int) -> Callable[[int, int], list[tuple[Shape, torch.dtype]]]:
+    return lambda rows, cols: [((rows, cols), torch.bfloat16)] * count
+
+
+def of_a_norm(rows: int, cols: int) -> list[tuple[Any, torch.dtype]]:
+    full = ((rows, cols), torch.bfloat16)
+    return [full, full, ((cols,), torch.bfloat16), ((rows, 1), torch.float32)]
+
+
+RECIPES = {
+    "mx_in_place": Recipe("MXFP8 1x32 and 32x1, in place", mx_in_place, tensors(1), 88),
+    "mx_both": Recipe("MXFP8 1x32 and 32x1, transposed", mx_both, tensors(1), 82),
+    "mx_transposed": Recipe("MXFP8 32x1 alone, transposed", mx_transposed, tensors(1), 85),
+    "blocks_both": Recipe("1x128 and 128x1, transposed", blocks_both, tensors(1), 82),
+    "blocks_in_place": Recipe("1x128 and 128x1, in place", blocks_in_place, tensors(1)),
+    "squares": Recipe("128x128", squares, tensors(1)),
+    "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
+    "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),
+    "gelu_backward": Recipe(
+        "dGELU(tanh), bias gradient, MXFP8 both ways", gelu_backward, tensors(2), 75, exact=False
+    ),
+    "swiglu_backward": Recipe("dSwiGLU, MXFP8 both ways", swiglu_backward, tensors(3), 80, exact=False),
+}
+
+
+def inputs(recipe: Recipe, rows: int, cols: int, device: str) -> list[Tensor]:
+    """Random tensors of very different rows. Where results are to be exact, one block each is of zeros,
+    infinities, NaN and subnormal numbers, and NaN and infinities also lie between other numbers."""
+    generator = torch.Generator(device).manual_seed(rows * 1_000_003 + cols)
+    found = []
+    for shape, dtype in recipe.like(rows, cols):
+        x = torch.randn(shape, generator=generator, device=device)
+        found.append(x.to(dtype))
+    if recipe.exact:
+        x = found[0]
+        x *= torch.exp2(torch.randint(-8, 8, (rows, 1), generator=generator, device=device)).to(x.dtype)
+        for i, value in enumerate(SPECIAL):
+            x[rows // 2 :, : cols // 2][32 * i : 32 * (i + 1), 32 * i : 32 * (i + 1)] = value
+        x[5, 7], x[9, cols - 1], x[rows - 1, 3] = float("nan"), float("inf"), -float("inf")
+    elif len(found) == 4:
+        found[3] = found[3].abs() + 0.5
+    return found
+
+
+def different(ours: Tensor, eager: Tensor) -> int:
+    """Elements that are not eager's bit by bit. One NaN is as good as another."""
+    assert ours.shape == eager.shape and ours.dtype == eager.dtype, (ours.shape, ours.dtype)
+    if not ours.dtype.is_floating_point:
+        return int((ours != eager).sum())
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[ours.dtype.itemsize]
+    same = ours.contiguous().view(whole) == eager.contiguous().view(whole)
+    if ours.dtype == F8:
+        nan = ours.contiguous().view(whole) & 127 == 127
+        return int((~same & ~(nan & (eager.contiguous().view(whole) & 127 == 127))).sum())
+    return int((~same & ~(ours.isnan() & eager.isnan())).sum())
