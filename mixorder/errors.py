@@ -27,7 +27,8 @@ class DeclineReason(Enum):
     )
     SLOWER = (
         "slower",
-        "Inductor's kernels are predicted to be faster or, with `mixorder_autotune`, were timed and are.",
+        "Inductor's kernels are predicted to take about as long or less or, with `mixorder_autotune`, were "
+        "timed and take less.",
         "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
         "fuses it even if it is slower.",
     )

@@ -209,6 +209,9 @@ WOUNDS: dict[str, Wound] = {
     "195845": Wound(
         Case(lambda *s: masked(lambda y: y.max(dim=-1).values), ODD_ROWS, pairs((1, 1)), training=False),
     ),
+    "195845 amax": Wound(
+        Case(lambda *s: masked(lambda y: y.amax(-1)), ODD_ROWS, pairs((1, 1)), training=False),
+    ),
     "193061": Wound(
         Case(
             columns(SharedTable),

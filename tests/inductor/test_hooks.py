@@ -1,5 +1,6 @@
 """Loading and installing, with the real Inductor CPU backend and a recorder for the pipeline."""
 
+import functools
 import os
 import pickle
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
-from fresh_process import python
+from fresh_process import python, python_after
 from recorder import Recorder
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, custom_graph_pass
@@ -326,6 +327,7 @@ def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) 
 
 
 USE = """
+import sys, torch
 from torch._inductor import config
 torch.compile(lambda x: x, options={"mixorder": True})
 import torch._inductor.compile_fx as m
@@ -340,19 +342,86 @@ import mixorder
 """
 
 
+RELOADING = """
+import importlib, inspect, json, sys, torch, mixorder._autoload as a
+assert sys.meta_path[0] is a._after_import
+importlib.reload(json)
+import torch._inductor.config as c, torch._inductor.compile_fx as m
+for module in (c, m):
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(module.__loader__)
+assert "mix_order_reduction" in inspect.getsource(c)
+importlib.reload(m)
+a.register()
+print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
+"""
+FAILING = """
+import sys, importlib, torch
+sys.modules["torch.utils._config_module"] = None
+try:
+    import torch._inductor.config
+except ImportError:
+    del sys.modules["torch.utils._config_module"]
+import torch._inductor.config as c
+print(c.mixorder)
+"""
+THREADS = """
+import threading, importlib, torch
+name = "torch._inductor.compile_fx"
+threads = [threading.Thread(target=importlib.import_module, args=(name,)) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+import torch._inductor.compile_fx as m
+print(m.config.mixorder, hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
+"""
+# Torch with its plugins, and without. What is imported then differs.
+LOADED = {"import torch": USE, "reloading": RELOADING, "failing": FAILING, "threads": THREADS}
+UNLOADED = {
+    "import torch, mixorder": f"import sys, mixorder, torch\n{USE}",
+    "mixorder last": f"import sys\n{LATE}{USE}",
+}
+
+
+@functools.cache
+def after_torch(autoload: str) -> dict[str, str]:
+    """What each program prints after `import torch`."""
+    codes = {"1": LOADED, "0": UNLOADED}[autoload]
+    first = "import sys, torch\nassert 'torch._inductor.config' not in sys.modules"
+    found = python_after(first, list(codes.values()), TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    return dict(zip(codes, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "autoload"), [("import torch", "1"), ("import torch, mixorder", "0"), ("mixorder last", "0")]
+)
+def test_ways_to_load_after_torch(name: str, autoload: str) -> None:
+    assert after_torch(autoload)[name] == "ok"
+
+
 @pytest.mark.parametrize(
     ("imports", "autoload"),
     [
-        ("import torch", "1"),
-        ("import torch, mixorder", "0"),
         ("import mixorder, torch", "0"),
         ("import mixorder, torch", "1"),
-        pytest.param(LATE, "0", id="mixorder last"),
         ("import torch._inductor.config, mixorder, torch", "0"),
     ],
 )
 def test_ways_to_load(imports: str, autoload: str) -> None:
     assert python(f"import sys\n{imports}{USE}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == "ok"
+
+
+def test_module_keeps_its_real_loader_and_reloads() -> None:
+    """Torch's config modules cannot be reloaded, with or without mixorder; compile_fx can."""
+    assert after_torch("1")["reloading"] == "True"
+
+
+def test_failed_import_is_tried_again() -> None:
+    assert after_torch("1")["failing"] == "False"
+
+
+def test_threads_import_at_once() -> None:
+    """All of them enter torch's import cycles at one place: at two, torch alone may fail."""
+    assert after_torch("1")["threads"] == "False True"
 
 
 def test_autoload_imports_nothing_of_torch_and_takes_a_400th_of_the_time() -> None:
@@ -376,24 +445,6 @@ print(sorted(set(sys.modules) - before), min(took) / imported)
     modules, share = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").rsplit(" ", 1)
     assert modules == "['_mixorder_plugin', 'mixorder', 'mixorder._autoload']"
     assert float(share) < 1 / 400, share
-
-
-def test_module_keeps_its_real_loader_and_reloads() -> None:
-    """Torch's config modules cannot be reloaded, with or without mixorder; compile_fx can."""
-    code = """
-import importlib, inspect, json, sys, torch, mixorder._autoload as a
-assert sys.meta_path[0] is a._after_import
-importlib.reload(json)
-import torch._inductor.config as c, torch._inductor.compile_fx as m
-for module in (c, m):
-    assert type(module.__loader__).__name__ == "SourceFileLoader"
-    assert "exec_module" not in vars(module.__loader__)
-assert "mix_order_reduction" in inspect.getsource(c)
-importlib.reload(m)
-a.register()
-print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
-"""
-    assert python(code) == "True"
 
 
 INTERPRET = """
@@ -455,31 +506,3 @@ def test_the_pass_runs_in_another_process_that_compiles(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["_SubprocessFxCompile", "1", "too-small"]
-
-
-def test_failed_import_is_tried_again() -> None:
-    code = """
-import sys, importlib, torch
-sys.modules["torch.utils._config_module"] = None
-try:
-    import torch._inductor.config
-except ImportError:
-    del sys.modules["torch.utils._config_module"]
-import torch._inductor.config as c
-print(c.mixorder)
-"""
-    assert python(code) == "False"
-
-
-def test_threads_import_at_once() -> None:
-    """All of them enter torch's import cycles at one place: at two, torch alone may fail."""
-    code = """
-import threading, importlib, torch
-name = "torch._inductor.compile_fx"
-threads = [threading.Thread(target=importlib.import_module, args=(name,)) for _ in range(8)]
-for t in threads: t.start()
-for t in threads: t.join()
-import torch._inductor.compile_fx as m
-print(m.config.mixorder, hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
-"""
-    assert python(code) == "False True"

@@ -36,10 +36,11 @@ def check(name: str) -> list[RegionRecord]:
 
 def test_195845_lanes_beyond_the_last_row_are_not_added() -> None:
     """Upstream: column sums are off by 0.75. Rows that are not there are loaded as 0, the prologue `x * 2
-    + 0.25` makes 0.25 of each, and the sum over rows takes them in. Here it is fused, with tiles that go
-    beyond the last row."""
-    (record,) = check("195845")
-    assert record.schedule.tile.xblock > 1 and record.rows % record.schedule.tile.xblock
+    + 0.25` makes 0.25 of each, and the sum over rows takes them in. Here the exact issue, with the values of
+    `max`, is fused, as with `amax`, with tiles that go beyond the last row."""
+    for name in ("195845", "195845 amax"):
+        (record,) = check(name)
+        assert record.schedule.tile.xblock > 1 and record.rows % record.schedule.tile.xblock
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 33, 37])
