@@ -66,7 +66,9 @@ def compare(
 def test_same_gradients_in_less_memory(
     norm: str, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peak, higher = compare(norm, dim, dtype, 3, monkeypatch, shape_padding=False)
+    # Results that matrix products read have gaps between unaligned rows, and need memory of their own.
+    least = 3 if dim % 8 == 0 else 2
+    peak, higher = compare(norm, dim, dtype, least, monkeypatch, shape_padding=False)
     assert peak <= higher
 
 
