@@ -26,17 +26,20 @@ LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 
 def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
     """Yield the reason against each group of reductions over blocks, except where one has an answer."""
-    seen = set(answered)
+    seen, swept = set(answered), set[Node]()
     for node in graph.nodes:
         if node in seen or not _may_be_over_blocks(node):
             continue
         sources = full_sources(node, _traced_shape)
-        for root in [n for n in sources if is_row_major(n)] or sources[:1]:
-            found = _group(root)
-            if node in found and seen.isdisjoint(found) and (decline := _reason(root, found)) is not None:
-                decline.provenance = provenance_of(by_position(found))
-                yield decline
-            seen.update(found)
+        roots = [n for n in sources if is_row_major(n)] or sources
+        if not roots or roots[0] in swept:
+            continue
+        swept.add(root := roots[0])
+        found = _group(root)
+        if found and seen.isdisjoint(found) and (decline := _reason(root, found)) is not None:
+            decline.provenance = provenance_of(by_position(found))
+            yield decline
+        seen.update(found)
 
 
 def _group(root: Node) -> list[Node]:
