@@ -17,6 +17,7 @@ from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow, needed_for
+from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .provenance import provenance_of
 from .region import Region, Seed
@@ -47,6 +48,7 @@ def find_regions(graph: Graph) -> RegionSearch:
     numbered = _Numbered(analyses)
     yield from numbered.tiles(within_tile)
     yield from numbered.regions(outers)
+    yield from near_misses(graph, numbered.answered)
 
 
 def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
@@ -65,6 +67,7 @@ class _Numbered:
         self.analyses = analyses
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
+        self.answered: set[Node] = set()  # reductions of all that was yielded
 
     def tiles(self, reductions: list[Node]) -> RegionSearch:
         """Yield a region for each seed within a tile, or the reason against it. What is not taken may join
@@ -75,6 +78,7 @@ class _Numbered:
                 continue
             used = {*seed.inner, *seed.outer}
             tried |= used
+            self.answered |= used
             try:
                 region = grow_tile(seed, f"region{self.count}")
                 self.count += 1
@@ -134,10 +138,12 @@ class _Numbered:
             if space is not None:
                 region = grow(Seed(analysis, space, tuple(inner), tuple(outer)), f"region{self.count}")
                 self.count += 1
+                self.answered |= used
                 taken = yield region
                 used = set((taken or region).nodes)
         except Decline as decline:
             decline.provenance = provenance_of(by_position(used))
+            self.answered |= used
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline
                 return

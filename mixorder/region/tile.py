@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
-from .axes import Size, Space, product
+from .axes import Reduced, Size, Space, product
 from .factors import Run, boundaries, flat, spanned
 from .grow import needed_for
 from .nodes import (
@@ -35,6 +36,7 @@ from .orders import Orders, is_loop, is_permutation
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 
+Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
 LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
 
@@ -46,11 +48,9 @@ class TileSeed(Seed):
     root: Node
 
 
-def is_within_tile(node: Node) -> bool:
-    """Whether a node is a reduction over short runs of dims, each a power of two long, and not over all."""
-    what = reduced(node)
-    if what is None or not what.dims or not all(isinstance(n, int) for n in what.shape):
-        return False
+def block_lengths(what: Reduced) -> list[Size]:
+    """Elements of each run of dims that a reduction reduces; none if it reduces all elements, or there
+    are no elements."""
     lengths, last = list[Size](), None
     for d in what.dims:
         if last is not None and d == last + 1:
@@ -58,39 +58,61 @@ def is_within_tile(node: Node) -> bool:
         else:
             lengths.append(what.shape[d])
         last = d
-    kept = [n for d, n in enumerate(what.shape) if d not in what.dims and n != 1]
-    long = [n for n in lengths if n != 1]
-    return bool(kept and long) and all(
-        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in long
+    kept = any(n != 1 for d, n in enumerate(what.shape) if d not in what.dims)
+    return [n for n in lengths if n != 1] if kept and 0 not in what.shape else []
+
+
+def is_within_tile(node: Node) -> bool:
+    """Whether a node is a reduction over short runs of dims, each a power of two long, and not over all."""
+    what = reduced(node)
+    if what is None or not all(isinstance(n, int) for n in what.shape):
+        return False
+    lengths = block_lengths(what)
+    return bool(lengths) and all(
+        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in lengths
     )
 
 
 def tile_seed(node: Node) -> TileSeed | None:
     """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
     of full size is computed from the reductions."""
+    sources = full_sources(node, shape_of)
+    roots = [n for n in sources if is_row_major(n)]
+    if not roots:
+        return None
+    orders = Orders(roots[0])
+    found = beside(roots[0], orders, is_within_tile)
+    if node not in found:
+        return None
+    outer = [n for n in found if orders.reduced(n)[0].stride > 1]
+    inner = [n for n in found if n not in outer]
+    analysis = SpaceAnalysis(orders.size_of(roots[0]))
+    return TileSeed(analysis, Space(()), tuple(inner), tuple(outer), root=roots[0])
+
+
+def full_sources(node: Node, shape_of: Shapes) -> list[Node]:
+    """The tensors, as large as its operand, that a reduction is computed from; none where it is along the
+    rows of what was not permuted: if others are across rows, one of those is tried."""
     above = _above([node])
     if _is_along_rows(node) and not any(map(is_permutation, above)):
-        return None  # where others are across rows, one of those is tried
-    sources = [n for n in above if not is_loop(n)]
+        return []
     size = product(shape_of(operands(node)[0]) or ())
-    assert isinstance(size, int)
-    full = [n for n in sources if product(shape_of(n) or ()) == size and _is_row_major(n)]
-    if not full:
-        return None
-    root = by_position(full)[0]
-    orders, found, behind = Orders(root), list[Node](), set[Node]()
-    for other in _below([root], orders):
-        if is_within_tile(other) and orders.agrees(other):
+    return by_position(n for n in above if not is_loop(n) and product(shape_of(n) or ()) == size)
+
+
+def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
+    """The reductions over blocks of what is computed from the elements of `root`; none if a tile does no
+    better than Inductor's kernels, or nothing of full size is computed from the reductions."""
+    found, behind, size = list[Node](), set[Node](), orders.size_of(root)
+    for other in _below([root], orders, is_over_blocks):
+        if is_over_blocks(other) and orders.agrees(other):
             found.append(other)
             behind.add(other)
         elif any(a in behind for a in operands(other)):
             behind.add(other)
-    used = any(product(shape_of(n) or ()) == size for n in behind)
-    if node not in found or not used or not _is_worthwhile(orders, found, size):
-        return None
-    outer = [n for n in found if orders.reduced(n)[0].stride > 1]
-    inner = [n for n in found if n not in outer]
-    return TileSeed(SpaceAnalysis(size), Space(()), tuple(inner), tuple(outer), root=root)
+    assert isinstance(size, int)
+    used = any(orders.size_of(n) == size for n in behind)
+    return found if used and _is_worthwhile(orders, found, size) else []
 
 
 def _is_along_rows(node: Node) -> bool:
@@ -118,7 +140,7 @@ def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
     return any(len(flat(orders[operands(n)[0]])) > 1 for n in found)
 
 
-def _is_row_major(node: Node) -> bool:
+def is_row_major(node: Node) -> bool:
     """Whether a tensor's elements lie in the order of its dims, with gaps or without."""
     val = fake(node)
     if val is None or not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
@@ -140,14 +162,14 @@ def _above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set
     return seen
 
 
-def _below(nodes: Iterable[Node], orders: Orders) -> Iterator[Node]:
-    """The loops and reductions that are computed from some nodes, with their orders, in graph order."""
+def _below(nodes: Iterable[Node], orders: Orders, is_over_blocks: Callable[[Node], bool]) -> Iterator[Node]:
+    """The loops, and reductions over blocks, that are computed from nodes, in graph order, with orders."""
     queued = {user for n in nodes for user in n.users}
     heap = [(position(user), user) for user in queued]
     heapq.heapify(heap)
     while heap:
         _, node = heapq.heappop(heap)
-        if (is_loop(node) or is_within_tile(node)) and orders.find(node):
+        if (is_loop(node) or is_over_blocks(node)) and orders.find(node):
             yield node
             for user in node.users.keys() - queued:
                 queued.add(user)
@@ -194,6 +216,10 @@ class _Growth:
         nodes = self.needed(outputs)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
         if self.columns.issuperset(reductions):
+            for read in by_position(
+                n for n in (*self.above, *self.wanted, *self.reads) if fake(n) is not None
+            ):
+                self.analysis.check(read)
             raise Decline(DeclineReason.CYCLE, "the reductions depend on each other through a node outside")
         space = self.space(nodes)
         outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]

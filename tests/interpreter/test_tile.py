@@ -12,6 +12,7 @@ from graphs import bf16, f16, f32, f64
 from lab import quantised
 from lab.quantised import RECIPES, different, inputs
 from running import ON, compiled, run_fused
+from test_docs import blocks as code_of
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -200,3 +201,16 @@ def test_as_compiled() -> None:
     assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name]
     for mine, eager in zip(ours, quantised.mx_both(x), strict=True):
         assert different(mine, eager) == 0 and mine.stride() == eager.stride()
+
+
+def test_the_functions_of_the_page() -> None:
+    """Each is one kernel; a sum over all rows adds a second one."""
+    page: dict[str, Any] = {"torch": torch, "model": torch.nn.Identity()}
+    for text in code_of("quantise.md", "python"):
+        exec(text, page)
+    x = wide(256, 512)
+    for name in ("mx_transposed", "mx_both", "mx_in_place", "blocks_both", "blocks_in_place", "squares"):
+        check(page[name], x)
+    x, y, z = (torch.randn(256, 512, dtype=bf16) for _ in range(3))
+    check(page["gelu_backward"], x, y, kernels=2)
+    check(page["swiglu_backward"], x, y, z)

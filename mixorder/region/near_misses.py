@@ -1,0 +1,98 @@
+"""Reductions over blocks that could be scales of blocks, but are in no region: the reason why not.
+
+Looks for them as `tile.py` does, with blocks of other lengths, tensors of symbolic sizes by those that they
+were traced with, and tensors that do not lie row by row. A block is a part of a dim of the tensor that it
+comes from: pooling, heads and groups of channels are none, nor is what runs along rows alone.
+
+Takes the FX graph that is left; yields a `Decline` for each group. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch.fx import Graph, Node
+
+from ..errors import Decline, DeclineReason
+from .axes import Reduced, Size
+from .nodes import fake, operands, reduced, shape_of
+from .orders import Orders
+from .provenance import provenance_of
+from .space_analysis import by_position
+from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
+
+LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
+
+
+def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
+    """Yield the reason against each group of reductions over blocks, except where one has an answer."""
+    seen, swept = set(answered), set[Node]()
+    for node in graph.nodes:
+        if node in seen or not _may_be_over_blocks(node):
+            continue
+        sources = full_sources(node, _traced_shape)
+        roots = [n for n in sources if is_row_major(n)] or sources
+        if not roots or roots[0] in swept:
+            continue
+        swept.add(root := roots[0])
+        found = _group(root)
+        if found and seen.isdisjoint(found) and (decline := _reason(root, found)) is not None:
+            decline.provenance = provenance_of(by_position(found))
+            yield decline
+        seen.update(found)
+
+
+def _group(root: Node) -> list[Node]:
+    """The reductions over parts of the dims of `root`."""
+    orders = Orders(root, _traced_shape)
+    dims = [factor for run in orders.get(root, ()) for factor in run]
+
+    def is_over_blocks(node: Node) -> bool:
+        if not _may_be_over_blocks(node) or operands(node)[0] not in orders:
+            return False
+        parts = orders.reduced(node)
+        return len(parts) == len(_lengths(node)) and all(
+            any(d.stride <= f.stride and f.end <= d.end and f.size < d.size for d in dims) for f in parts
+        )
+
+    return beside(root, orders, is_over_blocks)
+
+
+def _may_be_over_blocks(node: Node) -> bool:
+    """Whether a node is a reduction over one or two runs of dims of a block's length."""
+    lengths = _lengths(node)
+    return len(lengths) in (1, 2) and all(isinstance(n, int) and LEAST <= n <= MOST for n in lengths)
+
+
+def _lengths(node: Node) -> list[Size]:
+    """Elements of each run of dims that a node reduces, as traced; none if it is no reduction."""
+    what = reduced(node)
+    shape = None if what is None else _traced_shape(operands(node)[0])
+    return [] if what is None or shape is None else block_lengths(Reduced(shape, what.dims))
+
+
+def _traced_shape(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node, with the sizes that symbols had when the graph was traced."""
+    val = fake(node)
+    if val is None or shape_of(node) is None:
+        return None
+    sizes = [n if isinstance(n, int) else n.node.hint for n in val.shape]
+    return None if None in sizes else tuple(map(int, sizes))
+
+
+def _reason(root: Node, found: list[Node]) -> Decline | None:
+    for node in found:
+        shape = shape_of(operands(node)[0]) or ()
+        if not all(isinstance(n, int) for n in shape):
+            sizes = " x ".join(map(str, shape_of(root) or ()))
+            detail = f"blocks of a tensor of {sizes}, of which every size must be known"
+            return Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name)
+    for node in found:
+        if not is_within_tile(node):
+            sizes = " x ".join(map(str, _lengths(node)))
+            detail = f"blocks of {sizes} elements; 16, 32, 64 and 128 are taken"
+            return Decline(DeclineReason.AXIS_CLASS, detail, node.name)
+    if not is_row_major(root):
+        detail = f"blocks of %{root.name}, whose elements do not lie row by row"
+        return Decline(DeclineReason.LAYOUT, detail, found[0].name)
+    return None
