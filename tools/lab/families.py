@@ -2,10 +2,12 @@
 
 A family of transformers is a model type with its config's defaults, but for the number of layers; one of
 timm is a module of `timm.models`, represented by its first plain model. Nothing is said of single models.
+One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import itertools
 import re
@@ -38,7 +40,7 @@ def names() -> list[str]:
     """All families, such as `transformers/llama`: the well-known ones first, then both packages in turns."""
     known = [f"transformers/{name}" for name in WELL_KNOWN]
     in_turns = itertools.zip_longest(_of_transformers(), _of_timm())
-    every = [*known, *_by_hand(), *(name for pair in in_turns for name in pair if name)]
+    every = [*known, *_by_hand(), *_of_torchao(), *(name for pair in in_turns for name in pair if name)]
     return list(dict.fromkeys(every))
 
 
@@ -46,6 +48,13 @@ def _by_hand() -> Iterator[str]:
     from lab.loops import LOOPS
 
     yield from (f"loops/{name}" for name in LOOPS)
+
+
+def _of_torchao() -> Iterator[str]:
+    from lab.float8_client import RECIPES
+
+    if importlib.util.find_spec("torchao") is not None:
+        yield from (f"torchao/{name}" for name in RECIPES)
 
 
 def _of_transformers() -> Iterator[str]:
@@ -67,6 +76,7 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         "transformers": _transformers,
         "timm": _timm,
         "loops": _loop,
+        "torchao": _torchao,
     }
     with torch.device(device):
         return makers[package](family)
@@ -76,6 +86,12 @@ def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:
     from lab.loops import LOOPS
 
     return LOOPS[family]()
+
+
+def _torchao(family: str) -> tuple[nn.Module, dict[str, Any]]:
+    from lab.float8_client import build
+
+    return build(family)
 
 
 # transformers.
