@@ -149,7 +149,7 @@ class _Growth:
             self.adopt()
         self.members.sort()
         self.trim()
-        outputs = self.members.outputs()
+        outputs = self.members.cheapest(self.members.outputs(), self.steps)
         nodes = self.members.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
@@ -221,7 +221,8 @@ class _Growth:
         live = [a for a in args if self.members.get(a, False)]
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
-        if any(self.feeds_another(a) and self.is_shared(a, other_than=node) for a in live):
+        theirs = (a for a in live if self.analysis.is_full(a) or self.feeds_another(node))
+        if any(self.feeds_another(a) and self.is_shared(a, other_than=node) for a in theirs):
             # Another norm reads it. The region writes this one tensor, and that norm takes its users.
             return False
         if node in self.analysis.outer:

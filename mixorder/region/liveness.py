@@ -19,7 +19,9 @@ aten = torch.ops.aten
 
 # Inductor gives each result of these a buffer of its own. Other operators may share memory: a `cat` with its
 # parts, a cast to the same dtype with its operand, a collective with its input.
-PRODUCERS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+PRODUCERS = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default}
+)
 
 
 def dead_after(region: Region, donated: Collection[Node] = ()) -> tuple[str, ...]:

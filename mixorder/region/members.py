@@ -5,14 +5,16 @@ Holds the nodes that have been taken so far; `grow` decides which ones. Reads th
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 from torch.fx import Node
 
 from ..ir.program import AxisClass
 from .axes import Size, product
 from .gathers import is_gather_view
-from .nodes import is_view, operands, shape_of
+from .nodes import is_constant, is_pointwise, is_view, operands, shape_of
 from .region import Seed
-from .space_analysis import by_position
+from .space_analysis import by_position, num_bytes
 
 
 class Members(dict[Node, bool]):
@@ -74,6 +76,44 @@ class Members(dict[Node, bool]):
             else:
                 outputs.append(node)
         return outputs[::-1]
+
+    def cheapest(self, outputs: Sequence[Node], moved: Collection[Node]) -> list[Node]:
+        """What to write for nodes outside. An output that only loops read is computed again by them, if what
+        it is made of has fewer bytes to write and to read. `moved`: members behind a move."""
+        sources: dict[Node, frozenset[Node]] = {}
+        for node in self:
+            sources[node] = self._sources(node, sources, outputs, moved)
+        written = frozenset[Node]().union(*(sources[n] for n in outputs))
+        return [n for n in self if n in written]
+
+    def _sources(
+        self,
+        node: Node,
+        known: Mapping[Node, frozenset[Node]],
+        outputs: Sequence[Node],
+        moved: Collection[Node],
+    ) -> frozenset[Node]:
+        """The tensors in memory that loops outside read for a member: itself, or what it is made of."""
+        itself = frozenset({node})
+        made_of = (known.get(a, frozenset({a})) for a in operands(node) if not is_constant(a))
+        others = frozenset[Node]().union(*made_of)
+        if self.stays(node):
+            return others
+        if node in moved or not is_pointwise(node) or not self.analysis.is_full(node):
+            return itself
+        if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, others)):
+            return itself
+
+        def moves(tensors: frozenset[Node]) -> Size:
+            new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))
+            return sum((num_bytes(n) for n in (*tensors, *new)), start=0)
+
+        return others if self.analysis.is_less(moves(others), moves(itself)) else itself
+
+    def _can_be_read(self, node: Node) -> bool:
+        """Whether a tensor is in memory, or the kernels can store it."""
+        size = product(shape_of(node) or ())
+        return node not in self or size in (self.space.numel, self.result_size(AxisClass.COLUMN))
 
     def stays(self, node: Node) -> bool:
         """Whether a member stays in the graph for its users outside: a view, a copy, or of a size that the

@@ -61,14 +61,14 @@ def _has_accumulator(node: Node) -> bool:
         return False
 
 
-def _bytes(node: Node) -> Size:
+def num_bytes(node: Node) -> Size:
     """Bytes of a tensor; 0 for a symbolic number."""
     val, shape = fake(node), shape_of(node)
     return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
 def _total_bytes(nodes: Iterable[Node]) -> Size:
-    return sum(map(_bytes, nodes))
+    return sum(map(num_bytes, nodes))
 
 
 class SpaceAnalysis:
@@ -126,6 +126,11 @@ class SpaceAnalysis:
         if isinstance(size, int) and isinstance(other, int):
             return size <= other
         return bool(sympy.expand(sympy.sympify(other) - size).is_nonnegative)
+
+    @classmethod
+    def is_less(cls, size: Size, other: Size) -> bool:
+        """Whether a size is smaller for all values of its symbols, each at least 1."""
+        return not cls.is_at_most(other, size) and cls.is_at_most(size, other)
 
     def is_broadcast(self, node: Node) -> bool:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
@@ -192,7 +197,7 @@ class SpaceAnalysis:
         more bytes than loading its result."""
         if is_view(node) or is_gather_view(node) or self.is_small(node):
             return True
-        return self.is_at_most(_total_bytes(self.sources(node)), _bytes(node))
+        return self.is_at_most(_total_bytes(self.sources(node)), num_bytes(node))
 
     def sources(self, node: Node) -> frozenset[Node]:
         """The large tensors that a loop reads to compute a node.
@@ -211,7 +216,7 @@ class SpaceAnalysis:
             found: set[Node] = set()
             for a in large:
                 above = self._sources.get(a, frozenset())
-                cheap = a in self._sources and self.is_at_most(_total_bytes(above), _bytes(a))
+                cheap = a in self._sources and self.is_at_most(_total_bytes(above), num_bytes(a))
                 found |= above if cheap else {a}
             self._sources[current] = frozenset(found)
         return self._sources[node]
