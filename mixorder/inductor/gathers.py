@@ -1,4 +1,4 @@
-"""Loops for gathers whose lowering in Inductor may write a tensor: each element is read where it is needed.
+"""Loops for operators whose lowering in Inductor may write a tensor: each element is read where it is needed.
 
 Tensors are `TensorBox`es that are never realized in memory. `ops.masked` restricts the loads of a part to the
 iterations inside that part: elsewhere its index is out of range.
@@ -79,10 +79,20 @@ def select_scatter(x: TensorBox, src: TensorBox, dim: int, index: int) -> Tensor
     return lowerings[aten.slice_scatter.default](x, piece, dim, start, start + 1)
 
 
+def masked_write(
+    x: TensorBox, indices: Sequence[TensorBox], value: TensorBox, accumulate: bool = False
+) -> TensorBox:
+    """`x` with `value` where a mask of the shape of `x` is true."""
+    (mask,) = indices
+    chosen: TensorBox = lowerings[aten.where.self](mask, value, x)
+    return chosen
+
+
 LOWERINGS: dict[object, Callable[..., TensorBox]] = {
     aten.cat.default: cat,
     aten.constant_pad_nd.default: pad,
     aten.select_scatter.default: select_scatter,
+    aten.index_put.default: masked_write,
 }
 
 

@@ -95,6 +95,11 @@ class ScalarPrinter(DefaultHandler):
         """Write an op on variables, and return the variable of its result, which has this dtype."""
         if op == "index_expr":  # Inductor's printer needs one of Inductor's kernels for it
             return self.line(self._index(args[0], triton_compute_type(dtype)), dtype)
+        if op == "constant" and dtype in _INTEGERS:
+            args = (_wrapped(args[0], dtype), *args[1:])
+        if op == "to_dtype" and _is_float8(args[0].dtype):  # Inductor's printer asks a GPU how it has them
+            args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), args[1])
+            kwargs = {name: value for name, value in kwargs.items() if name != "src_dtype"}
         if op == "to_dtype" and args[0].dtype == torch.float64 and _is_float8(dtype):
             # Via float32, as in eager: Triton has no cast from float64 to fp8.
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
@@ -131,6 +136,12 @@ class ScalarPrinter(DefaultHandler):
         parts = [e for e in sympy.preorder_traversal(expr) if isinstance(e, sympy.Expr)]
         limits = [bounds(part, sizes) for part in parts]
         return any(low < -_INT32_LIMIT or high >= _INT32_LIMIT for low, high in limits)
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> int:
+    """A number as an integer dtype has it, such as 1 << 31 in 32 bits."""
+    limits = torch.iinfo(dtype)
+    return (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 def _is_float8(dtype: torch.dtype) -> bool:

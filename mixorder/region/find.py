@@ -22,7 +22,7 @@ from .nodes import is_pointwise, is_variance, is_view, operands, reduced
 from .provenance import provenance_of
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
-from .tile import grow_tile, is_within_tile, tile_seed
+from .tile import grow_tile, is_within_tile, may_be_square, tile_seed
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -35,7 +35,7 @@ def find_regions(graph: Graph) -> RegionSearch:
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
-    within_tile = [node for node in graph.nodes if is_within_tile(node)]
+    within_tile = [node for node in graph.nodes if is_within_tile(node) or may_be_square(node)]
     for node in graph.nodes:
         if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue

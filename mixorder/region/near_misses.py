@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+import torch
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size
-from .nodes import fake, operands, reduced, shape_of
+from .nodes import fake, is_bit_view, is_pointwise, operands, reduced, shape_of
 from .orders import Orders
 from .provenance import provenance_of
 from .space_analysis import by_position
@@ -25,7 +26,8 @@ LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 
 
 def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
-    """Yield the reason against each group of reductions over blocks, except where one has an answer."""
+    """Yield the reason against each group of reductions over blocks, except where one has an answer; and what
+    keeps casts outside of a region."""
     seen, swept = set(answered), set[Node]()
     for node in graph.nodes:
         if node in seen or not _may_be_over_blocks(node):
@@ -40,20 +42,32 @@ def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
             decline.provenance = provenance_of(by_position(found))
             yield decline
         seen.update(found)
+    if answered:
+        yield from _casts_of_exponents(graph)
+
+
+def _casts_of_exponents(graph: Graph) -> Iterator[Decline]:
+    """Yield the reason against casts from and to a dtype of exponents, for which Inductor has no loop: what
+    follows from such a scale is not fused. A view as that dtype costs nothing."""
+    for node in graph.nodes:
+        values = [fake(n) for n in (node, *operands(node))] if is_pointwise(node) else []
+        if not is_bit_view(node) and any(v is not None and v.dtype == torch.float8_e8m0fnu for v in values):
+            detail = "a cast of torch.float8_e8m0fnu: shift an exponent in uint8, and view that as e8m0"
+            decline = Decline(DeclineReason.UNSUPPORTED_DTYPE, detail, node.name)
+            decline.provenance = provenance_of([node])
+            yield decline
+            return
 
 
 def _group(root: Node) -> list[Node]:
     """The reductions over parts of the dims of `root`."""
     orders = Orders(root, _traced_shape)
-    dims = [factor for run in orders.get(root, ()) for factor in run]
 
     def is_over_blocks(node: Node) -> bool:
         if not _may_be_over_blocks(node) or operands(node)[0] not in orders:
             return False
         parts = orders.reduced(node)
-        return len(parts) == len(_lengths(node)) and all(
-            any(d.stride <= f.stride and f.end <= d.end and f.size < d.size for d in dims) for f in parts
-        )
+        return len(parts) == len(_lengths(node)) and all(map(orders.is_part, parts))
 
     return beside(root, orders, is_over_blocks)
 

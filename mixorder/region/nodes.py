@@ -125,7 +125,22 @@ def is_constant(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return node.op == "call_function" and (is_lowered_pointwise(node.target) or is_bit_view(node))
+    if node.op != "call_function":
+        return False
+    return is_lowered_pointwise(node.target) or is_bit_view(node) or is_masked_write(node)
+
+
+def is_masked_write(node: Node) -> bool:
+    """Whether a node writes one value wherever a mask of its operand's shape is true: `x[x.isnan()] = 0`."""
+    if node.target is not aten.index_put.default or len(node.args) != 3:
+        return False
+    x, indices, value = node.args
+    if len(indices) != 1 or not all(isinstance(n, Node) for n in (x, indices[0], value)):  # type: ignore[arg-type,index]
+        return False
+    whole, mask, one = fake(x), fake(indices[0]), fake(value)  # type: ignore[arg-type,index]
+    if whole is None or mask is None or one is None or mask.dtype != torch.bool or one.ndim:
+        return False
+    return mask.shape == whole.shape and one.dtype == whole.dtype
 
 
 def is_bit_view(node: Node) -> bool:

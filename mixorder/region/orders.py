@@ -33,6 +33,7 @@ class Orders(dict[Node, Order]):
 
     def __init__(self, root: Node, shape_of: Callable[[Node], tuple[Size, ...] | None] = shape_of) -> None:
         super().__init__()
+        self.root = root
         self.shape_of = shape_of
         shape, size = shape_of(root) or (), self.size_of(root)
         order = divided((Factor(1, size),), shape) if isinstance(size, int) else None
@@ -116,6 +117,11 @@ class Orders(dict[Node, Order]):
             if wanted is None or self.setdefault(arg, wanted) != wanted:
                 return False
         return True
+
+    def is_part(self, factor: Factor) -> bool:
+        """Whether a factor is a part of one dim of the first tensor, and not all of it."""
+        dims = (f for run in self.get(self.root, ()) for f in run)
+        return any(d.stride <= factor.stride and factor.end <= d.end and factor.size < d.size for d in dims)
 
     def reduced(self, node: Node) -> Run:
         """The factors that a reduction reduces."""

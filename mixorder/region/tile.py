@@ -73,6 +73,26 @@ def is_within_tile(node: Node) -> bool:
     )
 
 
+def may_be_square(node: Node) -> bool:
+    """Whether a node selects from as many elements as a square of blocks has, which are one dim: behind a
+    permutation they may be of several axes."""
+    what, kind = reduced(node), reduction_kind(node)
+    if what is None or kind is None or not kind.selects or not all(isinstance(n, int) for n in what.shape):
+        return False
+    lengths = block_lengths(what)
+    return len(lengths) == 1 and MOST < lengths[0] <= MOST**2 and lengths[0] & (lengths[0] - 1) == 0
+
+
+def ends_in_tile(node: Node, orders: Orders) -> bool:
+    """Whether a reduction is within a tile, also where it reduces blocks of several axes as one dim."""
+    if is_within_tile(node):
+        return True
+    if not may_be_square(node) or operands(node)[0] not in orders:
+        return False
+    parts = orders.reduced(node)
+    return len(parts) > 1 and all(LEAST <= f.size <= MOST and orders.is_part(f) for f in parts)
+
+
 def tile_seed(node: Node) -> TileSeed | None:
     """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
     of full size is computed from the reductions."""
@@ -81,7 +101,7 @@ def tile_seed(node: Node) -> TileSeed | None:
     if not roots:
         return None
     orders = Orders(roots[0])
-    found = beside(roots[0], orders, is_within_tile)
+    found = beside(roots[0], orders, lambda n: ends_in_tile(n, orders))
     if node not in found:
         return None
     outer = [n for n in found if orders.reduced(n)[0].stride > 1]
@@ -258,13 +278,19 @@ class _Growth:
                 return False
             ends = [max((f.end for f in flat(self.orders[n])), default=1) for n in (columns[0], node)]
             return ends[1] <= ends[0]
-        if node in self.above or node in self.wanted or (live and (is_loop(node) or is_within_tile(node))):
+        if (
+            node in self.above
+            or node in self.wanted
+            or (live and (is_loop(node) or ends_in_tile(node, self.orders)))
+        ):
             return self.fits(node, args)
         return self.spans_rows(node) and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
-        if reduction_kind(node) is None or is_variance(node) or is_within_tile(node) or not self.order(node):
+        if reduction_kind(node) is None or is_variance(node) or not self.order(node):
+            return False
+        if ends_in_tile(node, self.orders):
             return False
         kept, gone = flat(self.orders[node]), self.orders.reduced(node)
         if len(kept) != 1 or len(gone) != 1 or kept[0].stride != 1:
