@@ -57,7 +57,7 @@ class DeclineReason(Enum):
     UNSUPPORTED_DTYPE = (
         "unsupported-dtype",
         "The region has a dtype the kernels do not take.",
-        "Cast before the norm.",
+        "Cast before the norm. Compute a scale's exponent in uint8, and view that as e8m0.",
     )
     DYNAMIC_SHAPE = (
         "dynamic-shape",

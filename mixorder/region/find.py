@@ -18,7 +18,7 @@ from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow, needed_for
 from .near_misses import near_misses
-from .nodes import is_pointwise, is_variance, is_view, operands, reduced
+from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import provenance_of
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
@@ -227,17 +227,21 @@ def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Nod
 def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
     """Leave out inner reductions that only share recomputed activations: another norm's statistics.
 
-    A reduction of this norm lies above one of its outer reductions, or it or a user of its result reads what
-    they all read and nothing else. If that leaves none, the result is all of `inner`.
+    A reduction of this norm lies above one of its outer reductions, or reduces the tensor that one of them
+    reduces, or it or a user of its result reads what they all read and nothing else. If that leaves none, the
+    result is all of `inner`.
     """
     related = [n for n in outers if _is_related(analysis, n, outer)]
     above = {n for other in related for n in analysis.above(other)}
     reads = [_leaves(analysis, n) for n in related]
     least, most = frozenset.intersection(*reads), frozenset.union(*reads)
+    reduced_by_outer = {reduced_tensor(n) for n in outers}
     own = {
         n
         for n in inner
-        if n in above or any(least <= _leaves(analysis, m) <= most for m in _uses(analysis, n))
+        if n in above
+        or reduced_tensor(n) in reduced_by_outer
+        or any(least <= _leaves(analysis, m) <= most for m in _uses(analysis, n))
     }
     return own or inner
 

@@ -213,3 +213,11 @@ def reduced(node: Node) -> Reduced | None:
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))
+
+
+def reduced_tensor(node: Node) -> Node:
+    """The tensor that a reduction reduces a view of."""
+    source = operands(node)[0]
+    while is_view(source):
+        source = operands(source)[0]
+    return source

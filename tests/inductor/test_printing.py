@@ -47,6 +47,19 @@ def test_float64_becomes_fp8_by_way_of_float32() -> None:
     assert first == "tmp1 = tmp0.to(tl.float32)"
 
 
+def test_fp8_becomes_another_dtype_by_way_of_float32() -> None:
+    assert printed("to_dtype", [torch.float8_e4m3fn], F32, F32)[0] == "tmp1 = tmp0.to(tl.float32)"
+    assert printed("to_dtype", [torch.float8_e4m3fn], U8, U8)[-1].startswith("tmp2 = tmp1.to(")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "text"), [(1 << 31, "int32", "-2147483648"), (-1, "uint8", "255")]
+)
+def test_integers_are_wrapped_to_their_dtype(value: int, dtype: str, text: str) -> None:
+    (line,) = printed("constant", [], getattr(torch, dtype), value, getattr(torch, dtype))
+    assert line == f"tmp0 = tl.full([], {text}, tl.{dtype})"
+
+
 @pytest.mark.parametrize(
     ("expr", "text"),
     [

@@ -83,6 +83,15 @@ def test_a_product_dies_with_its_last_reader(name: str) -> None:
     assert dead_after(region) == (() if reason else tuple(products))
 
 
+def test_a_product_of_float8_numbers_dies_too() -> None:
+    def function(x: Any, g: Any, w: Any, one: Any) -> Any:
+        return pair(x, torch._scaled_mm(g, w.t(), one, one, out_dtype=bf16))
+
+    f8 = torch.float8_e4m3fn
+    region = only(traced(function, ((512, 256), bf16), ((512, 256), f8), ((256, 256), f8), ((), f32)))
+    assert reasons(region)["_scaled_mm"] is None
+
+
 def test_what_others_made_is_left_alone() -> None:
     region = only(traced(summed, FULL, FULL))
     assert set(reasons(region).values()) == {"its memory may be shared"}

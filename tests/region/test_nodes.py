@@ -143,6 +143,23 @@ def test_not_pointwise(function: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: aten.index_put(x, [x > 0], x.new_zeros(())), True),
+        (lambda x: aten.index_put(x, [x > 0], x.new_zeros((24,))), False),
+        (lambda x: aten.index_put(x, [x[:, 0] > 0], x.new_zeros(())), False),
+        (lambda x: aten.index_put(x, [x.long()], x.new_zeros(())), False),
+        (lambda x: aten.index_put(x, [x > 0], x.new_zeros(()), True), False),
+    ],
+    ids=["one value", "many values", "rows", "indices", "a sum"],
+)
+def test_a_value_written_under_a_mask(function: Any, expected: bool) -> None:
+    graph = graphs.traced(function, ((6, 4), f32))
+    (node,) = (n for n in graph.nodes if n.target is aten.index_put.default)
+    assert nodes.is_pointwise(node) == expected
+
+
+@pytest.mark.parametrize(
     ("function", "view"),
     [
         (lambda x: x.view(24), True),

@@ -280,6 +280,24 @@ def test_what_has_no_blocks_gives_no_reason(function: Any) -> None:
     assert not reasons(traced(lambda x: function(x), ((1792, 448), f32)))
 
 
+def test_squares_may_be_rows_of_a_permuted_tensor() -> None:
+    def squares(x: Any) -> Any:
+        rows = x.reshape(2, 128, 4, 128).permute(0, 2, 1, 3).reshape(-1, 128 * 128)
+        return rows / rows.abs().amax(1, keepdim=True)
+
+    assert str(of(squares).space) == SPACES["squares"]
+
+
+def test_all_heads_of_a_token_are_no_square() -> None:
+    """A row of a permuted tensor may be made of whole dims: then it is a pair's."""
+
+    def tokens(x: Any) -> Any:
+        rows = x.view(64, 512, 64).permute(1, 0, 2).reshape(512, 4096)
+        return rows / rows.abs().amax(1, keepdim=True), rows / rows.abs().amax(0, keepdim=True)
+
+    none(tokens, (64, 512 * 64))
+
+
 @pytest.mark.parametrize(
     ("shape", "dims", "within"),
     [
