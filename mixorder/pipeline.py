@@ -39,7 +39,7 @@ from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after
-from .region.partition import partition
+from .region.partition import leaner, partition
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
@@ -149,6 +149,7 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         if refusal.reason is not DeclineReason.MEMORY or tried != [found]:
             raise refusal
         tried = runner.step("partition", partition, found)
+        tried += runner.step("partition", leaner, found, timeline.stored)
 
 
 def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runner) -> tuple[Plan, Change]:

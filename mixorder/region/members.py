@@ -30,6 +30,7 @@ class Members(dict[Node, bool]):
         self.analysis = seed.analysis
         self.space = seed.space
         self.writes = writes
+        self.again = seed.again
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
 
@@ -103,6 +104,9 @@ class Members(dict[Node, bool]):
             return itself
         if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, others)):
             return itself
+
+        if node in self.again and not any(n in self for n in others):
+            return others
 
         def moves(tensors: frozenset[Node]) -> Size:
             new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))

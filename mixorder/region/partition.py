@@ -1,4 +1,4 @@
-"""Smaller regions, for a region that needs more registers than there are.
+"""Smaller regions, for a region that needs more registers or memory than there is.
 
 A program holds a value from one reduction to the next for one of two reasons: the next reduction accumulates
 it, or a node behind that reduction uses it. So a smaller region leaves out either one reduction and all that
@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from .gathers import COPIES, is_gather
 from .grow import grow
-from .nodes import is_constant, is_pointwise, is_view, operands
+from .nodes import is_constant, is_pointwise, is_view, operands, reduced_tensor
 from .placement import conflict
 from .region import Region, Seed
 from .space_analysis import SMALL, users_behind_views
@@ -33,6 +33,27 @@ def partition(region: Region) -> list[Region]:
         if without and (part := _smaller(region, frozenset(without))) is not None:
             found.append(part)
     return found
+
+
+def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
+    """The region, and those of the reductions of one tensor, without the results that Inductor's loops would
+    compute again as well: all but `stored`."""
+    parts = (_smaller(region, frozenset(others)) for others in _other_tensors(region))
+    found = []
+    for part in filter(None, (region, *parts)):
+        again = frozenset(part.outputs).difference(stored)
+        one = _grown(dataclasses.replace(part.seed, again=again), region.name)
+        if one is not None and set(one.outputs) < set(part.outputs):
+            found.append(one)
+    return found
+
+
+def _other_tensors(region: Region) -> Iterator[set[Node]]:
+    """For each tensor that is reduced along rows and along columns, the reductions of all others."""
+    tensors = {n: reduced_tensor(n) for n in (*region.outer, *region.inner)}
+    for tensor in dict.fromkeys(tensors[n] for n in region.outer):
+        if any(tensors[n] is tensor for n in region.inner):
+            yield {n for n, other in tensors.items() if other is not tensor}
 
 
 def _smaller(region: Region, without: frozenset[Node]) -> Region | None:

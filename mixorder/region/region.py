@@ -17,7 +17,8 @@ from .space_analysis import SpaceAnalysis
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What a region is grown from: reductions of one space. `without`: nodes that must not join.
+    """What a region is grown from: reductions of one space. `without`: nodes that must not join. `again`:
+    those that loops outside compute again, instead of reading them, if all that this takes is in memory.
 
     Inner reductions above `inner` join as well, if they are of this space.
     """
@@ -27,6 +28,7 @@ class Seed:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     without: frozenset[Node] = frozenset()
+    again: frozenset[Node] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

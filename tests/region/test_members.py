@@ -8,6 +8,8 @@ import pytest
 import torch
 from graphs import bf16, f32, find, only, traced
 
+from mixorder.region.find import find_regions
+from mixorder.region.partition import leaner
 from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
@@ -18,6 +20,13 @@ def scaled(x: Any, dim: int) -> tuple[Any, Any]:
     """A float32 tensor as float8, and one scale for each row or column."""
     scale = 448 / x.abs().amax(dim, keepdim=True)
     return (x * scale).to(F8), scale
+
+
+def both_ways(x: Any) -> tuple[Any, ...]:
+    """A float32 tensor as float8, twice, with a scale for each row and for each column."""
+    size = x.abs()
+    rows, columns = (448 / size.amax(dim, keepdim=True) for dim in (1, 0))
+    return (x * rows).to(F8), rows, (x * columns).to(F8), columns
 
 
 def full_outputs(region: Region) -> list[str]:
@@ -46,6 +55,24 @@ def test_what_costs_as_much_is_written() -> None:
         return *scaled(wide, 1), *scaled(wide, 0)
 
     assert full_outputs(only(traced(function, FULL, FULL))) == ["torch.bfloat16", str(F8)]
+
+
+def test_what_inductor_computes_again_need_not_be_written() -> None:
+    """Where the graph's peak leaves no room for it: loops outside then read what it is computed from."""
+
+    def function(x: Any, y: Any, z: Any) -> Any:
+        return *both_ways((x + y).float().sin()), *both_ways((x * z).float().sin())
+
+    region = next(find_regions(traced(function, FULL, FULL, FULL)))
+    assert isinstance(region, Region) and len(region.inner) == len(region.outer) == 2
+    sums = [n for n in region.outputs if n.meta["val"].dtype == bf16]
+    assert full_outputs(region) == ["torch.bfloat16"] * 2 + [str(F8)] * 2
+    found = leaner(region, ())
+    assert list(map(full_outputs, found)) == [[str(F8)] * 2, [str(F8)], [str(F8)]]
+    assert [(len(one.inner), len(one.outer)) for one in found] == [(2, 2), (1, 1), (1, 1)]
+    found = leaner(region, sums[:1])  # Inductor writes the first
+    assert list(map(full_outputs, found)) == [["torch.bfloat16", *[str(F8)] * 2], [str(F8)]]
+    assert not leaner(region, sums)
 
 
 def test_what_a_product_reads_is_written() -> None:
