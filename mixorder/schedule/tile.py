@@ -44,6 +44,7 @@ WALKS = ((1, 2), (1, 3), (2, 2))  # programs for each multiprocessor, and stages
 TURNED = (
     0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
 )
+TURNED_ALONE = 0.5  # at most, without reductions: the transposed cast of the recipe rowwise (same H200)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,10 @@ def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
         body = closure(nest.body, [*plain, *stores])
         found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
         plain = []
+    if plain:  # there are no reductions
+        found.append(
+            _kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, plain)),)))
+        )
     return found
 
 
@@ -231,7 +236,8 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
     moves = tuple(apart.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
+    share = 1.0 if facts.orders < 2 else TURNED if facts.whole else TURNED_ALONE
+    moved = sum(one.dram for one in moves) / share
     work = Work(moved, moved) + computing(program, nest, nest.body)
     return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
 
@@ -254,6 +260,7 @@ class TileSpace:
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
         tiles = [schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0]
         tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
+        tiles.append(dataclasses.replace(schedule, backwards=not schedule.backwards))
         near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))
         return tuple(s for s in near if s != schedule)
 
@@ -264,7 +271,7 @@ class TileSpace:
         return dataclasses.replace(schedule, tile=tile, programs=min(tiles, per_sm * self.device.num_sm))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        return combined_from((("extents", "r0_block"), ("tile", "programs")), times, around)
+        return combined_from((("extents", "r0_block"), ("tile", "programs"), ("backwards",)), times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         assert isinstance(self.facts, TileFacts)

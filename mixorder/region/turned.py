@@ -1,0 +1,129 @@
+"""Seeds without reductions: results that lie in memory in another order than what they are computed from.
+
+Such as a tensor that is cast with scales of its columns, and stored transposed: the scales need all rows, so
+they are computed before. Only elements of one byte are taken. Inductor's tiles of such a kernel are 32 x 32,
+64 x 64, 16 x 256 or 256 x 16 elements: of one byte, none has runs of 128 bytes both ways. What Inductor may
+store in the order of its inputs is no transposition: something has to read the order that the graph states.
+
+Takes the FX graph; finds seeds for `tile.grow_tile`. Reads the graph, never writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch.fx import Node
+
+from .axes import Space, product
+from .factors import Factor, Order, joined
+from .grow import needed_for
+from .layouts import has_stated_order, is_computed_by_loops
+from .nodes import fake, is_pointwise, operands, reduced, shape_of
+from .orders import Orders, is_loop
+from .space_analysis import SpaceAnalysis, by_position, position
+from .tile import TileSeed, above
+
+LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
+
+
+def may_be_turned(node: Node) -> bool:
+    """Whether a node is pointwise, has elements of one byte and a known size, and is stored as it states."""
+    val = fake(node)
+    if val is None or val.dtype.itemsize != 1 or not is_pointwise(node):
+        return False
+    return has_known_sizes(node) and val.numel() > 0 and has_stated_order(node)
+
+
+def has_known_sizes(node: Node) -> bool:
+    """Whether no size or stride of a node's tensor is symbolic."""
+    val = fake(node)
+    return val is not None and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
+
+
+def turned_seed(node: Node) -> TileSeed | None:
+    """The seed of a result that is turned; None if it is not, or Inductor computes it beside a reduction."""
+    loops, ends = _split(above([node]))
+    loops.add(node)
+    analysis = SpaceAnalysis(product(shape_of(node) or ()))
+    full = by_position(n for n in ends if analysis.is_full(n))
+    if not full or any(map(is_computed_by_loops, full)):
+        return None
+    if not all(map(has_known_sizes, ends)) or any(map(analysis.refusal, ends)):
+        return None
+    orders = _orders(full[0], loops)
+    if not all(n in orders and orders.agrees(n) for n in by_position(loops)):
+        return None
+    if not any(is_turned(node, source, orders) for source in full):
+        return None
+    if any(_is_beside_loops(n, full[0]) for n in ends):
+        return None
+    early = needed_for(ends, since=min(map(position, loops)))
+    results = [n for n in stored_beside(full, orders, analysis) if n is not node and n not in early]
+    return TileSeed(analysis, Space(()), (), (), root=full[0], results=(node, *results))
+
+
+def stored_beside(full: Sequence[Node], orders: Orders, analysis: SpaceAnalysis) -> Iterator[Node]:
+    """The results of full size that something reads in memory, and that loops compute from the tensors in
+    `full` and smaller ones: Inductor stores them in the same kernel."""
+    inside, node = set(full), full[0].next
+    while node.op != "root":
+        args = operands(node)
+        if is_loop(node) and analysis.is_full(node) and not inside.isdisjoint(args):
+            smaller = [a for a in args if a not in inside]
+            known = (*smaller, *above(smaller))
+            free = not any(analysis.is_full(n) or _is_beside_loops(n, full[0]) for n in known)
+            if free and orders.find(node) and orders.agrees(node):
+                inside.add(node)
+                if is_pointwise(node) and analysis.is_written_anyway(node):
+                    yield node
+        node = node.next
+
+
+def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
+    """The nodes that are loops, and the others."""
+    loops = set(filter(is_loop, nodes))
+    return loops, set(nodes) - loops
+
+
+def _orders(root: Node, loops: Iterable[Node]) -> Orders:
+    orders = Orders(root)
+    orders.spread(by_position(loops))
+    return orders
+
+
+def innermost(node: Node, order: Order) -> Factor | None:
+    """The factor of the elements that lie next to each other in memory; None if none do."""
+    val = fake(node)
+    assert val is not None
+    dims = sorted((s, d) for d, (n, s) in enumerate(zip(val.shape, val.stride(), strict=True)) if n != 1)
+    run, following = list[Factor](), 1
+    for stride, d in dims:
+        if stride != following:
+            break
+        run[:0] = order[d]
+        following *= val.shape[d]
+    found = joined(run)
+    return found[-1] if found else None
+
+
+def is_turned(node: Node, source: Node, orders: Orders) -> bool:
+    """Whether other elements lie next to each other in a result than in a tensor that it is computed from."""
+    if source not in orders:
+        return False
+    mine, other = (innermost(n, orders[n]) for n in (node, source))
+    if mine is None or other is None or min(mine.size, other.size) < LEAST_RUN:
+        return False
+    return mine.stride != other.stride
+
+
+def _is_beside_loops(node: Node, root: Node) -> bool:
+    """Whether a node is a reduction of what is computed from `root`, and Inductor's kernel for it also has
+    what is computed from its result: it is over whole rows or blocks, and not over all rows or elements."""
+    what, size = reduced(node), product(shape_of(root) or ())
+    if what is None or product(what.shape) != size:
+        return False
+    orders = _orders(root, _split(above([node]))[0])
+    if operands(node)[0] not in orders:
+        return True
+    run = orders.reduced(node)
+    return len(run) != 1 or run[0].end != size
