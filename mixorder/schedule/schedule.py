@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-
 TILES_ALONE = ("extents", "saturates", "programs", "backwards")  # fields for blocks in a tile alone
 
 
