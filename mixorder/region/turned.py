@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch.fx import Node
 
 from .axes import Space, product
-from .factors import Factor, Order, joined
+from .factors import Factor, Order, boundaries, flat, joined
 from .grow import needed_for
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
@@ -57,7 +57,7 @@ def turned_seed(node: Node) -> TileSeed | None:
         return None
     if any(_is_beside_loops(n, full[0]) for n in ends):
         return None
-    early = needed_for(ends, since=min(map(position, loops)))
+    early = needed_for(ends, since=position(full[0]))
     results = [n for n in stored_beside(full, orders, analysis) if n is not node and n not in early]
     return TileSeed(analysis, Space(()), (), (), root=full[0], results=(node, *results))
 
@@ -107,13 +107,16 @@ def innermost(node: Node, order: Order) -> Factor | None:
 
 
 def is_turned(node: Node, source: Node, orders: Orders) -> bool:
-    """Whether other elements lie next to each other in a result than in a tensor that it is computed from."""
+    """Whether other elements lie next to each other in a result than in a tensor that it is computed from,
+    and enough of them either way."""
     if source not in orders:
         return False
     mine, other = (innermost(n, orders[n]) for n in (node, source))
-    if mine is None or other is None or min(mine.size, other.size) < LEAST_RUN:
+    if mine is None or other is None or mine.stride == other.stride:
         return False
-    return mine.stride != other.stride
+    cuts = boundaries((*flat(orders[node]), *flat(orders[source])))
+    runs = (min(cut for cut in cuts if cut > run.stride) // run.stride for run in (mine, other))
+    return min(runs) >= LEAST_RUN
 
 
 def _is_beside_loops(node: Node, root: Node) -> bool:
