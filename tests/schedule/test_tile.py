@@ -104,3 +104,32 @@ def test_the_predicted_time(name: str) -> None:
 
 def test_a_cast_of_float32_loads_four_bytes() -> None:
     assert facts_of(quantised.mx_both, dtype=f32).load_bytes == 4
+
+
+def turned(x: Any) -> Any:
+    """A transposed cast, by scales that need all rows."""
+    return quantised.whole(x, 0)[0].t().contiguous()
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16384, 4096), (4096, 4096), (4096, 1000), (1000, 4096)])
+def test_a_turned_cast_has_runs_of_four_sectors_both_ways(rows: int, cols: int) -> None:
+    facts = facts_of(turned, rows, cols)
+    assert facts.sizes == (rows, cols) and facts.orders == 2 and not facts.whole
+    schedule = tile.choose(facts, H200)
+    for size, chain in facts.chains:
+        assert tile._run(facts, schedule.extents, size, chain)[0] >= tile.RUN_BYTES
+
+
+def test_the_time_of_a_turned_cast() -> None:
+    """Inductor has one kernel for it, which takes up to twice as long; with few elements, both take as long."""
+    saved = []
+    for rows in (16384, 256):
+        program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
+        facts = tile.facts_of_tile(program)
+        schedule = tile.choose(facts, H200)
+        moved = traffic(program, program, 1)
+        found = tile.expected_of_tile(program, program, schedule, facts, moved, H200, 1.0)
+        assert (found.launches, found.launches_apart) == (1, 1) and found.limit_us < found.fused_us * 1.1
+        assert found.apart_us < 2 * found.fused_us
+        saved.append(found.saved_us / found.apart_us)
+    assert saved[0] > 0.4 and saved[1] < 0.2
