@@ -53,6 +53,7 @@ from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
+from .transform.single_precision import divide_in_float32
 from .transform.split import split_outer
 from .transform.tile_split import split_spanning
 
@@ -218,9 +219,9 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
         loops = step("split", split_spanning, blocked)
-        return blocked, show(
-            "merged.txt", step("powers_of_two", multiply_by_reciprocals, loops), Form.BLOCKED
-        )
+        loops = step("single_precision", divide_in_float32, loops)
+        loops = step("powers_of_two", multiply_by_reciprocals, loops)
+        return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)

@@ -46,6 +46,7 @@ from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.split import split_outer
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -309,7 +310,7 @@ def within_tile(graph: Graph) -> Region:
 
 def merged(region: Region) -> LoopProgram:
     if region.orders is not None:
-        return multiply_by_reciprocals(lower_tile(region))
+        return multiply_by_reciprocals(divide_in_float32(lower_tile(region)))
     return form_fma(merge(reorder(split_outer(lower(region)))))
 
 

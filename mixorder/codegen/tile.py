@@ -216,9 +216,7 @@ class _TileWriter:
         # which it reduces by itself.
         dims = self.dims(stmt.index, apart=self.reduced_axes)
         address, mask = self.place(stmt.buffer, stmt.index, dims)
-        full = len([a for d in dims for a in d.axes]) == len(self.tiled)
-        options = f", {mask}, other=0" * bool(mask) + ", eviction_policy='evict_first'" * full
-        text = f"tl.load({address}{options})"
+        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         axes = [axis for dim in dims for axis in dim.axes]

@@ -35,16 +35,17 @@ from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
 from .work import Work, computing
 
-RUN_BYTES = 128  # next to each other in memory, in each full tensor: four sectors
-ELEMENTS = {1: 8192, 2: 16384}  # of a tile, at most, by the orders in which full tensors lie in memory
+RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
+ELEMENTS = 4096  # of a tile that is loaded from one tensor, half as many of several, if blocks are no larger
 MOST_ELEMENTS = 32768  # of whole blocks
-PER_THREAD = 64  # elements of a tile that is loaded from one tensor; half as many of several
+PER_THREAD = 128  # elements at most, of a tile that is loaded from one tensor; half as many of several
+LEAST_PER_THREAD = 32
 MOST_WARPS = 16
-WALKS = ((1, 2), (1, 3), (2, 2))  # programs for each multiprocessor, and stages
-TURNED = (
-    0.22  # of the limit: Inductor's MXFP8 cast along dim 0 with transposed results (H200, 16384x4096 bf16)
-)
-TURNED_ALONE = 0.5  # at most, without reductions: the transposed cast of the recipe rowwise (same H200)
+WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
+REDUCED_US = 0.1  # of a million elements that are reduced, beside what memory takes (section 34)
+TURNED_US = 0.2  # of a million elements that are exchanged for a transposed store
+TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
+LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,16 @@ class TileFacts(Facts):
     """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
     are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
     that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
-    which it is contiguous, innermost first."""
+    which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
+    stored in another order than the one that is loaded."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
     summed: frozenset[int] = frozenset()
     loads: int = 1
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    reductions: int = 0
+    turned: int = 0
 
     @property
     def orders(self) -> int:
@@ -66,9 +70,9 @@ class TileFacts(Facts):
         return len({chain[0] for _, chain in self.chains})
 
     @property
-    def per_thread(self) -> int:
-        """Elements that a thread has registers for."""
-        return PER_THREAD if self.loads <= 1 else PER_THREAD // 2
+    def alone(self) -> bool:
+        """Whether one tensor is loaded, so that a thread has registers for more elements."""
+        return self.loads <= 1
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:
@@ -84,6 +88,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
     loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
     chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
+    along = {_chain(s, axes)[:1] for s in full if isinstance(s, Load)}
     numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
     return TileFacts(
         numel // cols,
@@ -96,6 +101,8 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
         loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
+        reductions=sum(isinstance(s, Reduce) for s in nest.body),
+        turned=sum(isinstance(s, Store) and _chain(s, axes)[:1] not in along for s in full),
     )
 
 
@@ -115,18 +122,17 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
-    most = ELEMENTS[min(facts.orders, 2)] * facts.per_thread // PER_THREAD
-    while math.prod(extents) < most:
+    while math.prod(extents) < (ELEMENTS if facts.alone else ELEMENTS // 2):
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
-        possible = [run for run in runs if run[1] >= 0]
+        possible = [(run, -place) for run, place in runs if place >= 0]
         if not possible:
             break
         larger = list(extents)
-        larger[min(possible)[1]] *= 2
+        larger[-min(possible)[1]] *= 2
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    chosen = schedule_of(extents, warps_of(extents, facts.per_thread), device.saturates)
+    chosen = schedule_of(extents, warps_of(extents, facts.alone), device.saturates)
     return with_finalisation(chosen, facts, device, constants)
 
 
@@ -145,9 +151,13 @@ def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
 
-def warps_of(extents: Sequence[int], per_thread: int) -> int:
-    """The warps of a program with a tile of these elements."""
-    return max(1, min(MOST_WARPS, math.prod(extents) // (per_thread * H200.warp_size)))
+def warps_of(extents: Sequence[int], alone: bool) -> int:
+    """The warps of a program with a tile of these elements, of one tensor or several: the fewest, as a
+    maximum along columns is exchanged between them; but two, if a thread still has `LEAST_PER_THREAD`
+    elements. Figures: 324 tiles of nine recipes (H200, 16384x4096 bf16; docs/tuning.md, section 34)."""
+    lanes = math.prod(extents) // H200.warp_size
+    needed = lanes // (PER_THREAD if alone else PER_THREAD // 2)
+    return max(1, min(MOST_WARPS, max(2, needed), lanes // LEAST_PER_THREAD))
 
 
 def schedule_of(extents: Sequence[int], warps: int, saturates: bool = False) -> Schedule:
@@ -194,13 +204,16 @@ def expected_of_tile(
     once = moved.read + moved.written + moved.workspace
     idle = Work(once, once)
     launch = times.start_us + times.fused.latency_us
+    assert isinstance(facts, TileFacts)
+    exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
+    exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     if moved.workspace:
         partials = Work(moved.workspace, moved.workspace)
         launch += times.launch_us + times.us(Kind.COLUMNS, partials, device)
     others = kernels_of(lowered)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
-        launch + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
+        launch + exchanges + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
         apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
         len(loops.nests),
@@ -218,14 +231,10 @@ def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
         axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
         parts.setdefault(axes, []).append(store)
     plain, found = parts.pop(frozenset(), []), list[apart.Kernel]()
-    for stores in parts.values():
+    for stores in list(parts.values()) or [[]]:
         body = closure(nest.body, [*plain, *stores])
         found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
         plain = []
-    if plain:  # there are no reductions
-        found.append(
-            _kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, plain)),)))
-        )
     return found
 
 
@@ -236,8 +245,8 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
     moves = tuple(apart.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    share = 1.0 if facts.orders < 2 else TURNED if facts.whole else TURNED_ALONE
-    moved = sum(one.dram for one in moves) / share
+    turned = facts.orders > 1 and (facts.whole or facts.numel >= LEAST_TURNED)
+    moved = sum(one.dram for one in moves) / (TURNED if turned else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
 

@@ -1,8 +1,9 @@
 """Multiply by the reciprocal of a power of two, once per block, instead of dividing each element by it.
 
 The scale of a block in the MX formats is a power of two. Its reciprocal is exact, so that a product with it
-is the quotient, bit by bit, at a tenth of a division's instructions. Takes a program and returns one; whether
-a value is a power of two is read off the ops that it is computed with.
+is the quotient, bit by bit, at a tenth of a division's instructions. The reciprocal itself is a difference of
+exponents: a division would take a branch for each block, in each thread that has elements of it. Takes a
+program and returns one; whether a value is a power of two is read off the ops that it is computed with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from ..ir.program import Compute, LoopProgram, Nest, Ref, Statement, Value
 
 _MANTISSA_BITS = 23
+_INFINITE = 255 << _MANTISSA_BITS  # the bits of an infinite float32
 _LEAST = 2.0**-126  # whose reciprocal, and that of all larger ones, is a float32
 _SELECTING = frozenset({"maximum", "minimum", "neg", "abs"})  # give one of their operands, but for the sign
 
@@ -40,9 +42,31 @@ def _of_nest(nest: Nest) -> Nest:
             continue
         if divisor.name not in known:
             known[divisor.name] = f"{divisor.name}.reciprocal"
-            body.append(Compute(known[divisor.name], "reciprocal", (divisor,), (), stmt.dtype))
+            body.extend(_reciprocal(divisor, known[divisor.name]))
         body.append(dataclasses.replace(stmt, op="mul", args=(value, Ref(known[divisor.name]))))
     return dataclasses.replace(nest, body=tuple(body))
+
+
+def _reciprocal(divisor: Ref, name: str) -> list[Compute]:
+    """Half of the power whose exponent is 255 less the divisor's. That of 2**127 is subnormal, and so exact
+    only as a product. Zero gives infinity, infinity zero, NaN another NaN, and a negative divisor keeps its
+    sign."""
+    i32, f32 = torch.int32, torch.float32
+
+    def value(part: str, op: str, *args: object, dtype: torch.dtype = f32) -> Compute:
+        return Compute(f"{name}.{part}" if part else name, op, args, (), dtype)
+
+    bits, most, less, twice, half = (
+        Ref(f"{name}.{part}") for part in ("bits", "most", "less", "twice", "half")
+    )
+    return [
+        value("bits", "to_dtype_bitcast", divisor, i32, f32, dtype=i32),
+        value("most", "constant", _INFINITE, i32, dtype=i32),
+        value("less", "sub", most, bits, dtype=i32),
+        value("twice", "to_dtype_bitcast", less, f32, i32),
+        value("half", "constant", 0.5, f32),
+        value("", "mul", twice, half),
+    ]
 
 
 def is_power_of_two(name: str, values: Mapping[str, Value]) -> bool:

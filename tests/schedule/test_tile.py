@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, f32, merged, traced, within_tile
 from lab import quantised
 from lab.quantised import RECIPES
 
@@ -17,6 +17,7 @@ from mixorder.lowering.tile import lower_tile
 from mixorder.schedule import tile
 from mixorder.schedule.cost import traffic
 from mixorder.schedule.device import H200
+from mixorder.schedule.predicted import LEAST_SAVED
 from mixorder.schedule.tile import TileFacts
 
 ROWS, COLS = 16384, 4096
@@ -35,24 +36,34 @@ def test_facts_of_a_transposed_cast() -> None:
     assert facts_of(quantised.mx_in_place).orders == 1
 
 
-CHOSEN = {
-    "mx_in_place": ((1, 32, 8, 32), 4),
-    "mx_both": ((4, 32, 4, 32), 8),
-    "mx_transposed": ((8, 32, 64), 8),
-    "blocks_both": ((1, 128, 1, 128), 8),
-    "squares": ((1, 128, 1, 128), 8),
+CHOSEN = {  # the fastest measured, or within 6% of it (docs/tuning.md, section 34)
+    "mx_in_place": ((1, 32, 4, 32), 2),
+    "mx_both": ((2, 32, 2, 32), 2),
+    "mx_transposed": ((2, 32, 64), 2),
+    "blocks_both": ((1, 128, 1, 128), 4),
+    "squares": ((1, 128, 1, 128), 4),
 }
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tiles_of_large_tensors(name: str) -> None:
-    """Every full tensor is accessed in runs of four sectors, and no thread has more than 64 elements."""
+    """Every full tensor is accessed in whole sectors, and no thread has more than 128 elements."""
     facts = facts_of(RECIPES[name].function)
     schedule = tile.choose(facts, H200)
     assert (schedule.extents, schedule.tile.num_warps) == CHOSEN[name]
+    assert math.prod(schedule.extents) <= 32 * schedule.tile.num_warps * tile.PER_THREAD
     for size, chain in facts.chains:
         run, _ = tile._run(facts, schedule.extents, size, chain)
         assert run >= tile.RUN_BYTES
+
+
+def test_a_tile_of_several_tensors_is_smaller() -> None:
+    recipe = RECIPES["swiglu_backward"]
+    graph = traced(lambda *args: recipe.function(*args), *recipe.like(ROWS, COLS))
+    facts = tile.facts_of_tile(merged(within_tile(graph)))
+    schedule = tile.choose(facts, H200)
+    assert (facts.loads, facts.reductions, facts.turned) == (3, 4, 2)
+    assert (schedule.extents, schedule.tile.num_warps) == ((1, 32, 2, 32), 2)
 
 
 @pytest.mark.parametrize("rows", [256, 512, 1024, 4096])
@@ -112,24 +123,20 @@ def turned(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(16384, 4096), (4096, 4096), (4096, 1000), (1000, 4096)])
-def test_a_turned_cast_has_runs_of_four_sectors_both_ways(rows: int, cols: int) -> None:
+def test_a_turned_cast_has_whole_sectors_both_ways(rows: int, cols: int) -> None:
     facts = facts_of(turned, rows, cols)
-    assert facts.sizes == (rows, cols) and facts.orders == 2 and not facts.whole
+    assert facts.sizes == (rows, cols) and (facts.orders, facts.turned) == (2, 1) and not facts.whole
     schedule = tile.choose(facts, H200)
     for size, chain in facts.chains:
         assert tile._run(facts, schedule.extents, size, chain)[0] >= tile.RUN_BYTES
 
 
-def test_the_time_of_a_turned_cast() -> None:
-    """Inductor has one kernel for it, which takes up to twice as long; with few elements, both take as long."""
-    saved = []
-    for rows in (16384, 256):
-        program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
-        facts = tile.facts_of_tile(program)
-        schedule = tile.choose(facts, H200)
-        moved = traffic(program, program, 1)
-        found = tile.expected_of_tile(program, program, schedule, facts, moved, H200, 1.0)
-        assert (found.launches, found.launches_apart) == (1, 1) and found.limit_us < found.fused_us * 1.1
-        assert found.apart_us < 2 * found.fused_us
-        saved.append(found.saved_us / found.apart_us)
-    assert saved[0] > 0.4 and saved[1] < 0.2
+@pytest.mark.parametrize(("rows", "pays"), [(16384, True), (1024, True), (1023, False), (64, False)])
+def test_the_time_of_a_turned_cast(rows: int, pays: bool) -> None:
+    """Inductor has one kernel for it. Nothing is known of how it turns few elements."""
+    program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
+    facts = tile.facts_of_tile(program)
+    moved = traffic(program, program, 1)
+    found = tile.expected_of_tile(program, program, tile.choose(facts, H200), facts, moved, H200, 1.0)
+    assert (found.launches, found.launches_apart) == (1, 1)
+    assert (found.saved_us > LEAST_SAVED * found.apart_us) == pays

@@ -12,9 +12,10 @@ import torch
 from graphs import bf16, f32, traced, within_tile
 from lab import quantised
 
-from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.program import Compute, LoopProgram, Ref
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
+from mixorder.transform import powers_of_two
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 
 
@@ -27,9 +28,15 @@ def ops(program: LoopProgram) -> list[str]:
     return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
 
 
+def reciprocals(program: LoopProgram) -> list[str]:
+    return [
+        s.name for s in program.nests[0].body if isinstance(s, Compute) and s.name.endswith(".reciprocal")
+    ]
+
+
 def test_the_scales_of_both_sides_have_a_reciprocal_each() -> None:
-    found = ops(transformed(quantised.mx_both))
-    assert found.count("reciprocal") == found.count("mul") == 2 and "truediv" not in found
+    program = transformed(quantised.mx_both)
+    assert len(reciprocals(program)) == 2 and not {"reciprocal", "truediv"} & set(ops(program))
 
 
 def scaled_by(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -77,8 +84,8 @@ def test_a_divisor_of_each_element_stays() -> None:
     def function(x: Any) -> Any:
         return quantised.mx_both(x / exponent(x + 1))
 
-    found = ops(transformed(function, f32))
-    assert (found.count("truediv"), found.count("reciprocal")) == (1, 2)
+    program = transformed(function, f32)
+    assert (ops(program).count("truediv"), len(reciprocals(program))) == (1, 2)
 
 
 def test_such_a_product_is_the_quotient_bit_by_bit() -> None:
@@ -96,3 +103,27 @@ def test_such_a_product_is_the_quotient_bit_by_bit() -> None:
                 numpy.isnan(quotient) & numpy.isnan(product)
             )
             assert same.all(), (divisor, dividends[~same][:3])
+
+
+def test_the_reciprocal_of_every_power_of_two() -> None:
+    """The statements that stand for it, run with PyTorch: zero, infinity and NaN too, of both signs."""
+    exponents = torch.arange(0, 256, dtype=torch.int32) << 23
+    nan = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32)
+    powers = torch.cat([exponents, nan]).view(f32)
+    for divisor in (powers, -powers):
+        values = {"d": divisor}
+        run = {
+            "to_dtype_bitcast": lambda x, to, _: x.view(to),
+            "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
+            "sub": torch.sub,
+            "mul": torch.mul,
+        }
+        for stmt in powers_of_two._reciprocal(Ref("d"), "r"):
+            args = [values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
+            values[stmt.name] = run[stmt.op](*args)
+            assert values[stmt.name].dtype == stmt.dtype
+        exact = 1 / divisor
+        same = (values["r"].view(torch.int32) == exact.view(torch.int32)) | (
+            values["r"].isnan() & exact.isnan()
+        )
+        assert same.all(), divisor[~same]
