@@ -23,7 +23,7 @@ from .provenance import provenance_of
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 from .tile import TileSeed, grow_tile, is_within_tile, tile_seed
-from .turned import may_be_turned, turned_seed
+from .turned import has_known_sizes, may_be_turned, turned_seed
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -49,7 +49,8 @@ def find_regions(graph: Graph) -> RegionSearch:
     numbered = _Numbered(analyses)
     yield from numbered.tiles(within_tile, tile_seed)
     yield from numbered.regions(outers)
-    yield from numbered.tiles([node for node in graph.nodes if may_be_turned(node)], turned_seed)
+    narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
+    yield from numbered.tiles(narrow, turned_seed)
     yield from near_misses(graph, numbered.answered)
 
 

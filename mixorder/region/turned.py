@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch.fx import Node
 
-from .axes import Space, product
+from .axes import Size, Space, product
 from .factors import Factor, Order, boundaries, flat, joined
 from .grow import needed_for
 from .layouts import has_stated_order, is_computed_by_loops
@@ -27,11 +28,10 @@ LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements
 
 
 def may_be_turned(node: Node) -> bool:
-    """Whether a node is pointwise, has elements of one byte and a known size, and is stored as it states."""
+    """Whether a node is pointwise, has elements of one byte, and is stored in the order that it states."""
     val = fake(node)
-    if val is None or val.dtype.itemsize != 1 or not is_pointwise(node):
-        return False
-    return has_known_sizes(node) and val.numel() > 0 and has_stated_order(node)
+    narrow = val is not None and val.dtype.itemsize == 1
+    return narrow and is_pointwise(node) and has_stated_order(node)
 
 
 def has_known_sizes(node: Node) -> bool:
@@ -41,14 +41,15 @@ def has_known_sizes(node: Node) -> bool:
 
 
 def turned_seed(node: Node) -> TileSeed | None:
-    """The seed of a result that is turned; None if it is not, or Inductor computes it beside a reduction."""
+    """The seed of a result that is turned; None if it is not, or Inductor computes it beside a reduction.
+    Symbolic sizes are those that the graph was traced with: such a seed is not to be grown."""
     loops, ends = _split(above([node]))
     loops.add(node)
     analysis = SpaceAnalysis(product(shape_of(node) or ()))
     full = by_position(n for n in ends if analysis.is_full(n))
     if not full or any(map(is_computed_by_loops, full)):
         return None
-    if not all(map(has_known_sizes, ends)) or any(map(analysis.refusal, ends)):
+    if any(map(analysis.refusal, ends)) or has_known_sizes(node) != all(map(has_known_sizes, ends)):
         return None
     orders = _orders(full[0], loops)
     if not all(n in orders and orders.agrees(n) for n in by_position(loops)):
@@ -86,22 +87,35 @@ def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
 
 
 def _orders(root: Node, loops: Iterable[Node]) -> Orders:
-    orders = Orders(root)
+    orders = Orders(root, traced_shape)
     orders.spread(by_position(loops))
     return orders
+
+
+def traced_shape(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node, with the sizes that symbols had when the graph was traced."""
+    val = fake(node)
+    return None if val is None or shape_of(node) is None else _traced(val.shape)
+
+
+def _traced(sizes: Iterable[int | torch.SymInt]) -> tuple[int, ...] | None:
+    found = [n if isinstance(n, int) else n.node.hint for n in sizes]
+    return None if None in found else tuple(map(int, found))
 
 
 def innermost(node: Node, order: Order) -> Factor | None:
     """The factor of the elements that lie next to each other in memory; None if none do."""
     val = fake(node)
     assert val is not None
-    dims = sorted((s, d) for d, (n, s) in enumerate(zip(val.shape, val.stride(), strict=True)) if n != 1)
+    shape, strides = _traced(val.shape), _traced(val.stride())
+    if shape is None or strides is None:
+        return None
     run, following = list[Factor](), 1
-    for stride, d in dims:
+    for stride, d in sorted((stride, d) for d, stride in enumerate(strides) if shape[d] != 1):
         if stride != following:
             break
         run[:0] = order[d]
-        following *= val.shape[d]
+        following *= shape[d]
     found = joined(run)
     return found[-1] if found else None
 
@@ -122,11 +136,11 @@ def is_turned(node: Node, source: Node, orders: Orders) -> bool:
 def _is_beside_loops(node: Node, root: Node) -> bool:
     """Whether a node is a reduction of what is computed from `root`, and Inductor's kernel for it also has
     what is computed from its result: it is over whole rows or blocks, and not over all rows or elements."""
-    what, size = reduced(node), product(shape_of(root) or ())
-    if what is None or product(what.shape) != size:
+    what = reduced(node)
+    if what is None or product(what.shape) != product(shape_of(root) or ()):
         return False
     orders = _orders(root, _split(above([node]))[0])
     if operands(node)[0] not in orders:
         return True
     run = orders.reduced(node)
-    return len(run) != 1 or run[0].end != size
+    return len(run) != 1 or run[0].end != orders.size_of(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -195,8 +196,30 @@ def test_the_elements_that_lie_next_to_each_other() -> None:
     assert innermost(clone, orders[clone]) == Factor(512, 256)
 
 
-def run(function: Function, *specs: Any, rows: bool = False) -> tuple[Graph, list[Any]]:
-    graph = (traced_rows if rows else traced)(lambda *x: function(*x), *specs)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: cast(x, s).t().contiguous(),
+        lambda x, s: (cast(x, s), cast(x.t().contiguous(), s[:, None])),
+    ],
+)
+def test_symbolic_sizes_give_a_reason(function: Function) -> None:
+    (decline,) = find_regions(traced_rows(lambda *x: function(*x), X, ((512,), f32)))
+    assert isinstance(decline, Decline) and decline.reason.value == "dynamic-shape"
+    found = re.fullmatch(
+        r"a transposed result of 512 x s\d+, of which every size must be known", decline.detail
+    )
+    assert found is not None
+
+
+@pytest.mark.parametrize("name", ["as eager lays it out", "two bytes", "heads", "a copy of bytes"])
+def test_what_is_not_turned_gives_no_reason(name: str) -> None:
+    function, specs = NOT_TURNED[name]
+    assert not list(find_regions(traced_rows(lambda *x: function(*x), *specs)))
+
+
+def run(function: Function, *specs: Any) -> tuple[Graph, list[Any]]:
+    graph = traced(lambda *x: function(*x), *specs)
     before = snapshot(graph)
     with collect() as records:
         pipeline.run(graph, Options(enabled=True, strict=True, interpret=True))
