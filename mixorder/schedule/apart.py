@@ -19,6 +19,7 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    Value,
     closure,
     operands,
 )
@@ -34,6 +35,7 @@ MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 ACROSS = 16  # requests for an element that lies across a tile in memory: its sector has as many of 2 bytes
 BLOCK = 1024  # elements of a program of a kernel without rows
+OVER_ROWS, ALL_BUSY = 8, 5e6  # requests for each element of a load more; elements that keep all programs busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,8 @@ def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
             stored.update(_stores(nests[0]))
             nests = nests[2:]
     for nest in nests:
-        found.append(_kernel(program, nest, stored, device))
+        for part in _by_reads(program, nest, stored):
+            found.append(_kernel(program, part, stored, device))
         stored.update(_stores(nest))
     return found
 
@@ -96,6 +99,9 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     if over_rows:
         split = cols * outside < SPLIT_PROGRAMS * device.num_sm and rows > 32
         sums = sum(row.symbol in s.axes for s in reductions)
+        if split:
+            further = max(0, _loads(statements, row.symbol) - 1)
+            work += Work(0, 0, requests=OVER_ROWS * further * min(rows * cols * outside, ALL_BUSY))
         return Kernel(Kind.COLUMNS, work, blocks, 1 + split * sums, moves)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
@@ -107,6 +113,13 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     passes = 1 + max(above[s.name] for s in reductions)
     passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
     return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1, moves)
+
+
+def _loads(statements: Sequence[Statement], row: sympy.Symbol) -> int:
+    """The loads that vary from row to row, those of values that an earlier nest has stored too."""
+    own = {s.name for s in statements if isinstance(s, Value)}
+    stored = {name for s in statements for name in operands(s)} - own
+    return len(stored) + sum(isinstance(s, Load) and row in s.index.free_symbols for s in statements)
 
 
 def _in_lanes(work: Work, cols: int) -> Work:
@@ -157,6 +170,28 @@ def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest 
         for key in (False, True)
     )
     return own, others
+
+
+def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[Nest]:
+    """A nest's parts that read no full tensor in common. Inductor has no reason to fuse these."""
+    row, last = program.tile_axes
+    if not any(isinstance(s, Reduce) and row.symbol in s.axes for s in nest.statements):
+        return [nest]
+    parts: list[tuple[set[str], list[Store]]] = []
+    for store in (s for s in nest.statements if isinstance(s, Store)):
+        body = without(Nest(nest.loops, closure(nest.statements, [store])), stored)
+        reads = {stored[name] for s in body for name in operands(s) if name in stored}
+        reads |= {
+            s.buffer
+            for s in body
+            if isinstance(s, Load) and {row.symbol, last.symbol} <= s.index.free_symbols
+        }
+        stores = [store]
+        for part in [part for part in parts if part[0] & reads]:
+            parts.remove(part)
+            reads, stores = reads | part[0], part[1] + stores
+        parts.append((reads, stores))
+    return [Nest(nest.loops, closure(nest.statements, stores)) for _, stores in parts]
 
 
 def _is_mixed(program: LoopProgram) -> bool:

@@ -11,7 +11,7 @@ from graphs import bf16, f32, layer_norm_backward, only, pair, pair_graph, rms_n
 from torch.fx import Graph
 
 from mixorder.lowering.lower import lower
-from mixorder.schedule.apart import Kernel, kernels_of, microseconds
+from mixorder.schedule.apart import ALL_BUSY, OVER_ROWS, Kernel, kernels_of, microseconds
 from mixorder.schedule.device import H200
 from mixorder.schedule.kernel_time import TIMES, Kind
 from mixorder.schedule.work import Access, Work
@@ -59,6 +59,40 @@ def test_few_rows_are_not_split() -> None:
 
 
 LARGE = (32768, 1024)
+
+
+def scaled(x: Any, dy: Any, weight: Any) -> Any:
+    """The gradients of a layer's scale and bias (ConvNeXt): one sum reads x and dy, one what is stored."""
+    dx = dy * weight
+    return dx, (x * dy).sum(0), dx.sum(0)
+
+
+def test_sums_of_different_tensors_have_a_kernel_each() -> None:
+    """As Inductor of torch 2.11 has it: two kernels of two launches beside the pointwise one."""
+    graph = traced(scaled, (LARGE, bf16), (LARGE, bf16), ((1, LARGE[1]), bf16))
+    assert kinds(graph) == [("pointwise", 1), ("columns", 2), ("columns", 2)]
+    _, first, second = kernels(graph)
+    size = 2 * LARGE[0] * LARGE[1]
+    assert sorted([first.work.dram // size, second.work.dram // size]) == [1, 2]
+
+
+def test_sums_of_the_same_tensors_have_one_kernel() -> None:
+    """Each load more than the first takes requests, up to the elements that keep all programs busy."""
+
+    def one(x: Any, dy: Any) -> Any:
+        dx = torch.ops.aten.gelu_backward(dy, x)
+        return dx, dx.sum(0)
+
+    def both(x: Any, dy: Any) -> Any:
+        dx = torch.ops.aten.gelu_backward(dy, x)
+        return dx, (x * dx).sum(0), dx.sum(0)
+
+    for rows in (4096, 65536):
+        inputs = ((rows, 1024), bf16), ((rows, 1024), bf16)
+        assert kinds(traced(both, *inputs)) == [("pointwise", 1), ("columns", 3)]
+        few, many = (kernels(traced(f, *inputs))[1].work.requests for f in (one, both))
+        vectors = rows * 1024 / 8  # of 16 bytes
+        assert many - few == pytest.approx(OVER_ROWS * min(rows * 1024, ALL_BUSY) + vectors, rel=0.01)
 
 
 def largest(x: Any, dy: Any) -> Any:
