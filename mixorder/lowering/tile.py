@@ -3,8 +3,9 @@
 Every member stands at one place in the space (`region/orders.py`), so that views and permutations are the
 values that they show, and only pointwise operators go through Inductor's lowerings.
 
-A value in half precision is rounded as the graph states, where it is not exact anyway: scales and bytes are
-then those of eager, bit by bit.
+Where a region has integers or floats of one byte among its results, a value in half precision is rounded as
+the graph states, if it is not exact anyway: scales and bytes are then those of eager, bit by bit. Other
+regions keep the digits, as Inductor does.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class _TileTracer(Tracer):
             self.strides_of[stride] = axis
             stride *= int(axis.size)
         self._at: dict[Node, Traced] = {}
+        self._as_eager = any(map(_is_discrete, region.outputs))
         self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
 
     def axes_of(self, factor: Factor) -> list[tuple[int, Axis]]:
@@ -132,7 +134,7 @@ class _TileTracer(Tracer):
 
     def rounded(self, value: Traced, node: Node) -> Traced:
         """A result, rounded to half precision if the graph states that and it may need it."""
-        if float_bytes(node) != 2 or self.bytes_of(value.name) <= 2:
+        if not self._as_eager or float_bytes(node) != 2 or self.bytes_of(value.name) <= 2:
             return value
         with handling(self._recorder):
             half = ops.to_dtype(OpsValue(value), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
@@ -167,6 +169,12 @@ class _TileTracer(Tracer):
         symbols = tuple(axis.symbol for f in factors for _, axis in self.axes_of(f))
         count = product((shape_of(source) or ())[d] for d in what.dims)
         return self.combined(node, self.value(source), symbols, count)
+
+
+def _is_discrete(node: Node) -> bool:
+    """Whether a rounding before may change a result by far more than its own rounding."""
+    dtype = fake(node).dtype  # type: ignore[union-attr]
+    return not dtype.is_floating_point or dtype.itemsize == 1
 
 
 def _first(pair: tuple[int, Axis]) -> int:
