@@ -48,7 +48,7 @@ def takes_stated_strides(target: object) -> bool:
     """Whether Inductor gives an operator its operands in the strides that the graph states, also where loops
     compute them: a Triton kernel, a scaled matrix product, a custom operator that does not say otherwise."""
     if isinstance(target, OpOverload):
-        return get_layout_constraint_tag(target) is not torch.Tag.flexible_layout
+        return get_layout_constraint_tag(target) != torch.Tag.flexible_layout
     return target is triton_kernel_wrapper_functional
 
 
