@@ -172,7 +172,7 @@ def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
     change = timeline.change(region, over, chosen.traffic.workspace)
     if not timeline.fits(change):
         detail = f"{change.without_workspace / 1e6:.1f} MB at the peak instead of {timeline.fused / 1e6:.1f}"
-        raise Decline(DeclineReason.MEMORY, detail, region.outer[0].name)
+        raise Decline(DeclineReason.MEMORY, detail, (region.outer or region.outputs)[0].name)
     return change
 
 

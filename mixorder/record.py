@@ -40,12 +40,13 @@ class TensorRecord:
 class RegionRecord:
     """One fused region, as plain data.
 
-    `rows`, `cols`: extents in elements. `dtype`: of the first outer reduction's operand. `inner`, `outer`:
-    names of the reductions' nodes; `inner_ops`, `outer_ops`: what each computes, such as `sum`. `num_nodes`:
-    how many nodes the kernels compute. `traffic`: in bytes. `apart` and `loops`: the loop nests as lowered,
-    and those that the kernels run. `tuning`: what timing gained, if it was done. `stage_ms`: milliseconds
-    that the pass spent on the region, by stage. `peak`: estimated bytes of tensors at the
-    graph's peak, without the region and with it. Loops and times are not compared when records are.
+    `rows`, `cols`: extents in elements. `dtype`: of the first outer reduction's operand or, without any, of
+    the largest input. `inner`, `outer`: names of the reductions' nodes; `inner_ops`, `outer_ops`: what each
+    computes, such as `sum`. `num_nodes`: how many nodes the kernels compute. `traffic`: in bytes. `apart`
+    and `loops`: the loop nests as lowered, and those that the kernels run. `tuning`: what timing gained, if
+    it was done. `stage_ms`: milliseconds that the pass spent on the region, by stage. `peak`: estimated
+    bytes of tensors at the graph's peak, without the region and with it. Loops and times are not compared
+    when records are.
     """
 
     name: str
@@ -89,7 +90,8 @@ def describe(
     tuning: Tuning | None = None,
 ) -> RegionRecord:
     """The record of a region; `nests` are its loops as lowered and as the kernels run them."""
-    val = fake(region.outer[0].args[0])  # type: ignore[arg-type]
+    source = region.outer[0].args[0] if region.outer else max(region.inputs, key=_numel)
+    val = fake(source)  # type: ignore[arg-type]
     assert val is not None
     return RegionRecord(
         region.name,
@@ -105,7 +107,7 @@ def describe(
         tuple(kernels),
         traffic,
         expected,
-        provenance_of((*region.inner, *region.outer)),
+        provenance_of(region.named_after),
         tuple(map(_tensor, region.inputs)),
         tuple(map(_tensor, region.outputs)),
         tuple(map(_op, region.inner)),
@@ -152,6 +154,11 @@ def _tensor(node: Node) -> TensorRecord:
         return TensorRecord(node.name, "several", ())
     shape = tuple(n if isinstance(n, int) else str(n) for n in map(size_of, val.shape))
     return TensorRecord(node.name, short_dtype(val.dtype), shape)
+
+
+def _numel(node: Node) -> int:
+    val = fake(node)
+    return 0 if val is None else val.numel()
 
 
 def _op(node: Node) -> str:

@@ -187,7 +187,8 @@ def _ends_within_blocks(program: LoopProgram) -> None:
 
 TILE = Strategy(
     "blocks in a tile",
-    "a program has whole blocks of rows and columns, in which its reductions end",
+    "a program has whole blocks of rows and columns, in which its reductions end; without reductions, it "
+    "turns its tile around between reading and storing it",
     choose=tile.choose,
     starts=tile.starts,
     space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),
@@ -200,7 +201,7 @@ TILE = Strategy(
     blocked=True,
     predict=tile.expected_of_tile,
 )
-"""A program has whole blocks of rows and columns, in which its reductions end."""
+"""A program has whole blocks of rows and columns, in which its reductions end; or a tile that it turns."""
 
 STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, REREAD, TILE)
 """In the order in which they are tried."""

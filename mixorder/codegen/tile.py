@@ -103,6 +103,8 @@ class _TileWriter:
             self.code.writeline(f"for tile in tl.range({walk}):")
             self.code.do_indent()
             first = "tile"
+        if self.schedule.backwards:
+            first = f"({self.tiles_in_all - 1} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
         before = 1
         for axis in reversed(self.axes):

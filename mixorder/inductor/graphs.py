@@ -13,6 +13,7 @@ from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.inductor_prims import prepare_softmax_online
+from torch._library.utils import get_layout_constraint_tag
 from torch._ops import HigherOrderOperator, OpOverload
 
 from . import mutation_cache
@@ -41,6 +42,14 @@ def is_lowered_pointwise(target: object) -> bool:
         and target not in fallbacks
         and not target._schema.is_mutable
     )
+
+
+def takes_stated_strides(target: object) -> bool:
+    """Whether Inductor gives an operator its operands in the strides that the graph states, also where loops
+    compute them: a Triton kernel, a scaled matrix product, a custom operator that does not say otherwise."""
+    if isinstance(target, OpOverload):
+        return get_layout_constraint_tag(target) != torch.Tag.flexible_layout
+    return target is triton_kernel_wrapper_functional
 
 
 def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:

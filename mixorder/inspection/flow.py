@@ -89,8 +89,8 @@ def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[K
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:
     """The main kernel and the finalisation, if there is one."""
-    titles = ("along and over rows" if record.inner else "over rows", "adds up partial sums")
-    pairs = zip(record.loops.nests, titles, strict=False)
+    kind = Kind.MIXED if record.inner else Kind.COLUMNS if record.outer else Kind.POINTWISE
+    pairs = zip(record.loops.nests, (_TITLES[kind], "adds up partial sums"), strict=False)
     return _flow([_kernel(nest, title) for nest, title in pairs], record, record.loops, graph)
 
 

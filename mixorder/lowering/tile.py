@@ -50,7 +50,7 @@ _EXACT = frozenset(
 def lower_tile(region: Region) -> LoopProgram:
     """Give the region's nest; its statements are in the order of the outputs."""
     axes = _axes(region.space)
-    with context(fake(region.outer[0])):
+    with context(fake(region.named_after[0])):
         tracer = _TileTracer(region, axes)
         body: list[Statement] = []
         for i, node in enumerate(region.outputs):

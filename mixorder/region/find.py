@@ -8,7 +8,7 @@ Nothing here changes the graph, reads device properties, or estimates cost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 from torch.fx import Graph, Node
 
@@ -22,7 +22,8 @@ from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduce
 from .provenance import provenance_of
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
-from .tile import grow_tile, is_within_tile, may_be_square, tile_seed
+from .tile import TileSeed, grow_tile, is_within_tile, may_be_square, tile_seed
+from .turned import has_known_sizes, may_be_turned, turned_seed
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -46,8 +47,10 @@ def find_regions(graph: Graph) -> RegionSearch:
             analysis.outer.add(node)
             outers.append((node, analysis))
     numbered = _Numbered(analyses)
-    yield from numbered.tiles(within_tile)
+    yield from numbered.tiles(within_tile, tile_seed)
     yield from numbered.regions(outers)
+    narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
+    yield from numbered.tiles(narrow, turned_seed)
     yield from near_misses(graph, numbered.answered)
 
 
@@ -61,7 +64,7 @@ def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline
 
 class _Numbered:
     """Grows and numbers regions: of reductions within a tile first, then of pairs, then of outer reductions
-    whose operand is written anyway."""
+    whose operand is written anyway, then of results that are turned."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
         self.analyses = analyses
@@ -69,14 +72,14 @@ class _Numbered:
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
 
-    def tiles(self, reductions: list[Node]) -> RegionSearch:
-        """Yield a region for each seed within a tile, or the reason against it. What is not taken may join
-        another region."""
+    def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
+        """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
+        taken may join another region."""
         tried: set[Node] = set()
-        for node in reductions:
-            if node in tried or (seed := tile_seed(node)) is None:
+        for node in nodes:
+            if node in tried or (seed := seed_of(node)) is None:
                 continue
-            used = {*seed.inner, *seed.outer}
+            used = {*seed.inner, *seed.outer, *seed.results}
             tried |= used
             self.answered |= used
             try:

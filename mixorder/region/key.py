@@ -35,7 +35,7 @@ def structural_key(region: Region) -> Hashable | None:
     """
     inputs = region.inputs
     number = {node: i for i, node in enumerate((*inputs, *region.nodes))}
-    like = fake(region.outer[0])
+    like = fake(region.named_after[0])
     assert like is not None
     try:
         return (

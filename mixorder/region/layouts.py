@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
+from ..inductor.graphs import takes_stated_strides
 from .axes import Size
 from .gathers import COPIES, is_gather_view
 from .nodes import fake, is_view, operands, shape_of, size_of
@@ -29,6 +30,17 @@ def is_read_as_stated(node: Node) -> bool:
     """Whether something that is no loop reads a tensor or a view of it, such as a convolution or the graph's
     caller."""
     return not all(map(_is_loop, readers(node)))
+
+
+def has_stated_order(node: Node) -> bool:
+    """Whether Inductor has to store a tensor in the order that the graph states: the graph's caller reads it,
+    or an operator that takes the strides as stated. A matrix product does not."""
+    return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node))
+
+
+def is_computed_by_loops(node: Node) -> bool:
+    """Whether a loop, a reduction or a copy that Inductor fuses computes a tensor or what it is a view of."""
+    return _is_loop(stored(node))
 
 
 def stored(node: Node) -> Node:

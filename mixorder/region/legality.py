@@ -59,7 +59,7 @@ def _check_devices(region: Region) -> None:
 
 
 def device_of(region: Region) -> torch.device:
-    val = fake(region.outer[0])
+    val = fake(region.named_after[0])
     assert val is not None
     return val.device
 

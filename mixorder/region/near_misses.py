@@ -1,4 +1,5 @@
-"""Reductions over blocks that could be scales of blocks, but are in no region: the reason why not.
+"""Reductions over blocks that could be scales of blocks, but are in no region, and results that could be
+turned but for sizes that are not known: the reason why not.
 
 Looks for them as `tile.py` does, with blocks of other lengths, tensors of symbolic sizes by those that they
 were traced with, and tensors that do not lie row by row. A block is a part of a dim of the tensor that it
@@ -21,18 +22,19 @@ from .orders import Orders
 from .provenance import provenance_of
 from .space_analysis import by_position
 from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
+from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
 
 LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 
 
 def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
-    """Yield the reason against each group of reductions over blocks, except where one has an answer; and what
-    keeps casts outside of a region."""
+    """Yield the reason against each group of reductions over blocks, except where one has an answer; against
+    each result that could be turned; and what keeps casts outside of a region."""
     seen, swept = set(answered), set[Node]()
     for node in graph.nodes:
         if node in seen or not _may_be_over_blocks(node):
             continue
-        sources = full_sources(node, _traced_shape)
+        sources = full_sources(node, traced_shape)
         roots = [n for n in sources if is_row_major(n)] or sources
         if not roots or roots[0] in swept:
             continue
@@ -42,6 +44,13 @@ def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
             decline.provenance = provenance_of(by_position(found))
             yield decline
         seen.update(found)
+    for node in graph.nodes:
+        if may_be_turned(node) and not has_known_sizes(node) and turned_seed(node):
+            sizes = " x ".join(map(str, shape_of(node) or ()))
+            detail = f"a transposed result of {sizes}, of which every size must be known"
+            decline = Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name)
+            decline.provenance = provenance_of([node])
+            yield decline
     if answered:
         yield from _casts_of_exponents(graph)
 
@@ -61,7 +70,7 @@ def _casts_of_exponents(graph: Graph) -> Iterator[Decline]:
 
 def _group(root: Node) -> list[Node]:
     """The reductions over parts of the dims of `root`."""
-    orders = Orders(root, _traced_shape)
+    orders = Orders(root, traced_shape)
 
     def is_over_blocks(node: Node) -> bool:
         if not _may_be_over_blocks(node) or operands(node)[0] not in orders:
@@ -81,17 +90,8 @@ def _may_be_over_blocks(node: Node) -> bool:
 def _lengths(node: Node) -> list[Size]:
     """Elements of each run of dims that a node reduces, as traced; none if it is no reduction."""
     what = reduced(node)
-    shape = None if what is None else _traced_shape(operands(node)[0])
+    shape = None if what is None else traced_shape(operands(node)[0])
     return [] if what is None or shape is None else block_lengths(Reduced(shape, what.dims))
-
-
-def _traced_shape(node: Node) -> tuple[Size, ...] | None:
-    """The shape of a node, with the sizes that symbols had when the graph was traced."""
-    val = fake(node)
-    if val is None or shape_of(node) is None:
-        return None
-    sizes = [n if isinstance(n, int) else n.node.hint for n in val.shape]
-    return None if None in sizes else tuple(map(int, sizes))
 
 
 def _reason(root: Node, found: list[Node]) -> Decline | None:

@@ -22,6 +22,13 @@ def is_permutation(node: Node) -> bool:
     return node.op == "call_function" and node.target is aten.permute.default
 
 
+def unpermuted(node: Node) -> Node:
+    """What permutations are of."""
+    while is_permutation(node):
+        (node,) = operands(node)
+    return node
+
+
 def is_loop(node: Node) -> bool:
     """Whether each element of a node is computed from one element of each operand."""
     return is_pointwise(node) or is_view(node) or is_permutation(node) or is_constant(node)

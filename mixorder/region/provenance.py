@@ -69,14 +69,16 @@ def _users_frame(trace: str) -> str:
 def located(decline: Decline, found: Region | Decline | None) -> Decline:
     """A decline that says where the reductions of the region come from that it is about."""
     if isinstance(found, Region):
-        decline.provenance = provenance_of((*found.inner, *found.outer))
+        decline.provenance = provenance_of(found.named_after)
     return decline
 
 
 def label(region: Region) -> str:
-    """What the kernels' names say was fused: the ATen ops that the reductions come from."""
+    """What the kernels' names say was fused: the ATen ops that the reductions or, without any, the results
+    come from."""
+    unknown = "sum" if region.outer else "copy"
     ops = dict.fromkeys(
-        str(n.meta["original_aten"]).split(".")[1] if "original_aten" in n.meta else "sum"
-        for n in (*region.inner, *region.outer)
+        str(n.meta["original_aten"]).split(".")[1] if "original_aten" in n.meta else unknown
+        for n in region.named_after
     )
     return re.sub(r"\W+", "_", "_".join(ops))[:64]

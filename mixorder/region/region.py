@@ -60,6 +60,11 @@ class Region:
     padded: frozenset[Node] = frozenset()
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
 
+    @property
+    def named_after(self) -> tuple[Node, ...]:
+        """The nodes that say what a region is: its reductions or, where it has none, its outputs."""
+        return (*self.inner, *self.outer) or self.outputs
+
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
         """Tensors that the region reads, in order of first use."""

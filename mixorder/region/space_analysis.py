@@ -235,9 +235,12 @@ class SpaceAnalysis:
         if refusal := self.refusal(node):
             raise refusal
 
-    def takes(self, node: Node) -> bool:
-        """Whether the dtypes and sizes of a node and its operands let a region compute it."""
-        return all(map(_is_read, operands(node))) and (is_split(node) or self.refusal(node) is None)
+    def takes(self, node: Node, args: Iterable[Node] | None = None) -> bool:
+        """Whether the dtypes and sizes of a node and its operands let a region compute it. `args`: what
+        stands for the operands, if not they themselves."""
+        return all(map(_is_read, operands(node) if args is None else args)) and (
+            is_split(node) or self.refusal(node) is None
+        )
 
     def refusal(self, node: Node) -> Decline | None:
         """Why a region cannot have a node's elements, read or computed; None if it can."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeAlias
 
 from torch.fx import Node
@@ -32,7 +32,7 @@ from .nodes import (
     shape_of,
     size_of,
 )
-from .orders import Orders, is_loop, is_permutation
+from .orders import Orders, is_loop, is_permutation, unpermuted
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 
@@ -43,9 +43,11 @@ LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileSeed(Seed):
-    """Reductions that each end within a tile, of what is computed from the elements of `root`."""
+    """Reductions that each end within a tile, of what is computed from the elements of `root`; or, without
+    any, `results` that are stored, of which the first is turned (`turned.py`)."""
 
     root: Node
+    results: tuple[Node, ...] = ()
 
 
 def block_lengths(what: Reduced) -> list[Size]:
@@ -113,11 +115,11 @@ def tile_seed(node: Node) -> TileSeed | None:
 def full_sources(node: Node, shape_of: Shapes) -> list[Node]:
     """The tensors, as large as its operand, that a reduction is computed from; none where it is along the
     rows of what was not permuted: if others are across rows, one of those is tried."""
-    above = _above([node])
-    if _is_along_rows(node) and not any(map(is_permutation, above)):
+    found = above([node])
+    if _is_along_rows(node) and not any(map(is_permutation, found)):
         return []
     size = product(shape_of(operands(node)[0]) or ())
-    return by_position(n for n in above if not is_loop(n) and product(shape_of(n) or ()) == size)
+    return by_position(n for n in found if not is_loop(n) and product(shape_of(n) or ()) == size)
 
 
 def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
@@ -169,7 +171,7 @@ def is_row_major(node: Node) -> bool:
     return bool(strides) and strides[-1] == 1 and strides == sorted(strides, reverse=True)
 
 
-def _above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[Node]:
+def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[Node]:
     """What some nodes are computed from, to the first nodes that are no loops, or in `without`."""
     seen: set[Node] = set()
     todo = [a for n in nodes for a in operands(n)]
@@ -213,8 +215,8 @@ class _Growth:
         self.seed = seed
         self.analysis = seed.analysis
         self.orders = Orders(seed.root)
-        self.wanted = {*seed.inner, *seed.outer}
-        self.above = {n for n in _above(self.wanted, seed.without) if is_loop(n)} - seed.without
+        self.wanted = {*seed.inner, *seed.outer, *seed.results}
+        self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
         early = needed_for(self.reads, since=min(map(position, core)))
@@ -235,15 +237,10 @@ class _Growth:
         outputs = self.outputs()
         nodes = self.needed(outputs)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
-        if self.columns.issuperset(reductions):
-            for read in by_position(
-                n for n in (*self.above, *self.wanted, *self.reads) if fake(n) is not None
-            ):
-                self.analysis.check(read)
-            raise Decline(DeclineReason.CYCLE, "the reductions depend on each other through a node outside")
+        self.check_left(nodes, reductions)
         space = self.space(nodes)
         outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
-        if not outer:
+        if reductions and not outer:
             raise Decline(DeclineReason.AXIS_CLASS, "the reductions that are left are all along rows")
         inner = tuple(n for n in reductions if n not in outer)
         orders = {n: self.orders[n] for n in self.orders if n in self.members or self.is_read(n)}
@@ -251,6 +248,17 @@ class _Growth:
         for read in region.inputs:
             self.analysis.check(read)
         return region
+
+    def check_left(self, nodes: Collection[Node], reductions: Collection[Node]) -> None:
+        """Raise `Decline` if what the region is for could not join."""
+        if self.seed.results:
+            if (turned := self.seed.results[0]) not in nodes:
+                raise Decline(DeclineReason.AXIS_CLASS, "a tensor is needed in two orders", turned.name)
+        elif self.columns.issuperset(reductions):
+            known = (n for n in (*self.above, *self.wanted, *self.reads) if fake(n) is not None)
+            for read in by_position(known):
+                self.analysis.check(read)
+            raise Decline(DeclineReason.CYCLE, "the reductions depend on each other through a node outside")
 
     def is_read(self, node: Node) -> bool:
         return any(user in self.members for user in node.users)
@@ -284,7 +292,8 @@ class _Growth:
             or (live and (is_loop(node) or ends_in_tile(node, self.orders)))
         ):
             return self.fits(node, args)
-        return self.spans_rows(node) and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
+        sums = not self.seed.results and self.spans_rows(node)
+        return sums and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
@@ -299,14 +308,15 @@ class _Growth:
 
     def sources(self, node: Node) -> set[Node]:
         """The full-size tensors from which loops compute what a reduction reduces."""
-        return {n for n in _above([node]) if not is_loop(n) and self.analysis.is_full(n)}
+        return {n for n in above([node]) if not is_loop(n) and self.analysis.is_full(n)}
 
     def fits(self, node: Node, args: list[Node]) -> bool:
         """Whether the region may compute a node: it stands at one place in the space, and what it uses of
         nodes outside does not depend on the region."""
         if node in self.seed.without or any(a in self.tainted for a in args):
             return False
-        return self.analysis.takes(node) and self.order(node) and self.orders.agrees(node)
+        taken = is_permutation(node) or self.analysis.takes(node, map(unpermuted, args))
+        return taken and self.order(node) and self.orders.agrees(node)
 
     def is_result(self, node: Node) -> bool:
         """Whether a node is a member that nodes outside read from the region."""
@@ -386,6 +396,8 @@ class _Growth:
         for low, high in zip(ends, ends[1:], strict=False):
             inner, outer = (any(_covers(run, low) for run in by[side]) for side in (False, True))
             axes.insert(0, (high // low, _KINDS[inner, outer]))
+        if not any(by.values()):
+            axes = [(n, AxisClass.ROW) for n, _ in axes[:-1]] + [(axes[-1][0], AxisClass.COLUMN)]
         return Space(tuple(axes))
 
     def gaps(self, node: Node) -> set[int]:

@@ -34,7 +34,7 @@ class GraphWriter:
         self.graph = graph
         self.created: list[Node] = []
         self._sizes: dict[sympy.Expr, Node] = {}
-        self.like = (*region.inner, *region.outer)[0]  # a norm names the region, not a bias beside it
+        self.like = region.named_after[0]  # a norm names the region, not a bias beside it
         self.inputs = region.inputs
         self.place = place_of(region)
         self.device = fake(self.like).device  # type: ignore[union-attr]

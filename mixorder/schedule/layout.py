@@ -32,10 +32,17 @@ def sizes_of(program: LoopProgram) -> Sizes:
 @functools.lru_cache(maxsize=4096)
 def per_access(index: sympy.Expr, sizes: Sizes, item: int) -> tuple[int, bool]:
     """Elements that a thread moves at once, at most 16 bytes: contiguous along the columns, or (True) the
-    rows, and starting at a multiple of themselves."""
-    (_, rows), (_, cols) = sizes
+    rows, and starting at a multiple of themselves, wherever the loops of a batch stand."""
+    (row, rows), (col, cols) = sizes
+    begins = offsets(index, sizes, (1, 1))[0]
+    steps = [
+        offsets(index.xreplace({symbol: sympy.S.One}), sizes, (1, 1))[0] - begins
+        for symbol in index.free_symbols - {row, col}
+    ]
     for down, extent in ((False, cols), (True, rows)):
         most = max(1, ACCESS // item)
+        while any(step % most for step in steps):
+            most //= 2
         while most > 1 and not _is_wide(index, sizes, most, down, extent):
             most //= 2
         if most > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+TILES_ALONE = ("extents", "saturates", "programs", "backwards")  # fields for blocks in a tile alone
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -30,7 +32,8 @@ class Schedule:
 
     `extents`: of a program whose reductions end within its tile, the tile's elements along each axis; the
     other numbers are then 1 or 0, but for the warps and stages. `saturates`: casts to float8 need no clamp
-    before them. `programs`: how many walk through all tiles; 0 for one for each tile.
+    before them. `programs`: how many walk through all tiles; 0 for one for each tile. `backwards`: they begin
+    at the last tile, whose inputs L2 may still have from the kernel before.
     """
 
     tile: Tile
@@ -47,6 +50,7 @@ class Schedule:
     extents: tuple[int, ...] = ()
     saturates: bool = False
     programs: int = 0
+    backwards: bool = False
 
     @property
     def chunk(self) -> int:
@@ -56,7 +60,7 @@ class Schedule:
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self)]
         if not self.extents:
-            names = [name for name in names if name not in ("extents", "saturates", "programs")]
+            names = [name for name in names if name not in TILES_ALONE]
         return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 

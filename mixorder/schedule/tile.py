@@ -45,6 +45,7 @@ WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, 
 REDUCED_US = 0.1  # of a million elements that are reduced, beside what memory takes (section 34)
 TURNED_US = 0.2  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
+LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +231,7 @@ def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
         axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
         parts.setdefault(axes, []).append(store)
     plain, found = parts.pop(frozenset(), []), list[apart.Kernel]()
-    for stores in parts.values():
+    for stores in list(parts.values()) or [[]]:
         body = closure(nest.body, [*plain, *stores])
         found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
         plain = []
@@ -244,7 +245,8 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
     moves = tuple(apart.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
+    turned = facts.orders > 1 and (facts.whole or facts.numel >= LEAST_TURNED)
+    moved = sum(one.dram for one in moves) / (TURNED if turned else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
 
@@ -267,6 +269,7 @@ class TileSpace:
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
         tiles = [schedule_of(*one, schedule.saturates) for one in found if min(one[0]) > 0]
         tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
+        tiles.append(dataclasses.replace(schedule, backwards=not schedule.backwards))
         near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))
         return tuple(s for s in near if s != schedule)
 
@@ -277,7 +280,7 @@ class TileSpace:
         return dataclasses.replace(schedule, tile=tile, programs=min(tiles, per_sm * self.device.num_sm))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        return combined_from((("extents", "r0_block"), ("tile", "programs")), times, around)
+        return combined_from((("extents", "r0_block"), ("tile", "programs"), ("backwards",)), times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         assert isinstance(self.facts, TileFacts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import TILE
 
 BOTH = [((256, 512), bf16)]
+
+
+def turned(x: Any, scales: Any) -> Any:
+    """A cast by scales of columns, transposed."""
+    return (x.float() * scales).clamp(-448, 448).to(quantised.F8).t().contiguous()
+
+
+def turned_and_not(x: Any, scales: Any) -> Any:
+    return turned(x, scales), (x * scales).to(quantised.F8)
+
+
+def scaled(rows: int, cols: int) -> list[Any]:
+    return [((rows, cols), bf16), ((1, cols), f32)]
 
 
 def kernel_of(
@@ -125,6 +139,26 @@ def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
 """,  # noqa: E501
         )
 
+    def test_a_cast_by_scales_of_columns_transposed(self) -> None:
+        _, source = kernel_of(turned, scaled(16384, 4096))
+        self.assertExpectedInline(
+            source.text,
+            """\
+@triton.jit
+def triton_mixorder_test_dccaa063(in0_ptr, in1_ptr, out0_ptr):
+    program = tl.program_id(0)
+    y_tile = program % 64
+    x_tile = program // 64
+    at_x = x_tile * 64 + tl.arange(0, 64)
+    at_y = y_tile * 64 + tl.arange(0, 64)
+    tmp0 = tl.load(in0_ptr + (4096 * at_x[:, None] + at_y[None, :])).to(tl.float32)
+    tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 64])
+    tmp2 = tmp0 * tmp1
+    tmp3 = tmp2.to(tl.float8e4nv)
+    tl.store(out0_ptr + (16384 * at_y[:, None] + at_x[None, :]), tl.permute(tmp3, (1, 0)))
+""",  # noqa: E501
+        )
+
 
 def test_a_number_of_blocks_that_does_not_fill_the_last_tile() -> None:
     """Masks are along blocks only: each block is whole."""
@@ -163,6 +197,18 @@ def test_programs_that_walk_through_all_tiles() -> None:
     assert source.text.split("program = tile\n")[1] == "".join(f"    {line}\n" for line in body.splitlines())
 
 
+@pytest.mark.parametrize("programs", [0, 16])
+def test_programs_that_begin_at_the_last_tile(programs: int) -> None:
+    program, first = kernel_of(turned, scaled(256, 512), (64, 64))
+    schedule = dataclasses.replace(tile.schedule_of((64, 64), 4), programs=programs)
+    assert dataclasses.replace(schedule, backwards=True) in tile.TileSpace(
+        tile.facts_of_tile(program), H200, schedule
+    ).near(schedule)
+    (source,) = TILE.generate(program, dataclasses.replace(schedule, backwards=True), "test")
+    number = "tile" if programs else "tl.program_id(0)"
+    assert f"program = (31 - {number})\n" in source.text and "31 -" not in first.text
+
+
 def test_offsets_beyond_32_bits() -> None:
     _, small = kernel_of(quantised.mx_both, BOTH)
     _, large = kernel_of(quantised.mx_both, [((2**20, 2**12), bf16)])
@@ -187,13 +233,18 @@ def test_a_row_and_a_column_beside_the_tile() -> None:
 COMPILED = ("mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares", "swiglu_backward")
 
 
+TURNED = {"turned": turned, "turned_and_not": turned_and_not}
+
+
 @needs_a_compiler
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", [*COMPILED, *TURNED])
 def test_it_compiles(name: str, target: str, tmp_path: Path) -> None:
     """All accesses of full tensors are of 16 bytes, also of those that lie the other way round."""
-    recipe = RECIPES[name]
-    program, source = kernel_of(recipe.function, recipe.like(16384, 4096))
+    if name in TURNED:
+        program, source = kernel_of(TURNED[name], scaled(16384, 4096))
+    else:
+        program, source = kernel_of(RECIPES[name].function, RECIPES[name].like(16384, 4096))
     gpu, device = TARGETS[target]
     kernel = compiled(program, source, gpu)
     assert kernel.metadata.shared <= device.shared_memory

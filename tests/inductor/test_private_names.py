@@ -155,6 +155,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.virtualized.ops.lt": called(2),
     "torch._inductor.virtualized.ops.masked": called(3),
     "torch._inductor.virtualized.ops.where": called(3),
+    "torch._library.utils.get_layout_constraint_tag": called(1),
     "torch._logging.trace_structured": called(1, "metadata_fn", "payload_fn", "expect_trace_id"),
     "torch._ops.HigherOrderOperator": type,
     "torch._ops.OpOverload": type,

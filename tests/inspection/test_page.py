@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from lab import quantised
 from torch import nn
 
 import mixorder
@@ -21,6 +22,7 @@ from mixorder.inspection.flow import Flow, Tensor, after, before
 from mixorder.inspection.page import page
 from mixorder.inspection.picture import picture
 from mixorder.inspection.table import HEADER
+from mixorder.schedule.device import H200
 
 VOID = {"meta"}
 
@@ -151,3 +153,14 @@ def test_a_long_name_keeps_its_end() -> None:
     (shown,) = (t.text for t in ElementTree.fromstring(svg).iter("text") if "dw" in str(t.text))
     assert shown is not None and shown.startswith("dw") and shown.endswith("layer_norm.weight")
     assert len(shown) < len(name) and name in svg  # all of it is in the tooltip
+
+
+def test_a_region_without_reductions_has_pictures_too() -> None:
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    found = mixorder.explain(lambda x: quantised.rowwise_both(x))(x)
+    _, turned = found.regions
+    assert not turned.outer and "<svg" in page(found) and "none" in str(found)
+    (graph,) = found.graphs
+    for flow in (before(turned, graph, H200), after(turned, graph)):
+        (kernel,) = flow.kernels
+        assert kernel.title == "no reduction" and len(kernel.reads) == 2 and len(kernel.writes) == 1

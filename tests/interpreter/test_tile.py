@@ -208,13 +208,15 @@ def test_as_compiled() -> None:
 
 
 def test_the_functions_of_the_page() -> None:
-    """Each is one kernel; a sum over all rows adds a second one."""
+    """Each is one kernel; a sum over all rows adds a second one, and scales of whole columns take three."""
     page: dict[str, Any] = {"torch": torch, "model": torch.nn.Identity()}
     for text in code_of("quantise.md", "python"):
         exec(text, page)
     x = wide(256, 512)
     for name in ("mx_transposed", "mx_both", "mx_in_place", "blocks_both", "blocks_in_place", "squares"):
         check(page[name], x)
+    for mine, eager in zip(run_fused(page["rowwise_both"], (x,)), page["rowwise_both"](x), strict=True):
+        assert different(mine, eager) == 0
     x, y, z = (torch.randn(256, 512, dtype=bf16) for _ in range(3))
     check(page["gelu_backward"], x, y, kernels=2)
     check(page["swiglu_backward"], x, y, z)

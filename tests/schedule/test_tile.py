@@ -17,6 +17,7 @@ from mixorder.lowering.tile import lower_tile
 from mixorder.schedule import tile
 from mixorder.schedule.cost import traffic
 from mixorder.schedule.device import H200
+from mixorder.schedule.predicted import LEAST_SAVED
 from mixorder.schedule.tile import TileFacts
 
 ROWS, COLS = 16384, 4096
@@ -114,3 +115,28 @@ def test_the_predicted_time(name: str) -> None:
 
 def test_a_cast_of_float32_loads_four_bytes() -> None:
     assert facts_of(quantised.mx_both, dtype=f32).load_bytes == 4
+
+
+def turned(x: Any) -> Any:
+    """A transposed cast, by scales that need all rows."""
+    return quantised.whole(x, 0)[0].t().contiguous()
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(16384, 4096), (4096, 4096), (4096, 1000), (1000, 4096)])
+def test_a_turned_cast_has_whole_sectors_both_ways(rows: int, cols: int) -> None:
+    facts = facts_of(turned, rows, cols)
+    assert facts.sizes == (rows, cols) and (facts.orders, facts.turned) == (2, 1) and not facts.whole
+    schedule = tile.choose(facts, H200)
+    for size, chain in facts.chains:
+        assert tile._run(facts, schedule.extents, size, chain)[0] >= tile.RUN_BYTES
+
+
+@pytest.mark.parametrize(("rows", "pays"), [(16384, True), (1024, True), (1023, False), (64, False)])
+def test_the_time_of_a_turned_cast(rows: int, pays: bool) -> None:
+    """Inductor has one kernel for it. Nothing is known of how it turns few elements."""
+    program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
+    facts = tile.facts_of_tile(program)
+    moved = traffic(program, program, 1)
+    found = tile.expected_of_tile(program, program, tile.choose(facts, H200), facts, moved, H200, 1.0)
+    assert (found.launches, found.launches_apart) == (1, 1)
+    assert (found.saved_us > LEAST_SAVED * found.apart_us) == pays

@@ -81,7 +81,8 @@ def kinds_of_regions(records: list[Any]) -> dict[str, Kind]:
     for record in records:
         for kernel in record.kernels:
             inner = NORM if record.inner and "softmax" not in kernel.name else OTHER
-            kinds[kernel.name] = Kind(inner if record.inner else BIAS)
+            alone = BIAS if record.outer else OTHER
+            kinds[kernel.name] = Kind(inner if record.inner else alone)
     return kinds
 
 

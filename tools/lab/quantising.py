@@ -174,10 +174,11 @@ def _others(compiled: _Compiled, count: int) -> list[Schedule]:
 
 
 def name_of(schedule: Schedule) -> str:
-    """Such as `4x32x4x32, 8 warps`, and the programs and stages of those that walk through all tiles."""
+    """Such as `4x32x4x32, 8 warps`, the programs and stages of those that walk through all tiles, and whether
+    they begin at the last one."""
     words = f"{'x'.join(map(str, schedule.extents))}, {schedule.tile.num_warps} warps"
     walk = f", {schedule.programs} programs, {schedule.tile.num_stages} stages"
-    return words + walk * bool(schedule.programs)
+    return words + walk * bool(schedule.programs) + ", backwards" * schedule.backwards
 
 
 def _run(

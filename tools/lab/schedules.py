@@ -15,11 +15,11 @@ from typing import Any
 
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.schedule import TILES_ALONE, Schedule, Tile
 
 TILE = tuple(f.name for f in dataclasses.fields(Tile))
 # `overlap` is the device's, and not chosen. The others are of blocks in a tile, which no sweep has.
-LEFT_OUT = ("tile", "overlap", "extents", "saturates", "programs")
+LEFT_OUT = ("tile", "overlap", *TILES_ALONE)
 SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in LEFT_OUT)
 ABSENT = {"chunks": 1}
 FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
