@@ -153,9 +153,10 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
 
 
 def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runner) -> tuple[Plan, Change]:
-    """The first plan that takes no more memory than stock's peak. Raises the first `Decline` if all do."""
+    """The first plan that takes no more memory than stock's peak, launched as early as it can be or as late.
+    Raises the first `Decline` if all do."""
     refusal = None
-    for chosen in plans:
+    for chosen in (p.of(dataclasses.replace(p.region, late=late)) for p in plans for late in (False, True)):
         try:
             return chosen, runner.step("memory", within_peak, chosen, timeline, runner)
         except Decline as decline:

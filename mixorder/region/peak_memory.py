@@ -2,8 +2,8 @@
 
 An estimate from liveness. What is assumed of Inductor:
 
-- Kernels run in the order of the graph. Inductor reorders them for less memory, so another place for a launch
-  in the graph would change little, and none is looked for.
+- Kernels run in the order of the graph. Inductor reorders them for less memory, so of the places for a launch
+  only the first and the last are looked at.
 - A pointwise node has no memory of its own if only loops use it that run before the next matrix product or
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
 - A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
@@ -235,7 +235,7 @@ class Timeline:
 
         Raises `Decline` where the order of effects leaves no place for the region.
         """
-        place = self.index[place_of(region)]
+        place = self._position(place_of(region))
         rewrite = _Rewrite(region, place, frozenset(moved(region)), _gone(region))
         spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
         for node in self._read_by(region):
@@ -258,6 +258,12 @@ class Timeline:
         _add(changes, Span(workspace, place, place), 1)
         after = max(accumulate(changes))
         return Change(self.peak, after, tensors, spans, region, place, rewrite.late)
+
+    def _position(self, node: Node) -> int:
+        """The position of a node; of what a rewrite has added, that of the node in front of it."""
+        while node not in self.index:
+            node = node.prev
+        return self.index[node]
 
     def _shared(self, span: Span, node: Node, place: int) -> Span:
         """A node's new span; it ends where a loop outside of the region still writes where the node lay."""

@@ -1,6 +1,7 @@
 """Where a region's kernels are launched, and which nodes have to move behind them.
 
-The launch stands behind the last of the region's inputs. What uses a result and stands before that place
+The launch stands behind the last of the region's inputs or, to hold the results for a shorter time, in front
+of what first uses one. What uses a result and stands before that place
 moves behind it. A node whose order relative to such a node matters moves as well: see `region/effects.py`.
 
 Reads the graph, changes nothing. Raises `Decline` where the order of effects leaves no place.
@@ -20,10 +21,15 @@ from .space_analysis import by_position, position
 
 
 def place_of(region: Region) -> Node:
-    """The node behind which the region's kernels are launched: its last input, or the last placeholder."""
+    """The node behind which the region's kernels are launched: its last input, or the last placeholder. For a
+    late one it is what stands in front of the first user of a result, but no node behind the region's."""
     place = max(region.inputs, key=position)
     while place.next.op == "placeholder":
         place = place.next
+    members = set(region.nodes)
+    if region.late and (users := [u for n in region.outputs for u in n.users if u not in members]):
+        late = min(min(users, key=position).prev, region.nodes[-1], key=position)
+        return max(place, late, key=position)
     return place
 
 

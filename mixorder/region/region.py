@@ -42,7 +42,7 @@ class Region:
     `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
     kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
     the kernel writes in float32; the loops outside that read them cast. `padded`: outputs with gaps between
-    their rows.
+    their rows. `late`: the launch stands in front of the first use of a result, not behind the last input.
 
     `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
     end within a tile; None in any other.
@@ -58,6 +58,7 @@ class Region:
     made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
     padded: frozenset[Node] = frozenset()
+    late: bool = False
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

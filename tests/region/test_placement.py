@@ -14,8 +14,10 @@ from torch.fx import Graph, Node
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason, MixorderError
+from mixorder.inductor.graphs import triton_kernel_wrapper_functional
 from mixorder.options import Options
 from mixorder.region.effects import has_effect
+from mixorder.region.peak_memory import Timeline
 from mixorder.region.placement import conflict, moved
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite import graph_writer, rewrite
@@ -156,3 +158,31 @@ def test_a_launch_that_would_change_the_order_is_undone() -> None:
         pipeline.run(graph, options)
     assert [n.name for n in graph.nodes] == before
     graph.lint()
+
+
+def used_at_the_end(x: Any, dy: Any, w: Any) -> Any:
+    """Products stand between the sums and the first use of a result, which is a product as well."""
+    h = x * dy
+    row, column = h.sum(1, keepdim=True), h.sum(0)
+    product = (w @ w).relu() @ w
+    return h - row, product, column[None] @ product
+
+
+def test_a_late_launch_stands_in_front_of_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = FULL, FULL, ((256, 256), f32)
+    early, late = (traced(used_at_the_end, *shapes) for _ in range(2))
+    run(early)
+    monkeypatch.setattr(Timeline, "fits", lambda self, change: change.region.late)
+    (record,) = run(late)
+    assert isinstance(record, RegionRecord)
+    products = [[launches_before(n) for n in g.nodes if n.target is aten.mm.default] for g in (early, late)]
+    assert products == [[True, True, True], [False, False, True]]
+    assert len(late.nodes) == len(early.nodes)
+
+
+def launches_before(node: Node) -> bool:
+    while node.op != "root":
+        if node.target is triton_kernel_wrapper_functional:
+            return True
+        node = node.prev
+    return False
