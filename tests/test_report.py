@@ -141,7 +141,12 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.LAYOUT: transposed,
     DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
     DeclineReason.MEMORY: lambda: traced(
-        lambda x, row, w: ((y := (x + row).cumsum(0).sigmoid()).sum(0), y @ w),
+        lambda x, row, w: (
+            (y := (c := (x + row).cumsum(0)).sigmoid()).sum(0),
+            y @ w,
+            (z := c.cos()).sum(0),
+            z @ w,
+        ),
         *(((4096, 1), f32), ((256,), f32), ((256, 8), f32)),
     ),
     DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((8, 128, 256), f32)),

@@ -217,7 +217,7 @@ def reduced(node: Node) -> Reduced | None:
 
 def reduced_tensor(node: Node) -> Node:
     """The tensor that a reduction reduces a view of."""
-    source = operands(node)[0]
+    source, *_ = operands(node) or [node]
     while is_view(source):
         source = operands(source)[0]
     return source
