@@ -23,7 +23,8 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     ragged = row.size % (tile.xblock * schedule.period) != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
     columns = _columns(last, schedule, phase is not None)
-    writer = Writer(program, nest, (x, *columns), schedule.num_splits)
+    several = not row.size.is_number or int(row.size) > tile.xblock * schedule.num_splits
+    writer = Writer(program, nest, (x, *columns), schedule.num_splits, spread_columns=several)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.chunk}")

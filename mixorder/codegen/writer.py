@@ -93,13 +93,21 @@ class _Chunk(NamedTuple):
 class Writer:
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
-    `spread_columns`: column vectors are loaded as full tiles. `columns`: the chunks of the last dim, of which
-    `dims` has the one that is being written.
+    `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `columns`: the chunks
+    of the last dim, of which `dims` has the one that is being written.
     """
 
     spread_columns = True
 
-    def __init__(self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, ...], num_splits: int) -> None:
+    def __init__(
+        self,
+        program: LoopProgram,
+        nest: Nest,
+        dims: tuple[TileDim, ...],
+        num_splits: int,
+        spread_columns: bool = True,
+    ) -> None:
+        self.spread_columns = self.spread_columns and spread_columns
         self.program = program
         self.nest = nest
         self.dims = dims[:2]

@@ -25,6 +25,11 @@ ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # the other one, 32 threads with 4 elements each find what they read in 2 of them.
 BANK_CONFLICTS = 16
 
+# Tiles of several rows, loaded in less than 16 bytes a thread: with so few programs on a multiprocessor, none
+# computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
+# (H200; docs/tuning.md, section 35).
+NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
@@ -89,8 +94,9 @@ class Fused:
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
+        alone = self.width < ACCESS and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         tree = own.tree_us * self.sums * math.log2(self.rows * self.warps + 1)
-        return own.latency_us + times.joined(parts) + tree
+        return own.latency_us + (NARROW_ALONE if alone else 1.0) * times.joined(parts) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
         """Programs that run at once on a multiprocessor, and how often others take their place."""

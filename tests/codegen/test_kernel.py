@@ -163,6 +163,17 @@ def test_column_loads_are_before_the_loop() -> None:
     assert before.count("tl.load") == 1
 
 
+def test_column_loads_are_spread_over_the_tile_for_a_loop_over_several() -> None:
+    """A program with one tile would load each column once for each row, and spare no conversion."""
+    program, schedule, _ = graphs.kernels(only(graphs.rms_norm_backward(4096, 256)))
+    rows = 4096 // schedule.num_splits
+    for xblock, spread in ((rows // 2, True), (rows, False)):
+        tile = dataclasses.replace(schedule.tile, xblock=xblock)
+        main = generate(program, dataclasses.replace(schedule, tile=tile), "test")[0].text
+        before = main[: main.index("tl.range")]
+        assert before.count("tl.load") == 1 and ("broadcast_to" in before) == spread
+
+
 def test_no_atomics_and_no_reduction_over_rows_inside_the_loop() -> None:
     for graph in (graphs.layer_norm_backward(32768, 768), graphs.pair_graph()):
         main, final = graphs.kernels(only(graph))[2]

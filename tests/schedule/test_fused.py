@@ -82,6 +82,15 @@ def test_a_last_turn_of_few_programs_is_not_free() -> None:
     assert us(work=busy, programs=5 * SM) > 1.2 * us(work=busy, programs=4 * SM)
 
 
+def test_few_programs_do_not_overlap_narrow_loads_of_many_rows() -> None:
+    """Of the same tiles on a multiprocessor, in two programs or in four."""
+    many = {"width": 4, "rows": 8}
+    two, four = (us(**many, programs=n * SM, steps=40 // n) for n in (2, 4))
+    assert two > 1.6 * four
+    for same in ({"width": 16}, {"rows": 4}):  # wide loads, or few rows
+        assert us(**many | same, programs=2 * SM) < 1.2 * us(**many | same, programs=3 * SM)
+
+
 def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
     shared = {"exchanges": 2, "steps": 500, "parts": 8}
     assert us(**shared, depth=3) < 0.8 * us(**shared)
