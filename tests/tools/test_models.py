@@ -60,14 +60,15 @@ def test_mix_order_kernels_go_on_in_aten_and_others_do_not() -> None:
 
 
 def test_own_kernels_have_the_class_of_their_region() -> None:
-    def region(name: str, *inner: str) -> SimpleNamespace:
-        return SimpleNamespace(inner=inner, kernels=[SimpleNamespace(name=name)])
+    def region(name: str, *inner: str, outer: tuple[str, ...] = ("sum_9",)) -> SimpleNamespace:
+        return SimpleNamespace(inner=inner, outer=outer, kernels=[SimpleNamespace(name=name)])
 
-    regions = [region("a", "sum_1"), region("b"), region("softmax_c", "sum_2")]
+    regions = [region("a", "sum_1"), region("b"), region("softmax_c", "sum_2"), region("turned", outer=())]
     assert {n: k.name for n, k in kinds_of_regions(regions).items()} == {
         "a": "norm",
         "b": "bias",
         "softmax_c": "other",
+        "turned": "other",
     }
 
 
