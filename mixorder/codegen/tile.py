@@ -38,11 +38,13 @@ from .writer import INT32_LIMIT, buffers_of, filler, named
 
 HELPER = """\
 @triton.jit
-def {0}_or_nan(a, b):
-    return tl.{0}(a, b, propagate_nan=tl.PropagateNan.ALL)
+def {}_or_nan(a, b):
+    return {}
 
 
 """
+ONE_INSTRUCTION = "tl.{}(a, b, propagate_nan=tl.PropagateNan.ALL)"
+COMPARED = {"maximum": "tl.where((a > b) | (a != a), a, b)", "minimum": "tl.where((a < b) | (a != a), a, b)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,13 +256,25 @@ class _TileWriter:
         two elements, which Inductor's function takes five for."""
         combine = kind.combine if kind.selects and dtype == torch.float32 else None
         if combine is not None:
-            self._helpers[combine] = HELPER.format(combine)
+            text = COMPARED[combine] if self.turns_a_byte() else ONE_INSTRUCTION.format(combine)
+            self._helpers[combine] = HELPER.format(combine, text)
         for axis in reversed(along):
             place = self.tiled.index(axis)
             kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
             call = f"{kind.tile}({value}, {place})"
             value = f"{call if combine is None else f'tl.reduce({value}, {place}, {combine}_or_nan)'}[{kept}]"
         return value
+
+    def turns_a_byte(self) -> bool:
+        """Whether a float of one byte is stored in two orders. Beside the instruction for a maximum that
+        propagates NaN, ptxas of CUDA 12 then writes wrong bytes for some tiles (triton-lang/triton#11111)."""
+        orders: dict[str, set[tuple[str, ...]]] = {}
+        for stmt in (s for s in self.nest.body if isinstance(s, Store)):
+            dtype = self.program.buffer(stmt.buffer).dtype
+            if dtype.is_floating_point and dtype.itemsize == 1:
+                dims = tuple(str(axis.symbol) for dim in self.dims(stmt.index) for axis in dim.axes)
+                orders.setdefault(stmt.value.name, set()).add(dims)
+        return any(len(found) > 1 for found in orders.values())
 
     def store_partial(self, stmt: PartialAccumulate) -> None:
         """Reduce the rows of the tile, and write the result to the tile's row of the workspace."""

@@ -27,8 +27,8 @@ _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 _EXACT = {
     "truediv": "tl.div_rn({}, {})",
     "reciprocal": "tl.div_rn(1.0, {})",
-    "maximum": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
-    "minimum": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
+    "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
 }
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
@@ -47,7 +47,8 @@ class ScalarPrinter(DefaultHandler):
 
     `loops`: the sizes of loop symbols. `names`: names of loop symbols in the text, where they differ.
     `exact`: divisions in float32 are rounded to the nearest, as in eager (Triton's `/` has an error of 2
-    ulp), and maxima are one instruction each (Inductor compares three times to propagate NaN).
+    ulp), and maxima are comparisons: where values are cast to floats of one byte, ptxas of CUDA 12 may write
+    wrong bytes beside its own instruction for a maximum that propagates NaN (triton-lang/triton#11111).
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def maximum_or_nan(a, b):
 
 
 @triton.jit
-def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
+def triton_mixorder_test_8847f61f(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
     program = tl.program_id(0)
     j_tile = program % 4
     i_tile = program // 4
@@ -97,7 +97,7 @@ def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp18 = (tmp17 << tmp4).to(tl.int32)
     tmp19 = tmp18.to(tl.float32, bitcast=True)
     tmp20 = tl.full([], 1.1754943508222875e-38, tl.float32)
-    tmp21 = tl.maximum(tmp19, tmp20, propagate_nan=tl.PropagateNan.ALL)
+    tmp21 = tl.where((tmp19 > tmp20) | (tmp19 != tmp19), tmp19, tmp20)
     tmp22 = tmp21.to(tl.int32, bitcast=True)
     tmp23 = tl.full([], 2139095040, tl.int32)
     tmp24 = (tmp23 - tmp22).to(tl.int32)
@@ -106,9 +106,9 @@ def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp27 = tmp25 * tmp26
     tmp28 = tmp0 * tmp27
     tmp29 = tl.full([], -448.0, tl.float32)
-    tmp30 = tl.maximum(tmp28, tmp29, propagate_nan=tl.PropagateNan.ALL)
+    tmp30 = tl.where((tmp28 > tmp29) | (tmp28 != tmp28), tmp28, tmp29)
     tmp31 = tl.full([], 448.0, tl.float32)
-    tmp32 = tl.minimum(tmp30, tmp31, propagate_nan=tl.PropagateNan.ALL)
+    tmp32 = tl.where((tmp30 < tmp31) | (tmp30 != tmp30), tmp30, tmp31)
     tmp33 = tmp32.to(tl.float8e4nv)
     tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp33, [64, 128]))
     tmp34 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
@@ -124,7 +124,7 @@ def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp43 = tmp42.to(tl.int32)
     tmp44 = (tmp43 << tmp4).to(tl.int32)
     tmp45 = tmp44.to(tl.float32, bitcast=True)
-    tmp46 = tl.maximum(tmp45, tmp20, propagate_nan=tl.PropagateNan.ALL)
+    tmp46 = tl.where((tmp45 > tmp20) | (tmp45 != tmp45), tmp45, tmp20)
     tmp47 = tmp46.to(tl.int32, bitcast=True)
     tmp48 = tl.full([], 2139095040, tl.int32)
     tmp49 = (tmp48 - tmp47).to(tl.int32)
@@ -132,8 +132,8 @@ def triton_mixorder_test_b1e5a403(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp51 = tl.full([], 0.5, tl.float32)
     tmp52 = tmp50 * tmp51
     tmp53 = tmp0 * tmp52
-    tmp54 = tl.maximum(tmp53, tmp29, propagate_nan=tl.PropagateNan.ALL)
-    tmp55 = tl.minimum(tmp54, tmp31, propagate_nan=tl.PropagateNan.ALL)
+    tmp54 = tl.where((tmp53 > tmp29) | (tmp53 != tmp53), tmp53, tmp29)
+    tmp55 = tl.where((tmp54 < tmp31) | (tmp54 != tmp54), tmp54, tmp31)
     tmp56 = tmp55.to(tl.float8e4nv)
     tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp56, (2, 3, 0, 1)), [128, 64]))
 """,  # noqa: E501
@@ -166,7 +166,22 @@ def test_a_number_of_blocks_that_does_not_fill_the_last_tile() -> None:
     masks = lines(source.text, "tl.store") + lines(source.text, "tl.load")
     assert source.grid == 4 * 9 and all("<" in line for line in masks)
     assert "at_ix[:, None] < 480" in source.text and "at_jy[None, :] < 544" in source.text
-    assert "tl.where" not in source.text
+    assert not any("at_" in line for line in lines(source.text, "tl.where"))
+
+
+def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> None:
+    """triton-lang/triton#11111: ptxas writes wrong bytes beside the instruction for both."""
+
+    def both(x: Any) -> Any:
+        data, factors = quantised.squares(x)
+        return data, data.t().contiguous(), factors
+
+    for function, compared in ((both, True), (quantised.squares, False), (quantised.mx_both, False)):
+        _, source = kernel_of(function, BOTH)
+        (body,) = lines(source.text, "    return ")
+        assert ("tl.where" in body) == compared and ("PropagateNan" in body) != compared
+        if function is both:
+            assert source.text.count("tl.store(") == 3
 
 
 def test_a_square_s_scale_is_one_element_of_a_tile() -> None:

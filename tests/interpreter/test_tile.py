@@ -59,7 +59,7 @@ def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Cal
         return tuple(y.clamp(-448, 448).to(quantised.F8) for y in scaled)
 
     record = check(function, x)
-    assert ("tl.minimum(" in record.kernels[0].text.split("def triton")[1]) == (not saturates)
+    assert (" != " in record.kernels[0].text.split("def triton")[1]) == (not saturates)  # clamps
     assert (function(x)[0].float().abs() == 448).sum() > 100
 
 
