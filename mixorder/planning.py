@@ -25,7 +25,7 @@ from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES, moving_us
 from .schedule.outside import outside_us
-from .schedule.predicted import Expected, check_saves
+from .schedule.predicted import Expected, check_saves, check_spares
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -261,6 +261,8 @@ def check_time(plan: Plan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, min_numel)
+        if not plan.loops.blocked:  # a tile may spare accesses across memory
+            check_spares(plan.expected, plan.traffic, min_numel)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
         detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"

@@ -19,9 +19,10 @@ from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.cost import Traffic
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import facts_of
-from mixorder.schedule.predicted import Expected, check_saves, check_size, expected
+from mixorder.schedule.predicted import Expected, check_saves, check_size, check_spares, expected
 
 ROOT = Path(__file__).resolve().parents[2]
 WHATEVER = Options(enabled=True, strict=True, interpret=True, min_numel=0)  # fuses whatever the prediction is
@@ -111,7 +112,9 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
         assert gain > 1.05
         count += 1
         try:
-            check_saves(record_of(norm, rows, cols).expected, 1)
+            record = record_of(norm, rows, cols)
+            check_saves(record.expected, 1)
+            check_spares(record.expected, record.traffic, 1)
         except Decline as decline:
             left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
     assert count > 40
@@ -152,8 +155,11 @@ def test_another_device_has_its_own_bandwidth() -> None:
     assert unknown.limit_us == on(H200).limit_us and not unknown.measured
 
 
-def taking(fused_us: float, apart_us: float) -> Expected:
-    return Expected(50.0, fused_us, apart_us, fused_us, 2, 3, measured=True)
+def taking(fused_us: float, apart_us: float, launches_apart: int = 3) -> Expected:
+    return Expected(50.0, fused_us, apart_us, fused_us, 2, launches_apart, measured=True)
+
+
+MORE, EQUAL = Traffic(100, 50, 10, 0, apart=200), Traffic(100, 50, 10, 0, apart=150)
 
 
 def test_fusing_has_to_save_time() -> None:
@@ -163,6 +169,16 @@ def test_fusing_has_to_save_time() -> None:
     assert slower.value.reason is DeclineReason.SLOWER
     assert slower.value.detail == "99.0 us predicted for mixorder's kernels, 100.0 us for Inductor's"
     check_saves(taking(200.0, 100.0), 0)  # whatever the times are
+
+
+def test_fusing_has_to_spare_bytes_or_launches() -> None:
+    check_spares(taking(50.0, 100.0, 2), MORE, 1)
+    check_spares(taking(50.0, 100.0, 3), EQUAL, 1)
+    check_spares(taking(50.0, 100.0, 2), EQUAL, 0)
+    with pytest.raises(Decline) as nothing:
+        check_spares(taking(50.0, 100.0, 2), EQUAL, 1)
+    assert nothing.value.reason is DeclineReason.SLOWER
+    assert nothing.value.detail.endswith("100.0 us for Inductor's, but as many bytes and launches")
 
 
 def test_a_space_of_few_elements() -> None:
