@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..inductor.printing import COMPARED, IndentedBuffer, triton_compute_type
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -43,8 +43,8 @@ def {}_or_nan(a, b):
 
 
 """
+_CASTS = ("to_dtype", "to_dtype_bitcast")
 ONE_INSTRUCTION = "tl.{}(a, b, propagate_nan=tl.PropagateNan.ALL)"
-COMPARED = {"maximum": "tl.where((a > b) | (a != a), a, b)", "minimum": "tl.where((a < b) | (a != a), a, b)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,8 @@ class _TileWriter:
         two elements, which Inductor's function takes five for."""
         combine = kind.combine if kind.selects and dtype == torch.float32 else None
         if combine is not None:
-            text = COMPARED[combine] if self.turns_a_byte() else ONE_INSTRUCTION.format(combine)
+            compared = COMPARED[combine].format("a", "b")
+            text = compared if self.turns_a_byte() else ONE_INSTRUCTION.format(combine)
             self._helpers[combine] = HELPER.format(combine, text)
         for axis in reversed(along):
             place = self.tiled.index(axis)
@@ -268,12 +269,16 @@ class _TileWriter:
     def turns_a_byte(self) -> bool:
         """Whether a float of one byte is stored in two orders. Beside the instruction for a maximum that
         propagates NaN, ptxas of CUDA 12 then writes wrong bytes for some tiles (triton-lang/triton#11111)."""
+        casts = {s.name: s for s in self.nest.body if isinstance(s, Compute) and s.op in _CASTS}
         orders: dict[str, set[tuple[str, ...]]] = {}
         for stmt in (s for s in self.nest.body if isinstance(s, Store)):
-            dtype = self.program.buffer(stmt.buffer).dtype
-            if dtype.is_floating_point and dtype.itemsize == 1:
+            name, narrow = stmt.value.name, False
+            while cast := casts.get(name):  # equal casts are one value, whatever they are viewed as
+                narrow |= cast.dtype.is_floating_point and cast.dtype.itemsize == 1
+                name = cast.args[0].name
+            if narrow:
                 dims = tuple(str(axis.symbol) for dim in self.dims(stmt.index) for axis in dim.axes)
-                orders.setdefault(stmt.value.name, set()).add(dims)
+                orders.setdefault(name, set()).add(dims)
         return any(len(found) > 1 for found in orders.values())
 
     def store_partial(self, stmt: PartialAccumulate) -> None:

@@ -24,12 +24,11 @@ _INT32_LIMIT = 2**31
 # Inductor's kernels call libdevice for these in float64. `tl.sqrt_rn` has no float64 version.
 _LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_EXACT = {
-    "truediv": "tl.div_rn({}, {})",
-    "reciprocal": "tl.div_rn(1.0, {})",
+COMPARED = {  # NaN is propagated
     "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
 }
+_EXACT = COMPARED | {"truediv": "tl.div_rn({}, {})", "reciprocal": "tl.div_rn(1.0, {})"}
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
 

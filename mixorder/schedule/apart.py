@@ -35,7 +35,9 @@ MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 ACROSS = 16  # requests for an element that lies across a tile in memory: its sector has as many of 2 bytes
 BLOCK = 1024  # elements of a program of a kernel without rows
-OVER_ROWS, ALL_BUSY = 8, 5e6  # requests for each element of a load more; elements that keep all programs busy
+# Of sums over parts of the rows: requests for an element of each load beyond the first, and the elements that
+# keep all programs busy, so that more cost no more (H200; docs/tuning.md, section 35).
+OVER_ROWS, ALL_BUSY = 8, 5e6
 
 
 @dataclasses.dataclass(frozen=True)

@@ -176,7 +176,12 @@ def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> 
         data, factors = quantised.squares(x)
         return data, data.t().contiguous(), factors
 
-    for function, compared in ((both, True), (quantised.squares, False), (quantised.mx_both, False)):
+    def as_bytes(x: Any) -> Any:
+        data, turned, factors = both(x)
+        return data, turned.view(torch.uint8), factors
+
+    cases = (both, True), (as_bytes, True), (quantised.squares, False), (quantised.mx_both, False)
+    for function, compared in cases:
         _, source = kernel_of(function, BOTH)
         (body,) = lines(source.text, "    return ")
         assert ("tl.where" in body) == compared and ("PropagateNan" in body) != compared
