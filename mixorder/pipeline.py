@@ -38,7 +38,7 @@ from .planning import (
 from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
-from .region.liveness import dead_after
+from .region.liveness import dead_after, read_after
 from .region.partition import leaner, partition
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
@@ -47,13 +47,12 @@ from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
 from .runner import Runner
 from .schedule import cost
-from .schedule.device import device_info
+from .schedule.device import DeviceInfo, device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
-from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
-from .transform.single_precision import divide_in_float32
+from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
 from .transform.tile_split import split_spanning
 
@@ -119,7 +118,8 @@ def fuse(
     loops, schedule, strategy = in_place(chosen, timeline, runner), chosen.schedule, chosen.strategy
     if loops != chosen.loops:
         show("in_place.txt", loops, Form.MERGED)
-    key = key and (key, tuple(b.over for b in loops.buffers))
+    loops = step("liveness", with_read_again, loops, region, change.place, timeline)
+    key = key and (key, tuple((b.over, b.read_again) for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", chosen.record, loops, kernels)
@@ -185,20 +185,27 @@ def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
     return runner.step("in_place", reuse_in_place, chosen.loops, dead)
 
 
+def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:
+    """A region's loops, in which the inputs are marked that something reads after the launch."""
+    again = read_after(region, place, timeline.index, timeline.stored)
+    buffers = (dataclasses.replace(b, read_again=b.name in again) for b in loops.buffers)
+    return dataclasses.replace(loops, buffers=tuple(buffers))
+
+
 def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:
     """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
     the region needs too many registers; raises every other `Decline`."""
     step, show = runner.step, runner.show
     across: tuple[str, ...] = ()
     device = setting.device or step("device", device_info, device_of(region))
-    lowered, merged = loops_of(region, runner)
+    lowered, merged = loops_of(region, device, runner)
     copied: tuple[str, ...] = ()
     if not merged.blocked and (across := step("layout", cost.across_memory, merged)):
         copied, free = step("layout", check_layout, region, merged, across)
         if free:
-            lowered, _ = loops_of(with_contiguous(region, free), runner)
+            lowered, _ = loops_of(with_contiguous(region, free), device, runner)
         region = with_contiguous(region, across)
-        _, merged = loops_of(region, runner)  # Inductor needs no copies: `lowered` is without
+        _, merged = loops_of(region, device, runner)  # Inductor needs no copies: `lowered` is without
     found = by_first_strategy(merged, device, setting.strategies, runner)
     if isinstance(found, TooWide):
         return found
@@ -213,7 +220,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     )
 
 
-def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
+def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
     """The region's loops as lowered, and as merged into one nest over rows and the finalisation."""
     step, show = runner.step, runner.show
     show("region.txt", region)
@@ -221,13 +228,13 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
         loops = step("split", split_spanning, blocked)
-        loops = step("single_precision", divide_in_float32, loops)
-        loops = step("powers_of_two", multiply_by_reciprocals, loops)
+        loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
+    loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
     loops = step("merge", merge, loops)
     if not emulates_precision_casts():  # that setting rounds every product, as eager does
         loops = step("fma", form_fma, loops)

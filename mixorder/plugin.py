@@ -104,6 +104,7 @@ def _given_back(regions: list[RegionRecord], error: Exception) -> None:
 
 
 def _interpreted_assembly(text: str, args: list[Any]) -> list[Any] | None:
-    from .codegen.exchange import interpreted
+    from .codegen import branchless, exchange
 
-    return interpreted(text, args)
+    results = branchless.interpreted(text, args)
+    return exchange.interpreted(text, args) if results is None else results

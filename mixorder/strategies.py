@@ -30,7 +30,6 @@ from .schedule.space import Space
 from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
-from .transform.saturation import without_clamps
 
 TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
 
@@ -196,7 +195,6 @@ TILE = Strategy(
     applies=_ends_within_blocks,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
-    place=lambda loops, s: without_clamps(loops) if s.saturates else loops,
     in_place=False,  # a value is exchanged between threads before it is stored
     blocked=True,
     predict=tile.expected_of_tile,

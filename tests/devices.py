@@ -10,12 +10,21 @@ A100 = DeviceInfo(
 RTX = DeviceInfo("RTX", 128, shared_memory=101376, registers=65536, max_threads=1536, bandwidth=1.0e12)
 B200 = DeviceInfo("B200", 148, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=8.0e12)
 MI300 = DeviceInfo(
-    "MI300", 304, 65536, 131072, 2048, warp_size=64, exchanges=False, overlaps=False, saturates=False
+    "MI300",
+    304,
+    65536,
+    131072,
+    2048,
+    warp_size=64,
+    exchanges=False,
+    overlaps=False,
+    saturates=False,
+    runs_ptx=False,
 )
 # None of these exists: few registers per multiprocessor, and many small ones with wide warps.
 SMALL = DeviceInfo("small", num_sm=8, shared_memory=65536, registers=65536, max_threads=1024)
 TINY = DeviceInfo("tiny", num_sm=20, shared_memory=65536, registers=65536, max_threads=1024)
-AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64)
+AMD = dataclasses.replace(SMALL, name="amd", num_sm=304, warp_size=64, runs_ptx=False)
 
 REAL = (H200, A100, RTX, B200, MI300)
 DEVICES = (*REAL, SMALL, TINY, AMD)

@@ -44,9 +44,8 @@ from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
-from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.reorder import merge, reorder
-from mixorder.transform.single_precision import divide_in_float32
+from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.split import split_outer
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -308,10 +307,10 @@ def within_tile(graph: Graph) -> Region:
     return region
 
 
-def merged(region: Region) -> LoopProgram:
+def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     if region.orders is not None:
-        return multiply_by_reciprocals(divide_in_float32(lower_tile(region)))
-    return form_fma(merge(reorder(split_outer(lower(region)))))
+        return same_bits_sooner(lower_tile(region), True, runs_ptx)
+    return form_fma(merge(same_bits_sooner(reorder(split_outer(lower(region))), True, runs_ptx)))
 
 
 def kernels(

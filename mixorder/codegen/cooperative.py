@@ -388,7 +388,7 @@ class _CooperativeWriter(Writer):
         """Reduce a tile over its rows, which a thread has all of, and accumulate the result."""
         dims = self.reduced_dims(stmt) if masked else ()
         value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
-        value = self.reduced(stmt.kind, value, axis=0)
+        value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=0)
         self.add(stmt, value)
 
 

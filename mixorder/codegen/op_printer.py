@@ -14,6 +14,7 @@ import torch
 from ..errors import Decline, DeclineReason
 from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, printing_triton
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
+from .branchless import called
 
 
 def check_printable(program: LoopProgram) -> LoopProgram:
@@ -53,6 +54,12 @@ class OpPrinter(ScalarPrinter):
         args = tuple(self._resolve(a) for a in stmt.args)
         kwargs = {k: self._resolve(v) for k, v in stmt.kwargs}
         self.variables[stmt.name] = self.print(stmt.op, args, kwargs, stmt.dtype)
+
+    def print(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> CSEVariable:
+        text = called(op, str(args[0])) if args else None
+        return super().print(op, args, kwargs, dtype) if text is None else self.line(text, dtype)
 
     def check(self, stmt: Compute) -> None:
         """Print a statement. Raises `Decline`, with the name of the node it comes from, if that fails."""

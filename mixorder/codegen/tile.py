@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from ..inductor.printing import COMPARED, IndentedBuffer, triton_compute_type
+from ..inductor.printing import IndentedBuffer, triton_compute_type
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -32,19 +32,12 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.schedule import Schedule
+from .maxima import Maxima
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 from .writer import INT32_LIMIT, buffers_of, filler, named
 
-HELPER = """\
-@triton.jit
-def {}_or_nan(a, b):
-    return {}
-
-
-"""
 _CASTS = ("to_dtype", "to_dtype_bitcast")
-ONE_INSTRUCTION = "tl.{}(a, b, propagate_nan=tl.PropagateNan.ALL)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +84,8 @@ class _TileWriter:
         self.wide = any(offset >= INT32_LIMIT for offset in offsets)
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
-        self._helpers: dict[str, str] = {}  # functions that the kernel calls
+        self.maxima = Maxima()
+        self.maxima.compared = self.turns_a_byte()
         self._known: set[str] = set()  # names of indices that the kernel has defined
 
     def begin(self) -> None:
@@ -108,6 +102,12 @@ class _TileWriter:
         if self.schedule.backwards:
             first = f"({self.tiles_in_all - 1} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
+        if (band := self.schedule.band) > 1:
+            along, across = (axis for axis in self.axes if self.tiles(axis) > 1)
+            each = band * self.tiles(across)
+            self.code.writeline(f"{self.number(along)} = program // {each} * {band} + program % {band}")
+            self.code.writeline(f"{self.number(across)} = program % {each} // {band}")
+            return
         before = 1
         for axis in reversed(self.axes):
             tiles = self.tiles(axis)
@@ -129,7 +129,7 @@ class _TileWriter:
         return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
-        name, text = named(name, "".join(self._helpers.values()) + self.code.getvalue())
+        name, text = named(name, self.maxima.functions + self.code.getvalue())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
@@ -252,18 +252,13 @@ class _TileWriter:
         return f"tl.broadcast_to({value}, {self.shape(wanted)})"
 
     def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
-        """A value reduced along some axes, which stay with size 1. A maximum of floats is an instruction for
-        two elements, which Inductor's function takes five for."""
-        combine = kind.combine if kind.selects and dtype == torch.float32 else None
-        if combine is not None:
-            compared = COMPARED[combine].format("a", "b")
-            text = compared if self.turns_a_byte() else ONE_INSTRUCTION.format(combine)
-            self._helpers[combine] = HELPER.format(combine, text)
+        """A value reduced along some axes, which stay with size 1."""
         for axis in reversed(along):
             place = self.tiled.index(axis)
             kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
-            call = f"{kind.tile}({value}, {place})"
-            value = f"{call if combine is None else f'tl.reduce({value}, {place}, {combine}_or_nan)'}[{kept}]"
+            is_maximum = self.maxima.has(kind, dtype)
+            text = self.maxima.along(kind, value, place) if is_maximum else f"{kind.tile}({value}, {place})"
+            value = f"{text}[{kept}]"
         return value
 
     def turns_a_byte(self) -> bool:

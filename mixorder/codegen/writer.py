@@ -41,6 +41,7 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
+from .maxima import Maxima
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 
@@ -119,6 +120,7 @@ class Writer:
         self.batch = 1 if batch is None else int(batch.size)
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
+        self.maxima = Maxima()
         self.columns = tuple(map(self._chunk, dims[1:]))
         self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
@@ -135,7 +137,7 @@ class Writer:
         self.code.do_indent()
 
     def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
-        name, text = named(name, self.code.getvalue())
+        name, text = named(name, self.maxima.functions + self.code.getvalue())
         written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
             name,
@@ -270,13 +272,14 @@ class Writer:
         """The eviction policy of a load. Full tiles are streamed: evicting them first keeps others in cache.
 
         The others are small tensors, what a gather reads again at another place of the row, a table that many
-        rows share, and what a later phase rereads. The two loads of a reread must have different
-        policies, or Triton would make one of them and keep the tile in registers.
+        rows share, what another kernel reads later, and what a later phase rereads. The two loads of a reread
+        must have different policies, or Triton would make one of them and keep the tile in registers.
         """
         rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
         if rereads:
             return f", eviction_policy='evict_{'first' if stmt.again else 'last'}'"
-        return ", eviction_policy='evict_first'" if self.read_once(stmt) else ""
+        streamed = self.read_once(stmt) and not self.program.buffer(stmt.buffer).read_again
+        return ", eviction_policy='evict_first'" if streamed else ""
 
     def read_once(self, stmt: Load) -> bool:
         reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
@@ -288,14 +291,20 @@ class Writer:
         name, kind, dtype = stmt.value.name, stmt.kind, stmt.dtype
         values = [self.masked_value(name, kind, dtype, (self.dims[dim],)) for _ in self.chunks()]
         value = self.joined(stmt.kind, values, stmt.dtype)
-        self.ops.define(self.reduced(stmt.kind, value, axis=dim), stmt.dtype, stmt.name)
+        self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, axis=dim), stmt.dtype, stmt.name)
 
     def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
         """Combine the chunks' tiles lane by lane, so that threads exchange their parts of a row only once."""
         value, *others = values
         for other in others:
-            value = str(self.ops.define(self.ops.combine(kind.combine, value, other, dtype), dtype))
+            value = str(self.ops.define(self.combined(kind, value, other, dtype), dtype))
         return value
+
+    def combined(self, kind: ReductionKind, one: str, other: str, dtype: torch.dtype) -> str:
+        """The text of two values of a reduction, combined."""
+        if self.maxima.has(kind, dtype):
+            return self.maxima.of(kind, one, other)
+        return self.ops.combine(kind.combine, one, other, dtype)
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
         dims = self.reduced_dims(stmt)
@@ -305,7 +314,7 @@ class Writer:
         dtype = self.dtype(stmt)
         acc, *error = self.accumulators(stmt)
         if not error:
-            self.code.writeline(f"{acc} = {self.ops.combine(stmt.kind.combine, acc, value, dtype)}")
+            self.code.writeline(f"{acc} = {self.combined(stmt.kind, acc, value, dtype)}")
             return
         term = self.ops.define(f"{value} - {error[0]}", dtype)
         total = self.ops.define(f"{acc} + {term}", dtype)
@@ -329,7 +338,7 @@ class Writer:
 
     def store_tile(self, stmt: PartialAccumulate, value: str) -> None:
         for dim in self.reduced_dims(stmt):
-            value = self.reduced(stmt.kind, value, axis=self.dims.index(dim))
+            value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=self.dims.index(dim))
         rest = beside(stmt.index)
         if rest is None or self.phase is not None:
             self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
@@ -377,12 +386,11 @@ class Writer:
             value = f"tl.where({mask}, {value}, {filler(kind, dtype)})"
         return value
 
-    def reduced(self, kind: ReductionKind, value: str, axis: int) -> str:
+    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, axis: int) -> str:
         """A tile reduced over one of its dims, which stays with size 1."""
-        return self.without(kind, value, axis) + ("[:, None]" if axis == 1 else "[None, :]")
-
-    def without(self, kind: ReductionKind, value: str, axis: int) -> str:
-        return f"{kind.tile}({value}, {axis})"
+        is_maximum = self.maxima.has(kind, dtype)
+        text = self.maxima.along(kind, value, axis) if is_maximum else f"{kind.tile}({value}, {axis})"
+        return text + ("[:, None]" if axis == 1 else "[None, :]")
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""

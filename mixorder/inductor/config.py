@@ -25,6 +25,11 @@ def emulates_precision_casts() -> bool:
     return bool(inductor_config.emulate_precision_casts)
 
 
+def uses_fast_math() -> bool:
+    """Whether Inductor compiles functions to less exact and faster ones."""
+    return is_option("use_fast_math") and bool(inductor_config.use_fast_math)
+
+
 def tunes() -> bool:
     """Whether Inductor times kernels in this compile."""
     return any(getattr(inductor_config, name) for name in TUNING_OFF)

@@ -28,7 +28,8 @@ COMPARED = {  # NaN is propagated
     "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
 }
-_EXACT = COMPARED | {"truediv": "tl.div_rn({}, {})", "reciprocal": "tl.div_rn(1.0, {})"}
+_DIV_RN = "tl.div_rn({}, {})"  # Inductor's printer has it in some versions only
+_EXACT = COMPARED | {"truediv": _DIV_RN, "reciprocal": "tl.div_rn(1.0, {})"}
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
 
@@ -105,6 +106,8 @@ class ScalarPrinter(DefaultHandler):
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
         if self.exact and dtype == torch.float32 and op in _EXACT:
             return self.line(_EXACT[op].format(*args), dtype)
+        if op == "div_rn":
+            return self.line(_DIV_RN.format(*args), dtype)
         if op == "fma":  # Inductor's printer has it in some versions only
             return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:

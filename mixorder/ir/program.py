@@ -61,7 +61,8 @@ class Buffer:
 
     `over`: the input whose memory an output reuses, after the input's last read. `offset`: elements of its
     storage before its first one. `widened`: its dtype is wider than the graph states; its readers round it.
-    `fill`: the value of every element before the launch; None if it does not matter.
+    `fill`: the value of every element before the launch; None if it does not matter. `read_again`: a later
+    kernel reads it as well.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Buffer:
     offset: sympy.Expr = sympy.S.Zero
     widened: bool = False
     fill: int | None = None
+    read_again: bool = False
 
     @property
     def pointer(self) -> str:

@@ -6,7 +6,7 @@ Takes a region in its graph as it is, before the rewrite; changes nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch.fx import Node
@@ -29,6 +29,21 @@ def dead_after(region: Region, donated: Collection[Node] = ()) -> tuple[str, ...
     inputs that are the graph's to overwrite."""
     reader = _Reader(region, donated)
     return tuple(name for name, n in region.input_buffers.items() if reader.why_not(n) is None)
+
+
+def read_after(region: Region, place: int, index: Mapping[Node, int], stored: Collection[Node]) -> set[str]:
+    """The inputs that a loop or another kernel reads after a launch, by their names in the region's loops.
+
+    `place`: the launch's position. `index`: that of each node. `stored`: nodes that have memory of their own;
+    others are computed by the loops that use them."""
+    reader = _Reader(region)
+
+    def is_later(node: Node) -> bool:
+        if reader.is_gone(node):
+            return False
+        return index.get(node, 0) > place or (node not in stored and any(map(is_later, node.users)))
+
+    return {name for name, n in region.input_buffers.items() if any(map(is_later, n.users))}
 
 
 class _Reader:

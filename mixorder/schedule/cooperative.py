@@ -32,7 +32,11 @@ MAX_PARTS = 32  # a slot for each lane of a warp
 MAX_STAGES = 4
 SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
+MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 744 and 1794 us, Inductor's 780 and 566
 LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
+# For each compensated sum of a tile of two rows, and as many again for one of four: machine code for sm_90 of
+# three backwards with three such sums, triton 3.7.1 (docs/tuning.md, section 36).
+COMPENSATED_REGISTERS = 22
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
@@ -62,8 +66,10 @@ def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> 
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
-    # Smaller tiles hide less: only for rows that are too wide to reread instead.
-    sizes = (elements, elements // 2) if facts.cols > MAX_COLS else (elements,)
+    # Smaller tiles hide less: only for rows that are too wide to reread instead, or where compensated sums
+    # take the registers. LayerNorm 16384x6144 fp32 with three of them: 376 us, Inductor's kernels 500 us.
+    halved = facts.cols > MAX_COLS or facts.compensated > 0
+    sizes = (elements, elements // 2) if halved else (elements,)
     return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
 
 
@@ -85,7 +91,7 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
-        if depth and xblock <= facts.rows and parts <= MAX_PARTS:
+        if depth and xblock <= facts.rows and parts <= MAX_PARTS and _late(facts) <= MOST_LATE_BYTES:
             tight = registers_of(facts, tile, r0_block, depth) > constants.full_registers
             schedule = _schedule(facts, device, tile, r0_block, depth, constants)
             found.append((parts > few, tight or depth < constants.least_depth, schedule))
@@ -124,7 +130,8 @@ def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
         + facts.column_words / tile.xblock
         + depth * facts.carried_bytes / 4
     )
-    return REGISTER_OVERHEAD + per_thread * words
+    folds = facts.compensated * math.log2(tile.xblock)
+    return REGISTER_OVERHEAD + per_thread * words + COMPENSATED_REGISTERS * folds
 
 
 def _late(facts: Facts) -> int:

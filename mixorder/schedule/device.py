@@ -14,8 +14,8 @@ class DeviceInfo:
 
     `exchanges`: whether its programs can exchange partial results (`codegen.exchange` has PTX for it).
     `overlaps`: whether it has programmatic dependent launch (`codegen.programmatic_launch`). `saturates`:
-    whether it casts what is beyond the range of a float8 to the largest one. `bandwidth` of its memory, bytes
-    per second; 0 if unknown.
+    whether it casts what is beyond the range of a float8 to the largest one. `runs_ptx`: whether it is of
+    NVIDIA. `bandwidth` of its memory, bytes per second; 0 if unknown.
     """
 
     name: str
@@ -27,6 +27,7 @@ class DeviceInfo:
     exchanges: bool = True
     overlaps: bool = True
     saturates: bool = True
+    runs_ptx: bool = True
     bandwidth: float = 0.0
 
 
@@ -54,6 +55,7 @@ def device_info(device: torch.device) -> DeviceInfo:
         exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
         overlaps=torch.version.hip is None and props.major >= 9,
         saturates=torch.version.hip is None and (props.major, props.minor) >= (8, 9),
+        runs_ptx=torch.version.hip is None,
         bandwidth=_bandwidth(props),
     )
 

@@ -50,7 +50,8 @@ class Facts:
     on its program's number.
 
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
-    and `carried_bytes`, each counted once per phase that it is carried over.
+    and `carried_bytes`, each counted once per phase that it is carried over. `compensated`: partials that
+    carry their rounding error.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class Facts:
     carried_bytes: int = 0
     exchanged: int = 0
     exchanges: int = 0
+    compensated: int = 0
     along_rows: bool = False
 
     @property
@@ -122,6 +124,7 @@ class _Reader:
             carried_bytes=self.carried_bytes(),
             exchanged=max((len(s.values) for s in exchanges), default=0),
             exchanges=len(exchanges),
+            compensated=sum(s.compensated for s in self.main.body if isinstance(s, PartialAccumulate)),
             along_rows=self.along_rows(),
         )
 
@@ -206,7 +209,11 @@ _INSTRUCTIONS = {
     **dict.fromkeys(("sin", "cos", "tan", "atan2", "pow"), 80),
     **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
-    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
+    **dict.fromkeys(
+        ("exp", "sigmoid", "truediv", "div_rn", "reciprocal", "sqrt", "asin", "acos", "atan"), 12
+    ),
+    "branchless_tanh": 16,
+    "branchless_erf": 22,
     "lgamma": 200,
 }
 

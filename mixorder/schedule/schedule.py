@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-TILES_ALONE = ("extents", "saturates", "programs", "backwards")  # fields for blocks in a tile alone
+TILES_ALONE = ("extents", "programs", "backwards", "band")  # fields for blocks in a tile alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Schedule:
     main kernel still runs (`codegen.programmatic_launch`).
 
     `extents`: of a program whose reductions end within its tile, the tile's elements along each axis; the
-    other numbers are then 1 or 0, but for the warps and stages. `saturates`: casts to float8 need no clamp
-    before them. `programs`: how many walk through all tiles; 0 for one for each tile. `backwards`: they begin
-    at the last tile, whose inputs L2 may still have from the kernel before.
+    other numbers are then 1 or 0, but for the warps and stages. `programs`: how many walk through
+    all tiles; 0 for one for each tile. `backwards`: they begin at the last tile, whose inputs L2 may still
+    have from the kernel before. `band`: tiles along the first axis that follow one another before the next
+    one along the second.
     """
 
     tile: Tile
@@ -48,9 +49,9 @@ class Schedule:
     overlap: bool = False
     chunks: int = 1
     extents: tuple[int, ...] = ()
-    saturates: bool = False
     programs: int = 0
     backwards: bool = False
+    band: int = 1
 
     @property
     def chunk(self) -> int:

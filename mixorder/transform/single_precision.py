@@ -106,10 +106,10 @@ def _in_float32(name: str, quotient: _Quotient) -> list[Statement]:
     below, least, smallest, ratio, dividend = (Ref(f"{name}.{part}") for part in _NAMES)
     constant = value("dividend", "constant", quotient.dividend, f32)
     if quotient.least is None:
-        return [constant, value("", "truediv", dividend, quotient.divisor)]
+        return [constant, value("", "div_rn", dividend, quotient.divisor)]
     return [
         constant,
-        value("quotient", "truediv", dividend, quotient.divisor),
+        value("quotient", "div_rn", dividend, quotient.divisor),
         value("smallest", "constant", _from(quotient.least), f32),
         value("below", "lt", quotient.divisor, smallest, dtype=torch.bool),
         value("least", "constant", quotient.at_least, f32),

@@ -66,7 +66,7 @@ def maximum_or_nan(a, b):
 
 
 @triton.jit
-def triton_mixorder_test_8847f61f(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
+def triton_mixorder_test_ea4a1657(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
     program = tl.program_id(0)
     j_tile = program % 4
     i_tile = program // 4
@@ -105,37 +105,31 @@ def triton_mixorder_test_8847f61f(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp26 = tl.full([], 0.5, tl.float32)
     tmp27 = tmp25 * tmp26
     tmp28 = tmp0 * tmp27
-    tmp29 = tl.full([], -448.0, tl.float32)
-    tmp30 = tl.where((tmp28 > tmp29) | (tmp28 != tmp28), tmp28, tmp29)
-    tmp31 = tl.full([], 448.0, tl.float32)
-    tmp32 = tl.where((tmp30 < tmp31) | (tmp30 != tmp30), tmp30, tmp31)
-    tmp33 = tmp32.to(tl.float8e4nv)
-    tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp33, [64, 128]))
-    tmp34 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
-    tmp35 = tmp34.to(tl.int32, bitcast=True)
-    tmp36 = (tmp35 >> tmp4).to(tl.int32)
-    tmp37 = (tmp36 & tmp6).to(tl.int32)
-    tmp38 = (tmp37 - tmp8).to(tl.int32)
-    tmp39 = (triton_helpers.maximum(tmp38, tmp10)).to(tl.int32)
-    tmp40 = (triton_helpers.minimum(tmp39, tmp12)).to(tl.int32)
-    tmp41 = (tmp40 + tmp14).to(tl.int32)
-    tmp42 = tmp41.to(tl.uint8)
-    tl.store(out2_ptr + (8 * at_jy[:, None] + at_i[None, :]), tl.reshape(tl.permute(tl.reshape(tmp42, [2, 4, 32]), (1, 2, 0)), [128, 2]))
-    tmp43 = tmp42.to(tl.int32)
-    tmp44 = (tmp43 << tmp4).to(tl.int32)
-    tmp45 = tmp44.to(tl.float32, bitcast=True)
-    tmp46 = tl.where((tmp45 > tmp20) | (tmp45 != tmp45), tmp45, tmp20)
-    tmp47 = tmp46.to(tl.int32, bitcast=True)
-    tmp48 = tl.full([], 2139095040, tl.int32)
-    tmp49 = (tmp48 - tmp47).to(tl.int32)
-    tmp50 = tmp49.to(tl.float32, bitcast=True)
-    tmp51 = tl.full([], 0.5, tl.float32)
-    tmp52 = tmp50 * tmp51
-    tmp53 = tmp0 * tmp52
-    tmp54 = tl.where((tmp53 > tmp29) | (tmp53 != tmp53), tmp53, tmp29)
-    tmp55 = tl.where((tmp54 < tmp31) | (tmp54 != tmp54), tmp54, tmp31)
-    tmp56 = tmp55.to(tl.float8e4nv)
-    tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp56, (2, 3, 0, 1)), [128, 64]))
+    tmp29 = tmp28.to(tl.float8e4nv)
+    tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp29, [64, 128]))
+    tmp30 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
+    tmp31 = tmp30.to(tl.int32, bitcast=True)
+    tmp32 = (tmp31 >> tmp4).to(tl.int32)
+    tmp33 = (tmp32 & tmp6).to(tl.int32)
+    tmp34 = (tmp33 - tmp8).to(tl.int32)
+    tmp35 = (triton_helpers.maximum(tmp34, tmp10)).to(tl.int32)
+    tmp36 = (triton_helpers.minimum(tmp35, tmp12)).to(tl.int32)
+    tmp37 = (tmp36 + tmp14).to(tl.int32)
+    tmp38 = tmp37.to(tl.uint8)
+    tl.store(out2_ptr + (8 * at_jy[:, None] + at_i[None, :]), tl.reshape(tl.permute(tl.reshape(tmp38, [2, 4, 32]), (1, 2, 0)), [128, 2]))
+    tmp39 = tmp38.to(tl.int32)
+    tmp40 = (tmp39 << tmp4).to(tl.int32)
+    tmp41 = tmp40.to(tl.float32, bitcast=True)
+    tmp42 = tl.where((tmp41 > tmp20) | (tmp41 != tmp41), tmp41, tmp20)
+    tmp43 = tmp42.to(tl.int32, bitcast=True)
+    tmp44 = tl.full([], 2139095040, tl.int32)
+    tmp45 = (tmp44 - tmp43).to(tl.int32)
+    tmp46 = tmp45.to(tl.float32, bitcast=True)
+    tmp47 = tl.full([], 0.5, tl.float32)
+    tmp48 = tmp46 * tmp47
+    tmp49 = tmp0 * tmp48
+    tmp50 = tmp49.to(tl.float8e4nv)
+    tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp50, (2, 3, 0, 1)), [128, 64]))
 """,  # noqa: E501
         )
 
@@ -145,14 +139,14 @@ def triton_mixorder_test_8847f61f(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
             source.text,
             """\
 @triton.jit
-def triton_mixorder_test_dccaa063(in0_ptr, in1_ptr, out0_ptr):
-    program = tl.program_id(0)
-    y_tile = program % 64
-    x_tile = program // 64
-    at_x = x_tile * 64 + tl.arange(0, 64)
-    at_y = y_tile * 64 + tl.arange(0, 64)
+def triton_mixorder_test_b84cec2d(in0_ptr, in1_ptr, out0_ptr):
+    program = (4095 - tl.program_id(0))
+    y_tile = program % 32
+    x_tile = program // 32
+    at_x = x_tile * 128 + tl.arange(0, 128)
+    at_y = y_tile * 128 + tl.arange(0, 128)
     tmp0 = tl.load(in0_ptr + (4096 * at_x[:, None] + at_y[None, :])).to(tl.float32)
-    tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 64])
+    tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 128])
     tmp2 = tmp0 * tmp1
     tmp3 = tmp2.to(tl.float8e4nv)
     tl.store(out0_ptr + (16384 * at_y[:, None] + at_x[None, :]), tl.permute(tmp3, (1, 0)))

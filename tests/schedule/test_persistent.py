@@ -153,12 +153,13 @@ def test_what_branches_and_what_follows_from_one_another_is_seen() -> None:
         dx = dy * x_hat * (x_hat * x_hat).mean(1, keepdim=True)
         return dx, (dy * x_hat).sum(0)
 
-    def of(graph: torch.fx.Graph) -> tuple[bool, int]:
-        work = facts_of(graphs.merged(graphs.only(graph)))
+    def of(graph: torch.fx.Graph, runs_ptx: bool = True) -> tuple[bool, int]:
+        work = facts_of(graphs.merged(graphs.only(graph), runs_ptx))
         return work.divergent, work.levels
 
     full = ((4096, 512), f32)
-    assert of(graphs.traced(gelu, full, full)) == (True, 0)
+    assert of(graphs.traced(gelu, full, full)) == (False, 0)
+    assert of(graphs.traced(gelu, full, full), runs_ptx=False) == (True, 0)
     assert of(graphs.traced(centred, full, full)) == (False, 2)
     assert of(graphs.layer_norm_backward(4096, 512)) == (False, 1)
 

@@ -98,7 +98,7 @@ def test_the_same_bits(factor: Callable[[Any], Any]) -> None:
     values: dict[str, Any] = {first.name: divisors()}
     run: dict[str, Callable[..., Any]] = {
         "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
-        "truediv": torch.div,
+        "div_rn": torch.div,
         "lt": torch.lt,
         "where": torch.where,
     }
