@@ -34,9 +34,9 @@ SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts ar
 TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
 MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 744 and 1794 us, Inductor's 780 and 566
 LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
-# For each compensated sum of a tile of two rows, and as many again for one of four: machine code for sm_90 of
-# three backwards with three such sums, triton 3.7.1 (docs/tuning.md, section 36).
-COMPENSATED_REGISTERS = 22
+# The same, where loads are of several widths, such as a gradient in bf16 beside activations in fp32: machine
+# code for sm_90 of nine backwards, triton 3.7.1 (docs/tuning.md, section 36).
+MIXED_WORDS = 4.0
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
@@ -66,9 +66,9 @@ def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> 
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
-    # Smaller tiles hide less: only for rows that are too wide to reread instead, or where compensated sums
-    # take the registers. LayerNorm 16384x6144 fp32 with three of them: 376 us, Inductor's kernels 500 us.
-    halved = facts.cols > MAX_COLS or facts.compensated > 0
+    # Smaller tiles hide less: only for rows that are too wide to reread instead, or where loads of several
+    # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
+    halved = facts.cols > MAX_COLS or facts.mixed
     sizes = (elements, elements // 2) if halved else (elements,)
     return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
 
@@ -101,7 +101,7 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
 def _layouts(facts: Facts, constants: Constants) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
     most = min(MAX_PARTS, constants.words_of_2_rows // max(1, facts.exchanged))
-    for rows in (2, 4):
+    for rows in (2,) if facts.mixed else (2, 4):  # of four rows, mixed ones spill
         yield rows, 4, min(most, constants.parts_of_4)
         yield rows, 2, min(most, constants.parts_of_2)
         yield rows, 1, most
@@ -129,9 +129,9 @@ def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
         + LATER_PHASE_WORDS * (facts.exchanges - 1)
         + facts.column_words / tile.xblock
         + depth * facts.carried_bytes / 4
+        + MIXED_WORDS * facts.mixed
     )
-    folds = facts.compensated * math.log2(tile.xblock)
-    return REGISTER_OVERHEAD + per_thread * words + COMPENSATED_REGISTERS * folds
+    return REGISTER_OVERHEAD + per_thread * words
 
 
 def _late(facts: Facts) -> int:

@@ -50,8 +50,8 @@ class Facts:
     on its program's number.
 
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
-    and `carried_bytes`, each counted once per phase that it is carried over. `compensated`: partials that
-    carry their rounding error.
+    and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
+    loaded of several widths.
     """
 
     rows: int
@@ -72,7 +72,7 @@ class Facts:
     carried_bytes: int = 0
     exchanged: int = 0
     exchanges: int = 0
-    compensated: int = 0
+    mixed: bool = False
     along_rows: bool = False
 
     @property
@@ -124,7 +124,7 @@ class _Reader:
             carried_bytes=self.carried_bytes(),
             exchanged=max((len(s.values) for s in exchanges), default=0),
             exchanges=len(exchanges),
-            compensated=sum(s.compensated for s in self.main.body if isinstance(s, PartialAccumulate)),
+            mixed=len(set(map(self.item, self.tiles))) > 1,
             along_rows=self.along_rows(),
         )
 

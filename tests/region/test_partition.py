@@ -35,6 +35,16 @@ def many_sums(rows: int, cols: int, count: int) -> Graph:
     return traced(function, *[((rows, cols), f32)] * (2 + count))
 
 
+def sums_of_the_same(rows: int, cols: int, count: int) -> Graph:
+    """A pair, and `count` more outer reductions of the pair's own tensors."""
+
+    def function(x: Any, dy: Any) -> Any:
+        dx, dw = graphs.pair(x, dy)
+        return (dx, dw, *[(dx * (x + i)).sum(0) for i in range(count)])
+
+    return traced(function, *[((rows, cols), f32)] * 2)
+
+
 def record_of(graph: Graph) -> report.RegionRecord:
     with report.collect() as records:
         pipeline.run(graph, OPTIONS)
@@ -84,7 +94,7 @@ def no_exchange(plan_with: Callable[..., None]) -> None:
 
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
     """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
-    record = record_of(many_sums(4096, 8192, 5))
+    record = record_of(sums_of_the_same(4096, 8192, 5))
     assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
 
 

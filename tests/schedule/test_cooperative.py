@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
+from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM, registers_of
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.facts import ALIGNMENT, Facts
 from mixorder.schedule.persistent import MAX_COLS
@@ -107,6 +107,25 @@ def test_tiles_are_halved_where_there_is_no_other_way() -> None:
     assert schedule.tile.xblock * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
     with pytest.raises(TooWide):
         choose_shared(dataclasses.replace(work, cols=MAX_COLS), H200)
+
+
+def test_loads_of_several_widths_take_registers() -> None:
+    """A gradient in bf16 beside activations in fp32, as under autocast: half the tile, and two rows of it."""
+    work = Facts(16384, 6144, staged_bytes=6, carried_bytes=6, column_words=7, exchanged=2, exchanges=1)
+    assert choose_shared(work, H200).tile == Tile(4, 2, 4)
+    mixed = dataclasses.replace(work, mixed=True)
+    schedule = choose_shared(mixed, H200)
+    assert (schedule.tile, schedule.depth) == (Tile(2, 2, 3), 2)
+    assert 2 * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
+    more = registers_of(mixed, schedule.tile, schedule.r0_block, 2)
+    assert more - registers_of(work, schedule.tile, schedule.r0_block, 2) == 64
+
+
+def test_much_that_the_last_phase_loads_is_declined() -> None:
+    work = Facts(16384, 6144, staged_bytes=8, carried_bytes=4, column_words=3, exchanged=2, exchanges=1)
+    assert choose_shared(work, H200)
+    with pytest.raises(TooWide):
+        choose_shared(dataclasses.replace(work, staged_bytes=10), H200)
 
 
 def test_tiles_of_four_rows_where_two_would_spill() -> None:
