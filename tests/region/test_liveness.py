@@ -11,7 +11,7 @@ import torch
 from graphs import bf16, f32, find, in_turn, only, pair, traced
 from torch.fx import Node
 
-from mixorder.region.liveness import _Reader, dead_after
+from mixorder.region.liveness import _Reader, dead_after, read_after
 from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), f32), ((256, 256), f32)
@@ -143,3 +143,28 @@ def test_what_the_forward_kept_for_this_graph_alone_dies() -> None:
         assert dead_after(region) == ()
         assert {_Reader(region, inputs).why_not(n) for n in inputs} == {kept}
         assert len(dead_after(region, inputs)) == (0 if returned else 2)
+
+
+def read_later(x: Any, y: Any, w: Any) -> Any:
+    dx, dw = pair(x, y)
+    return dx, dw, y @ w, x @ w
+
+
+def computed_later(x: Any, y: Any, w: Any) -> Any:
+    """A cast before the region, which the loop behind it computes."""
+    wide = x.double()
+    dx, dw = pair(x, y)
+    return dx, dw, (wide * dw.double()).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"), [(lambda x, y, w: pair(x, y), 0), (read_later, 2), (computed_later, 1)]
+)
+def test_what_is_read_after_the_launch(function: Callable[..., Any], found: int) -> None:
+    """Kernels do not evict it first."""
+    region = only(traced(function, FULL, FULL, SQUARE))
+    index = {node: i for i, node in enumerate(region.nodes[0].graph.nodes)}
+    place = max(index[n] for n in region.nodes)
+    stored = [n for n in index if n.op == "placeholder"]
+    again = read_after(region, place, index, stored)
+    assert len(again) == found and again <= set(region.input_buffers)
