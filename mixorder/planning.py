@@ -17,6 +17,8 @@ from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
 from .region.partition import lighter, partition, without_culprit, without_gathers
 from .region.region import Region
+from .region.row_values import behind_row_values
+from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
@@ -110,7 +112,9 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction."""
     whole = _possible(region, build, runner)
-    if whole.loops.blocked or not _is_computing(whole):
+    if whole.loops.blocked:
+        return _of_tile(whole, build, runner)
+    if not _is_computing(whole):
         return [whole]
     counted = runner.step("facts", instructions_by_node, whole.merged)
     heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
@@ -121,6 +125,21 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
         except Decline:
             continue
     return [one for _, one in sorted(plans, key=lambda found: found[0])]
+
+
+def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
+    """The plan of a tile's region, and the one that reads what it needs values of whole rows for; the faster
+    one first. The kernel that reduces the rows then writes one tensor more."""
+    if (found := runner.step("partition", behind_row_values, whole.region)) is None:
+        return [whole]
+    part, tensor = found
+    try:
+        plan = _best_part(part, build, runner)
+    except Decline:
+        return [whole]
+    written_us = moving_us(whole.merged.hint(num_bytes(tensor)), whole.device)
+    faster = plan.expected.fused_us + written_us < whole.expected.fused_us
+    return [plan, whole] if faster else [whole]
 
 
 HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well

@@ -17,7 +17,7 @@ from test_docs import blocks as code_of
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
-from mixorder.strategies import TILE
+from mixorder.strategies import PERSISTENT, TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
 Function = Callable[..., tuple[torch.Tensor, ...]]
@@ -220,3 +220,23 @@ def test_the_functions_of_the_page() -> None:
     x, y, z = (torch.randn(256, 512, dtype=bf16) for _ in range(3))
     check(page["gelu_backward"], x, y, kernels=2)
     check(page["swiglu_backward"], x, y, z)
+
+
+def test_casts_behind_a_norm() -> None:
+    """The norm is a kernel of its own, which writes dx; every scale and byte of dx is eager's."""
+    x, dy, res = (torch.randn(512, 1024).to(bf16) for _ in range(3))
+    w, rstd = torch.randn(1024).to(bf16), torch.rand(512, 1) + 0.5
+
+    def function(x: Any, dy: Any, w: Any, rstd: Any, res: Any) -> Any:
+        normed, scaled = x.float() * rstd, dy.float() * w.float()
+        dx = rstd * (scaled - normed * (normed * scaled).mean(-1, keepdim=True)) + res.float()
+        return dx.to(bf16), (dy.float() * normed).sum(0), *quantised.mx_both(dx.to(bf16))
+
+    with collect() as records:
+        dx, dw, *casts = run_fused(function, (x, dy, w, rstd, res))
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name, PERSISTENT.name]
+    for mine, eager in zip(casts, quantised.mx_both(dx), strict=True):
+        assert different(mine, eager) == 0
+    exact = function(x.double(), dy.double(), w.double(), rstd.double(), res.double())
+    assert (dx.double() - exact[0]).norm() <= 4e-3 * exact[0].norm()
+    assert (dw.double() - exact[1]).norm() <= 1e-6 * exact[1].norm()
