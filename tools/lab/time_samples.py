@@ -192,7 +192,8 @@ def _as_they_ran(
 
 
 def _schedule(fields: dict[str, Any]) -> Schedule:
-    return Schedule(**fields | {"tile": Tile(**fields["tile"])})
+    known = {field.name for field in dataclasses.fields(Schedule)}  # files may be older
+    return Schedule(**{k: v for k, v in fields.items() if k in known} | {"tile": Tile(**fields["tile"])})
 
 
 def fused(record: RegionRecord) -> Fused:
