@@ -20,11 +20,12 @@ from .region.region import Region
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
+from .schedule.apart import kernels_of
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES, moving_us
-from .schedule.outside import outside_us
+from .schedule.outside import apart_us, outside
 from .schedule.predicted import Expected, check_saves, check_spares
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
@@ -114,13 +115,13 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
         return [whole]
     counted = runner.step("facts", instructions_by_node, whole.merged)
     heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
-    plans = [(_predicted_us(whole, whole.region), whole)]
+    plans = [whole]
     for part in runner.step("partition", lighter, whole.region, heavy):
         try:
-            plans.append((_predicted_us(one := _best_part(part, build, runner), whole.region), one))
+            plans.append(_with_outside(_best_part(part, build, runner), whole.region))
         except Decline:
             continue
-    return [one for _, one in sorted(plans, key=lambda found: found[0])]
+    return sorted(plans, key=lambda one: one.expected.ours_us)
 
 
 HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well
@@ -131,9 +132,15 @@ def _is_computing(plan: Plan) -> bool:
     return plan.expected.fused_us > 1.05 * plan.expected.idle_us
 
 
-def _predicted_us(plan: Plan, whole: Region) -> float:
-    """Microseconds that a plan of a part of `whole` takes, with what it leaves to Inductor."""
-    return plan.expected.fused_us + outside_us(whole, plan.region, plan.device)
+def _with_outside(plan: Plan, whole: Region) -> Plan:
+    """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
+    its own beside our kernels, within its other loops without them."""
+    left = outside(whole, plan.region)
+    if not left.launches:
+        return plan
+    apart = apart_us(kernels_of(plan.lowered, plan.device), left, plan.device)
+    takes = dataclasses.replace(plan.expected, outside_us=left.us(plan.device), apart_us=apart)
+    return dataclasses.replace(plan, expected=takes)
 
 
 def _possible(region: Region, build: Build, runner: Runner) -> Plan:
@@ -146,7 +153,7 @@ def _possible(region: Region, build: Build, runner: Runner) -> Plan:
             return _possible(smaller, build, runner)
         if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
-    return _best_part(plain, build, runner)
+    return _with_outside(_best_part(plain, build, runner), region)
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
@@ -303,7 +310,10 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
         plan.lowered, found.loops, found.strategy, found.schedule, found.facts, traffic, plan.device
     )
     # It was measured to take no longer than the schedule of the prediction before.
-    takes = dataclasses.replace(takes, fused_us=min(takes.fused_us, plan.expected.fused_us))
+    fused_us = min(takes.fused_us, plan.expected.fused_us)
+    takes = dataclasses.replace(
+        plan.expected, fused_us=fused_us, idle_us=takes.idle_us, launches=takes.launches
+    )
     return dataclasses.replace(
         plan,
         strategy=found.strategy,
