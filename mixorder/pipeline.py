@@ -39,6 +39,7 @@ from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after
+from .region.padding import is_filled
 from .region.partition import leaner, partition
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
@@ -118,7 +119,7 @@ def fuse(
     step("gate", check_time, chosen, runner.options.min_numel)
     loops, schedule, strategy = in_place(chosen, timeline, runner), chosen.schedule, chosen.strategy
     if loops != chosen.loops:
-        show("in_place.txt", loops, Form.MERGED)
+        show("in_place.txt", loops, strategy.form)
     key = key and (key, tuple(b.over for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
@@ -179,10 +180,12 @@ def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
 
 def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
     """A plan's loops, with results in the memory of inputs that are dead after it."""
-    if not chosen.strategy.in_place:
+    if not chosen.strategy.in_place(chosen.loops):
         return chosen.loops
-    dead = runner.step("liveness", dead_after, chosen.region, timeline.writable)
-    return runner.step("in_place", reuse_in_place, chosen.loops, dead)
+    region = chosen.region
+    dead = runner.step("liveness", dead_after, region, timeline.writable)
+    alone = [name for name, node in region.buffers.items() if node in region.padded and is_filled(node)]
+    return runner.step("in_place", reuse_in_place, chosen.loops, dead, alone)
 
 
 def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:
