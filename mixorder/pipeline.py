@@ -52,6 +52,7 @@ from .schedule.device import device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
+from .transform.one_hot import sum_one_hot
 from .transform.powers_of_two import multiply_by_reciprocals
 from .transform.reorder import merge, reorder
 from .transform.single_precision import divide_in_float32
@@ -229,7 +230,8 @@ def loops_of(region: Region, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
-    loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)
+    loops = step("one_hot", sum_one_hot, lowered)
+    loops = show("split.txt", step("split", split_outer, loops), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
     loops = step("merge", merge, loops)
     if not emulates_precision_casts():  # that setting rounds every product, as eager does

@@ -36,8 +36,8 @@ def has_gaps(node: Node) -> bool:
 
 
 def is_filled(node: Node) -> bool:
-    """Whether the graph pads an output that has gaps. Inductor then fills the gaps in place, but only of memory
-    that it allocates itself; of an operator's or the caller's it makes a copy."""
+    """Whether the graph pads an output that has gaps. Inductor then fills the gaps in place, but only of
+    memory that it allocates itself; of an operator's or the caller's it makes a copy."""
     for user in node.users:
         if user.target is aten.constant_pad_nd.default or (_is_strided(user) and is_filled(user)):
             return True
