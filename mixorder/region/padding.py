@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..inductor.tensors import padded_strides
 from .nodes import fake, is_view, leaves_the_graph
@@ -71,6 +71,23 @@ def _readers(node: Node, val: torch.Tensor) -> Iterator[Node]:
             yield from _readers(user, _viewed(user, val))
         else:
             yield user
+
+
+def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
+    """The strides of a forward graph's outputs as Inductor stores them: with gaps where a loop or a product
+    makes an activation that only the backward reads. None for what is no tensor, or of symbolic strides."""
+    (output,) = graph.find_nodes(op="output")
+    seen = output.meta.get("user_visible_output_idxs", ())
+    found: list[tuple[int, ...] | None] = []
+    for i, node in enumerate(output.args[0]):
+        val = fake(node) if isinstance(node, Node) else None
+        if val is None or not all(isinstance(n, int) for n in val.stride()):
+            found.append(None)
+            continue
+        made = node.target in PRODUCTS or takes_operands(node)
+        stride = padded_strides(val) if made and i not in seen and val.is_contiguous() else None
+        found.append(stride or tuple(val.stride()))
+    return found
 
 
 def update_views(node: Node) -> None:
