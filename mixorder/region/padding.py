@@ -7,13 +7,14 @@ ours writes has to have the gaps as well: nothing behind it can make them withou
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import torch
 from torch.fx import Graph, Node
 
 from ..inductor.tensors import padded_strides
-from .nodes import fake, is_view, leaves_the_graph
+from .nodes import fake, is_view, leaves_the_graph, operands
 from .space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -42,6 +43,22 @@ def is_filled(node: Node) -> bool:
         if user.target is aten.constant_pad_nd.default or (_is_strided(user) and is_filled(user)):
             return True
     return False
+
+
+def fills_gaps(node: Node) -> bool:
+    """Whether a node pads the rows of an output that has gaps, and Inductor fills these with zeros where they
+    are: for one product, and in memory that it allocates for what a loop or a launch computes."""
+    if node.target is not aten.constant_pad_nd.default or [u.target in PRODUCTS for u in node.users] != [
+        True
+    ]:
+        return False
+    (source,), (before, behind, *others) = operands(node), tuple(node.args[1])  # type: ignore[arg-type]
+    val = fake(source)
+    stride = None if val is None or val.ndim != 2 else padded_strides(val)
+    if val is None or stride is None or before or any(others) or val.shape[1] + behind > stride[0]:
+        return False
+    made = takes_operands(source) or source.target is operator.getitem
+    return made and has_gaps(source)
 
 
 def _are_between_rows(val: torch.Tensor) -> bool:
