@@ -185,8 +185,13 @@ def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
         return chosen.loops
     region = chosen.region
     dead = runner.step("liveness", dead_after, region, timeline.writable)
-    alone = [name for name, node in region.buffers.items() if node in region.padded and is_filled(node)]
+    alone = runner.step("liveness", _with_filled_gaps, region)
     return runner.step("in_place", reuse_in_place, chosen.loops, dead, alone)
+
+
+def _with_filled_gaps(region: Region) -> list[str]:
+    """The outputs, by name, that take memory of their own because the graph fills their gaps."""
+    return [name for name, node in region.buffers.items() if node in region.padded and is_filled(node)]
 
 
 def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:

@@ -118,7 +118,8 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
     plans = [whole]
     for part in runner.step("partition", lighter, whole.region, heavy):
         try:
-            plans.append(_with_outside(_best_part(part, build, runner), whole.region))
+            one = _best_part(part, build, runner)
+            plans.append(runner.step("cost", _with_outside, one, whole.region))
         except Decline:
             continue
     return sorted(plans, key=lambda one: one.expected.ours_us)
@@ -135,7 +136,10 @@ def _is_computing(plan: Plan) -> bool:
 def _with_outside(plan: Plan, whole: Region) -> Plan:
     """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
     its own beside our kernels, within its other loops without them."""
-    left = outside(whole, plan.region)
+    region = plan.region
+    if plan.loops.blocked or (region.inner, region.outer) != (whole.inner, whole.outer):
+        return plan  # other reductions are left out as well, which Inductor has kernels of their own for
+    left = outside(whole, region)
     if not left.launches:
         return plan
     apart = apart_us(kernels_of(plan.lowered, plan.device), left, plan.device)
@@ -153,7 +157,7 @@ def _possible(region: Region, build: Build, runner: Runner) -> Plan:
             return _possible(smaller, build, runner)
         if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
-    return _with_outside(_best_part(plain, build, runner), region)
+    return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> Plan:

@@ -55,10 +55,10 @@ def fills_gaps(node: Node) -> bool:
     (source,), (before, behind, *others) = operands(node), tuple(node.args[1])  # type: ignore[arg-type]
     val = fake(source)
     stride = None if val is None or val.ndim != 2 else padded_strides(val)
-    if val is None or stride is None or before or any(others) or val.shape[1] + behind > stride[0]:
+    if val is None or stride is None or before or any(others) or not isinstance(behind, int):
         return False
     made = takes_operands(source) or source.target is operator.getitem
-    return made and has_gaps(source)
+    return made and val.shape[1] + behind <= stride[0] and has_gaps(source)
 
 
 def _are_between_rows(val: torch.Tensor) -> bool:

@@ -104,8 +104,9 @@ def apart_us(kernels: Sequence[Kernel], left: Outside, device: DeviceInfo, times
     """Microseconds of Inductor's kernels for a part, whose first kernel computes what the part leaves
     outside, from rows that lie in memory as that kernel's other rows do."""
     first, *others = kernels
-    touched = {a.buffer: a.touched for a in first.accesses}
-    inside = dataclasses.replace(left.inside, dram=left.inside.dram * first.work.dram / sum(touched.values()))
+    touched = sum({a.buffer: a.touched for a in first.accesses}.values())
+    sectors = first.work.dram / touched if touched else 1.0
+    inside = dataclasses.replace(left.inside, dram=left.inside.dram * sectors)
     first = dataclasses.replace(first, work=first.work + inside)
     return microseconds([first, *others], device, times)
 
