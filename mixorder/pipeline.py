@@ -39,6 +39,7 @@ from .record import RegionRecord
 from .region.find import find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
+from .region.padding import is_filled
 from .region.partition import leaner, partition
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
@@ -51,6 +52,7 @@ from .schedule.device import DeviceInfo, device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
+from .transform.one_hot import sum_one_hot
 from .transform.reorder import merge, reorder
 from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
@@ -117,7 +119,7 @@ def fuse(
     step("gate", check_time, chosen, runner.options.min_numel)
     loops, schedule, strategy = in_place(chosen, timeline, runner), chosen.schedule, chosen.strategy
     if loops != chosen.loops:
-        show("in_place.txt", loops, Form.MERGED)
+        show("in_place.txt", loops, strategy.form)
     loops = step("liveness", with_read_again, loops, region, change.place, timeline)
     key = key and (key, tuple((b.over, b.read_again) for b in loops.buffers))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
@@ -179,10 +181,17 @@ def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
 
 def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
     """A plan's loops, with results in the memory of inputs that are dead after it."""
-    if not chosen.strategy.in_place:
+    if not chosen.strategy.in_place(chosen.loops):
         return chosen.loops
-    dead = runner.step("liveness", dead_after, chosen.region, timeline.writable)
-    return runner.step("in_place", reuse_in_place, chosen.loops, dead)
+    region = chosen.region
+    dead = runner.step("liveness", dead_after, region, timeline.writable)
+    alone = runner.step("liveness", _with_filled_gaps, region)
+    return runner.step("in_place", reuse_in_place, chosen.loops, dead, alone)
+
+
+def _with_filled_gaps(region: Region) -> list[str]:
+    """The outputs, by name, that take memory of their own because the graph fills their gaps."""
+    return [name for name, node in region.buffers.items() if node in region.padded and is_filled(node)]
 
 
 def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:
@@ -232,7 +241,8 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
-    loops = show("split.txt", step("split", split_outer, lowered), Form.SPLIT)
+    loops = step("one_hot", sum_one_hot, lowered)
+    loops = show("split.txt", step("split", split_outer, loops), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
     loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
     loops = step("merge", merge, loops)

@@ -22,11 +22,12 @@ from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
+from .schedule.apart import kernels_of
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES, moving_us
-from .schedule.outside import outside_us
+from .schedule.outside import apart_us, outside
 from .schedule.predicted import Expected, check_saves, check_spares
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
@@ -118,13 +119,14 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
         return [whole]
     counted = runner.step("facts", instructions_by_node, whole.merged)
     heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
-    plans = [(_predicted_us(whole, whole.region), whole)]
+    plans = [whole]
     for part in runner.step("partition", lighter, whole.region, heavy):
         try:
-            plans.append((_predicted_us(one := _best_part(part, build, runner), whole.region), one))
+            one = _best_part(part, build, runner)
+            plans.append(runner.step("cost", _with_outside, one, whole.region))
         except Decline:
             continue
-    return [one for _, one in sorted(plans, key=lambda found: found[0])]
+    return sorted(plans, key=lambda one: one.expected.ours_us)
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
@@ -150,9 +152,18 @@ def _is_computing(plan: Plan) -> bool:
     return plan.expected.fused_us > 1.05 * plan.expected.idle_us
 
 
-def _predicted_us(plan: Plan, whole: Region) -> float:
-    """Microseconds that a plan of a part of `whole` takes, with what it leaves to Inductor."""
-    return plan.expected.fused_us + outside_us(whole, plan.region, plan.device)
+def _with_outside(plan: Plan, whole: Region) -> Plan:
+    """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
+    its own beside our kernels, within its other loops without them."""
+    region = plan.region
+    if plan.loops.blocked or (region.inner, region.outer) != (whole.inner, whole.outer):
+        return plan  # other reductions are left out as well, which Inductor has kernels of their own for
+    left = outside(whole, region)
+    if not left.launches:
+        return plan
+    apart = apart_us(kernels_of(plan.lowered, plan.device), left, plan.device)
+    takes = dataclasses.replace(plan.expected, outside_us=left.us(plan.device), apart_us=apart)
+    return dataclasses.replace(plan, expected=takes)
 
 
 def _possible(region: Region, build: Build, runner: Runner) -> Plan:
@@ -165,7 +176,7 @@ def _possible(region: Region, build: Build, runner: Runner) -> Plan:
             return _possible(smaller, build, runner)
         if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
-    return _best_part(plain, build, runner)
+    return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
@@ -322,7 +333,10 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
         plan.lowered, found.loops, found.strategy, found.schedule, found.facts, traffic, plan.device
     )
     # It was measured to take no longer than the schedule of the prediction before.
-    takes = dataclasses.replace(takes, fused_us=min(takes.fused_us, plan.expected.fused_us))
+    fused_us = min(takes.fused_us, plan.expected.fused_us)
+    takes = dataclasses.replace(
+        plan.expected, fused_us=fused_us, idle_us=takes.idle_us, launches=takes.launches
+    )
     return dataclasses.replace(
         plan,
         strategy=found.strategy,

@@ -16,7 +16,7 @@ from .codegen.persistent import persistent_kernel
 from .codegen.source import KernelSource
 from .codegen.tile import tile_kernel
 from .errors import Decline, DeclineReason
-from .ir.program import LoopProgram
+from .ir.program import Exchange, LoopProgram
 from .ir.verify import Form
 from .schedule import cooperative, persistent, tile
 from .schedule.constants import FITTED, Constants
@@ -57,8 +57,8 @@ class Strategy:
     loops, which then have `form`. `place` does what depends on the schedule: it adds buffers of its sizes.
     `starts` are schedules that a search begins from, in addition to the chosen one; `space` has those near
     one. `emit` writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
-    accumulators. `in_place`: an output may reuse the memory of an input that is read before. `blocked`:
-    whether it runs programs whose reductions end within blocks; it then runs no others.
+    accumulators. `in_place`: whether an output of loops may reuse the memory of an input that is read before.
+    `blocked`: whether it runs programs whose reductions end within blocks; it then runs no others.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Strategy:
     place: Callable[[LoopProgram, Schedule], LoopProgram] = _with_nothing_more
     stretch: Callable[[int], float] = lambda accumulators: 1.0
     describe: Callable[[Schedule], str] = lambda schedule: ""
-    in_place: bool = True
+    in_place: Callable[[LoopProgram], bool] = lambda loops: True
     blocked: bool = False
     predict: Callable[..., Expected] = expected
 
@@ -124,6 +124,11 @@ COLUMN_BLOCKS = dataclasses.replace(
 """A program has a part of the columns, where no reduction runs along a row."""
 
 
+def _exchanges(loops: LoopProgram) -> bool:
+    """Whether programs wait for each other, so that one that has waited too long starts again."""
+    return any(isinstance(s, Exchange) for s in loops.nests[0].body)
+
+
 COOPERATIVE = Strategy(
     "cooperative",
     "several programs share a row: each has a part of its columns, and they exchange partial results "
@@ -137,7 +142,7 @@ COOPERATIVE = Strategy(
     form=Form.COOPERATIVE,
     place=lambda loops, s: with_mailbox(loops, s.parts, s.tile.xblock * s.period),
     describe=lambda schedule: f"{schedule.parts} programs to {_rows(schedule)}",
-    in_place=False,  # a later turn of a program would read what the first has written
+    in_place=lambda loops: not _exchanges(loops),  # another turn would read what the first has written
 )
 """Several programs share a row and exchange their parts of its reductions."""
 
@@ -195,7 +200,7 @@ TILE = Strategy(
     applies=_ends_within_blocks,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
-    in_place=False,  # a value is exchanged between threads before it is stored
+    in_place=lambda loops: False,  # a value is exchanged between threads before it is stored
     blocked=True,
     predict=tile.expected_of_tile,
 )

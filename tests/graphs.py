@@ -48,7 +48,7 @@ from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.split import split_outer
 
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+bf16, f16, f32, f64, i64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 

@@ -36,6 +36,7 @@ FX graph of forward or backward, after Inductor's own passes
    v                 -> Region, or Decline with a reason
    |  lower          pointwise ops through Inductor's own lowerings
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
+   |  one_hot        a row's sum in which one column differs from all others needs no loop
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest
    |  merge          one nest for both, then: add up the partials

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._guards import TracingContext
+from torch._inductor.compile_fx import fake_tensor_prop
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
@@ -29,6 +31,20 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """A context with the fake mode of a graph's inputs, which passes need."""
     return V.set_fake_mode(detect_fake_mode(inputs))
+
+
+def report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
+    """Tell AOTAutograd in which strides a compiled forward stores its outputs, as Inductor does."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides == []:
+        context.output_strides.extend(strides)
+
+
+def with_strides(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    """Give a graph's values the strides that follow from its inputs, as Inductor does."""
+    view_to_reshape(gm)
+    with torch.no_grad():
+        fake_tensor_prop(gm, inputs)
 
 
 def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:

@@ -24,6 +24,7 @@ from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options, misspelt
 from ..plugin import prepare_interpreter
+from ..region.padding import saved_strides
 from ..report import collect
 from ..schedule.device import device_info
 from .backward import gradients, parameters_behind, roots_of
@@ -173,6 +174,8 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
         if kind == "backward":
             watch.calls.backward(gm)
         with config.patched(settings):  # a GPU's backward is compiled on a thread of its own
+            if kind == "forward":
+                frontend.report_strides(saved_strides(gm.graph))
             watch.graphs.append(
                 _inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options, names)
             )
@@ -206,6 +209,8 @@ def _inspect(
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
     failures: list[MixorderError] = []
     with frontend.faking(example_inputs), collect(failures) as records:
+        if kind == "backward":
+            frontend.with_strides(ours, example_inputs)
         frontend.post_grad_passes(ours, is_inference=is_inference)
         found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)

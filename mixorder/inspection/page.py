@@ -140,7 +140,7 @@ def _section(report: Findings, kind: list[int]) -> str:
     also = f" ({more} to copy inputs or clear a buffer)" if more else ""
     now = (
         f"With mixorder: {takes.launches} launches{also}, {moved.total / 1e6:.1f} MB, "
-        f"{takes.fused_us:.0f} us, {takes.share:.0%} of the limit"
+        f"{takes.ours_us:.0f} us, {takes.share:.0%} of the limit"
     )
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")
     lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.provenance.lines[:4])

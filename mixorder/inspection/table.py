@@ -100,7 +100,7 @@ def totals(report: Findings) -> str:
     return (
         f"{regions}: {sums.launches_apart} -> {sums.launches} launches, "
         f"{sums.bytes_apart / 1e6:.1f} -> {sums.bytes / 1e6:.1f} MB, "
-        f"{sums.apart_us:.0f} -> {sums.fused_us:.0f} us predicted on {report.device.name}{scaled}, {share}\n"
+        f"{sums.apart_us:.0f} -> {sums.ours_us:.0f} us predicted on {report.device.name}{scaled}, {share}\n"
         f"{step_of(sums.saved_us)} `python -m mixorder explain ... --time` times it on a GPU."
     )
 
@@ -233,7 +233,7 @@ def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
         schedule_of(first),
         f"{takes.launches_apart} -> {takes.launches}",
         f"{first.traffic.apart / 1e6:.1f} -> {first.traffic.total / 1e6:.1f}",
-        f"{takes.apart_us:.0f} -> {takes.fused_us:.0f}",
+        f"{takes.apart_us:.0f} -> {takes.ours_us:.0f}",
     ]
 
 

@@ -82,7 +82,10 @@ def _verify_blocked(program: LoopProgram) -> None:
 def _verify_in_place(program: LoopProgram, form: Form) -> None:
     """An output reuses one input's memory, after its last read, and no two outputs reuse the same input's."""
     over = [b for b in program.buffers if b.over is not None]
-    _require(not over or form is Form.MERGED, "an output is over an input before the merge")
+    merged = form in (Form.MERGED, Form.COOPERATIVE)
+    _require(not over or merged, "an output is over an input before the merge")
+    waits = any(isinstance(s, Exchange) for s in program.nests[0].body)
+    _require(not (over and waits), "a program that waits for others may have to read its input again")
     _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
     for buffer in over:
         _require(buffer.role is BufferRole.OUTPUT, f"{buffer.name} is over an input, and no output")

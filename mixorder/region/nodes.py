@@ -47,7 +47,7 @@ VIEWS = frozenset(
     }
 )
 
-CONSTANTS = frozenset({aten.full.default, prims.iota.default})
+CONSTANTS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
 
 _SIZE = (torch.SymInt, int)
 

@@ -7,13 +7,14 @@ ours writes has to have the gaps as well: nothing behind it can make them withou
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..inductor.tensors import padded_strides
-from .nodes import fake, is_view, leaves_the_graph
+from .nodes import fake, is_view, leaves_the_graph, operands
 from .space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -33,6 +34,31 @@ def has_gaps(node: Node) -> bool:
     return any(r.target in PRODUCTS for r in readers) and all(
         r.target in PRODUCTS or takes_operands(r) for r in readers
     )
+
+
+def is_filled(node: Node) -> bool:
+    """Whether the graph pads an output that has gaps. Inductor then fills the gaps in place, but only of
+    memory that it allocates itself; of an operator's or the caller's it makes a copy."""
+    for user in node.users:
+        if user.target is aten.constant_pad_nd.default or (_is_strided(user) and is_filled(user)):
+            return True
+    return False
+
+
+def fills_gaps(node: Node) -> bool:
+    """Whether a node pads the rows of an output that has gaps, and Inductor fills these with zeros where they
+    are: for one product, and in memory that it allocates for what a loop or a launch computes."""
+    if node.target is not aten.constant_pad_nd.default or [u.target in PRODUCTS for u in node.users] != [
+        True
+    ]:
+        return False
+    (source,), (before, behind, *others) = operands(node), tuple(node.args[1])  # type: ignore[arg-type]
+    val = fake(source)
+    stride = None if val is None or val.ndim != 2 else padded_strides(val)
+    if val is None or stride is None or before or any(others) or not isinstance(behind, int):
+        return False
+    made = takes_operands(source) or source.target is operator.getitem
+    return made and val.shape[1] + behind <= stride[0] and has_gaps(source)
 
 
 def _are_between_rows(val: torch.Tensor) -> bool:
@@ -62,6 +88,23 @@ def _readers(node: Node, val: torch.Tensor) -> Iterator[Node]:
             yield from _readers(user, _viewed(user, val))
         else:
             yield user
+
+
+def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
+    """The strides of a forward graph's outputs as Inductor stores them: with gaps where a loop or a product
+    makes an activation that only the backward reads. None for what is no tensor, or of symbolic strides."""
+    (output,) = graph.find_nodes(op="output")
+    seen = output.meta.get("user_visible_output_idxs", ())
+    found: list[tuple[int, ...] | None] = []
+    for i, node in enumerate(output.args[0]):
+        val = fake(node) if isinstance(node, Node) else None
+        if val is None or not all(isinstance(n, int) for n in val.stride()):
+            found.append(None)
+            continue
+        made = node.target in PRODUCTS or takes_operands(node)
+        stride = padded_strides(val) if made and i not in seen and val.is_contiguous() else None
+        found.append(stride or tuple(val.stride()))
+    return found
 
 
 def update_views(node: Node) -> None:

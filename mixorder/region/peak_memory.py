@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from ..inductor.tensors import padded_strides
 from .nodes import fake, is_constant, is_pointwise, size_of
-from .padding import has_gaps
+from .padding import fills_gaps, has_gaps
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import takes_operands
@@ -88,7 +88,8 @@ class Timeline:
         for node in graph.nodes:
             if (key := get_node_storage(node)) is not None:
                 own = first.setdefault(key, node)
-                self.base[node] = self.base[node.args[0]] if _is_broadcast(node) else own
+                inside = _is_broadcast(node) or fills_gaps(node)
+                self.base[node] = self.base[node.args[0]] if inside else own
 
     def _find_stored(self, graph: Graph) -> None:
         """Find the nodes with memory of their own: results of other operators, and of loops that have to
@@ -306,6 +307,7 @@ class Timeline:
                 self._set(new, span)
                 self.stored.add(new)
             self.base.setdefault(new, new)
+            self.base.update((u, new) for u in new.users if self.base.get(u) is node)
         for node in change.late:
             self.index[node] = max(self.index.get(node, 0), change.place)
         self.peak = change.without_workspace

@@ -133,12 +133,13 @@ def _moves(
     program: LoopProgram, nest: Nest, stored: dict[str, str], tile: tuple[int, int]
 ) -> tuple[tuple[Access, ...], Sequence[Statement]]:
     """The accesses of a nest, of its inputs or, if that is less, of values that are stored, and the
-    statements that it is left with."""
+    statements that it is left with. Less is fewer bytes or, for as many, fewer requests."""
     whole = accesses(program, nest, nest.statements, tile)
     rest = without(nest, stored)
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
     instead = accesses(program, nest, rest, tile) + moved_once(program, known)
-    if known and total(instead).dram < total(whole).dram:
+    least, most = total(instead), total(whole)
+    if known and (least.dram, least.requests) < (most.dram, most.requests):
         return tuple(instead), rest
     return tuple(whole), nest.statements
 

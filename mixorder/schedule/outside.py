@@ -1,40 +1,114 @@
-"""The predicted time of what a smaller region leaves to Inductor, as loops of its own."""
+"""The predicted time of what a smaller region leaves to Inductor, as loops of its own.
+
+Without the region, Inductor computes the same inside the loops that read it, and stores nothing of it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection, Sequence
 
 import sympy
 from torch.fx import Node
 
 from ..inductor.graphs import OpOverload
 from ..inductor.symbols import hint_of
-from ..region.nodes import fake, is_pointwise, is_view, operands, shape_of
+from ..region.gathers import is_gather, is_gather_view
+from ..region.nodes import fake, is_constant, is_pointwise, is_view, operands, shape_of
 from ..region.region import Region
+from ..region.space_analysis import SMALL, by_position
+from .apart import Kernel, microseconds
 from .device import DeviceInfo
 from .facts import cost_of
 from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
+# Inductor stores a value that takes more operations (`realize_opcount_threshold`). A copy that puts elements
+# at other places has those of its bounds: torch 2.11 to 2.15.
+OPERATIONS, COPY = 30, 6
 
-def outside_us(whole: Region, part: Region, device: DeviceInfo, times: Times = TIMES) -> float:
-    """Microseconds of the loops that compute what `part` reads and `whole` computes, and of those that write
-    what `whole` wrote. Loops that other nodes need anyway take no time.
 
-    Each tensor that is written is computed in one loop over its elements, with all that it is computed from:
-    Inductor computes again what several loops use. One kernel writes all tensors of one size.
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """What a part of a region leaves to Inductor. `work`: of the loops that write it. `launches`: of them.
+    `inside`: what the same adds to the loops of Inductor's that stand for the part: they read what it is
+    computed from instead of the results, and compute each result for all of their elements."""
+
+    work: Work
+    launches: int
+    inside: Work
+
+    def us(self, device: DeviceInfo, times: Times = TIMES) -> float:
+        """Microseconds of the loops."""
+        if not self.launches:
+            return 0.0
+        return times.launch_us * self.launches + times.us(Kind.POINTWISE, self.work, device)
+
+
+NOTHING = Outside(Work(0, 0), 0, Work(0, 0))
+
+
+def outside(whole: Region, part: Region) -> Outside:
+    """The loops that compute what `part` reads and `whole` computes, and those that write what `whole` wrote.
+    Loops that other nodes need anyway do not count, nor do values that take so many operations that Inductor
+    stores them in any case.
+
+    Each tensor that is written is computed in one loop over its elements, with all that it is computed
+    from: Inductor computes again what several loops use. One kernel writes all tensors of one size.
     """
     members = set(whole.nodes)
     lost = members - set(part.nodes)
     left = {n for n in lost if all(u in members for u in n.users)} | lost.intersection(whole.outputs)
     written = left.intersection((*part.inputs, *whole.outputs))
     if not written:
-        return 0.0
+        return NOTHING
+    left -= _stored_anyway(left - written)
     read = {a for n in left for a in operands(n) if a not in left and not is_view(n)}
-    moved = sum(map(_bytes, read | written))
+    moved, results = sum(map(_bytes, read | written)), sum(map(_bytes, written.difference(whole.outputs)))
+    again = sum(map(_bytes, written.intersection(part.inputs)))  # the part's loops read these
+    computing = {n: _elements(n) * sum(map(_instructions, _made_of(n, left - written))) for n in written}
+    inside = moved - results - again
+    spread = sum(count * _times(n, part) for n, count in computing.items())
     launches = len({_elements(n) for n in written})
-    computing = sum(_elements(n) * sum(map(_instructions, _made_of(n, left - written))) for n in written)
-    return times.launch_us * launches + times.us(Kind.POINTWISE, Work(moved, moved, computing), device)
+    work = Work(moved, moved, sum(computing.values()))
+    return Outside(work, launches, Work(inside, inside, spread))
+
+
+def _stored_anyway(nodes: Collection[Node]) -> set[Node]:
+    """Those of some nodes that Inductor stores, or that only these are computed from."""
+    count: dict[Node, int] = {}  # operations of a loop that computes a node
+    large = set()
+    for node in by_position(nodes):
+        numbers = sum(isinstance(a, int | float) for a in node.args)
+        moves = 0 if is_view(node) or is_gather_view(node) else COPY
+        own = moves if is_view(node) or is_gather(node) else 1 + numbers
+        count[node] = own + sum(count.get(a, 1) for a in operands(node) if not is_constant(a))
+        if count[node] > OPERATIONS:
+            large.add(node)
+            count[node] = 1
+    for node in reversed(by_position(nodes)):
+        if all(user in large for user in node.users):
+            large.add(node)
+    return large
+
+
+def _times(node: Node, part: Region) -> float:
+    """How many elements of the part's space there are for one of a tensor; 1 for a small table, which is not
+    computed again for each."""
+    numel, elements = _hint(sympy.sympify(part.seed.analysis.numel)), max(1, _elements(node))
+    return 1.0 if SMALL * elements <= numel else max(1.0, numel / elements)
+
+
+def apart_us(kernels: Sequence[Kernel], left: Outside, device: DeviceInfo, times: Times = TIMES) -> float:
+    """Microseconds of Inductor's kernels for a part, whose first kernel computes what the part leaves
+    outside, from rows that lie in memory as that kernel's other rows do."""
+    first, *others = kernels
+    touched = sum({a.buffer: a.touched for a in first.accesses}.values())
+    sectors = first.work.dram / touched if touched else 1.0
+    inside = dataclasses.replace(left.inside, dram=left.inside.dram * sectors)
+    first = dataclasses.replace(first, work=first.work + inside)
+    return microseconds([first, *others], device, times)
 
 
 def _made_of(node: Node, nodes: set[Node]) -> set[Node]:

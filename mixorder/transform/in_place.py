@@ -15,10 +15,11 @@ from ..ir.in_place import why_not
 from ..ir.program import BufferRole, LoopProgram
 
 
-def reuse_in_place(program: LoopProgram, dead: Collection[str]) -> LoopProgram:
-    """Give each output the memory of the first of the `dead` inputs that suits it and is not yet reused."""
+def reuse_in_place(program: LoopProgram, dead: Collection[str], alone: Collection[str] = ()) -> LoopProgram:
+    """Give each output but those in `alone` the memory of the first of the `dead` inputs that suits it and is
+    not yet reused."""
     over: dict[str, str] = {}
-    for output in program.role(BufferRole.OUTPUT):
+    for output in (b for b in program.role(BufferRole.OUTPUT) if b.name not in alone):
         for source in program.role(BufferRole.INPUT):
             free = source.name in dead and source.name not in over.values()
             if free and why_not(program, output, source) is None:

@@ -23,6 +23,7 @@ import mixorder
 from mixorder.errors import CannotExplain, Decline, DeclineReason
 from mixorder.inspection.explanation import Report
 from mixorder.inspection.table import source
+from mixorder.ir.program import BufferRole
 from mixorder.record import RegionRecord
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
@@ -452,3 +453,25 @@ def modules() -> Iterator[set[str]]:
 def test_importing_mixorder_stays_cheap(modules: set[str]) -> None:
     assert "mixorder" in modules and "mixorder.inspection" not in modules
     assert not modules & {"torch._inductor.compile_fx", "triton", "mixorder.pipeline"}
+
+
+def test_activations_that_the_forward_pads() -> None:
+    """A head's logits lie with gaps between their rows, and their gradient is written over them."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 3001)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(self.last(F.gelu(self.first(x))).float(), labels)
+
+    report = mixorder.explain(Head().bfloat16(), options={"mixorder_min_numel": 0})(
+        torch.randn(2048, 64, dtype=torch.bfloat16), torch.zeros(2048, dtype=torch.long)
+    )
+    (region,) = (r for r in report.regions if r.cols == 3001)
+    strides = {b.name: b.stride[0] for b in region.loops.buffers if b.shape == (2048, 3001)}
+    (gradient,) = region.loops.role(BufferRole.OUTPUT)[:1]
+    assert set(strides.values()) == {3008} and gradient.over in strides
+    before, after = region.peak
+    assert after - region.traffic.workspace <= before

@@ -16,7 +16,7 @@ from mixorder import pipeline
 from mixorder.plugin import compile_for_interpreter
 from mixorder.region import peak_memory
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import PERSISTENT, REREAD
+from mixorder.strategies import COOPERATIVE, PERSISTENT, REREAD
 
 SHAPE = (3, 37, 40)
 
@@ -137,3 +137,22 @@ def test_a_backward_that_runs_twice_overwrites_nothing_of_the_forward() -> None:
     torch.autograd.grad(function(x), x, dy)
     with pytest.raises(RuntimeError, match="donated"):
         torch.autograd.grad(function(x), x, dy, retain_graph=True)
+
+
+def test_same_bits_where_programs_share_a_row_and_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
+) -> None:
+    """A bias gradient of wide rows, of a product that nothing reads afterwards."""
+    plan_with(strategies=(COOPERATIVE,))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(24, 12032), nn.GELU(), nn.Linear(12032, 8))
+    x, dy = torch.randn(37, 24), torch.randn(37, 8)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    assert overwritten(records) == 1
+    check_gradients(ours, module, x, dy, 37)
+    monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
+    with collect() as records:
+        apart = gradients(module, x, dy, ON)
+    assert overwritten(records) == 0
+    assert all(map(torch.equal, ours, apart))

@@ -14,6 +14,7 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.inductor.tensors import padded_strides
 from mixorder.options import Options
+from mixorder.region.padding import fills_gaps, is_filled
 from mixorder.region.peak_memory import Timeline
 
 ROWS, COLS = 48, 1100  # of two bytes: a multiple of 128 bytes is 64 elements
@@ -150,3 +151,37 @@ def test_memory_with_gaps_is_not_that_of_an_operand_without() -> None:
     with_gaps = Timeline(traced(function, *specs)).stock
     with inductor_config.patch(comprehensive_padding=False):
         assert with_gaps > 1.9 * Timeline(traced(function, *specs)).stock
+
+
+def pads(function: Callable[..., Any]) -> list[bool]:
+    """Whether each pad of a graph fills gaps."""
+    graph = traced(function, X, X, W)
+    return [fills_gaps(n) for n in graph.nodes if n.target is torch.ops.aten.constant_pad_nd.default]
+
+
+def test_which_gaps_are_filled_where_they_are() -> None:
+    zeros = torch.nn.functional.pad
+
+    def one(x: Any, dy: Any, w: Any) -> Any:
+        return zeros(gradient(x, dy), (0, 4, 0, 0)) @ zeros(w, (0, 0, 0, 4))
+
+    def too_many(x: Any, dy: Any, w: Any) -> Any:
+        return zeros(gradient(x, dy), (0, 100, 0, 0)) @ zeros(w, (0, 0, 0, 100))
+
+    def two_readers(x: Any, dy: Any, w: Any) -> Any:
+        g, w = zeros(gradient(x, dy), (0, 4, 0, 0)), zeros(w, (0, 0, 0, 4))
+        return g @ w, g @ w.cos()
+
+    def of_an_input(x: Any, dy: Any, w: Any) -> Any:
+        return zeros(x, (0, 4, 0, 0)) @ zeros(w, (0, 0, 0, 4))
+
+    assert pads(one) == [True, False]
+    assert not any(map(any, map(pads, (too_many, two_readers, of_an_input))))
+
+
+def test_a_result_whose_gaps_are_filled_has_memory_of_its_own() -> None:
+    graph = traced(padded_product, X, X, W)
+    (region,) = find(graph)
+    assert [is_filled(n) for n in region.outputs if n in region.padded] == [True]
+    (region,) = find(traced(head, X, X, W))
+    assert [is_filled(n) for n in region.outputs if n in region.padded] == [False]

@@ -166,3 +166,24 @@ def test_an_input_that_inductor_has_padded_is_as_large_as_a_result_with_gaps() -
         graph.placeholder(name).meta["val"] = value
     found = [bytes_of(node) for node in graph.nodes]
     assert found == [2 * 64 * stride[0], 2 * 64 * 3001]
+
+
+def test_logits_of_a_product_that_torch_has_padded() -> None:
+    """Torch pads the products around a head to even columns. Inductor writes the gradient over the logits
+    and fills the gaps there. Of an operator's memory it makes a copy: a region's result has its own."""
+    rows, cols, even = 2048, 3001, 3008
+
+    def function(x: Any, w: Any, label: Any, w2: Any) -> Any:
+        logits = (x @ w)[:, :cols].float()
+        dx = (torch.arange(cols) == label).float() - logits.exp() * 0.5
+        dx = dx.to(torch.bfloat16)
+        filled = torch.nn.functional.pad(dx, (0, even - cols))
+        return dx.sum(0), filled @ w2
+
+    half = torch.bfloat16
+    specs = ((rows, 64), half), ((64, even), half), ((rows, 1), torch.int64), ((even, 64), half)
+    graph = traced(function, *specs)
+    size = 2 * rows * even
+    assert size <= Timeline(graph).stock < 1.5 * size
+    (decline,) = run(graph)
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.MEMORY

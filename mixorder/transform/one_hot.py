@@ -1,0 +1,125 @@
+"""Add up a row without a loop where all but one of its elements are the same.
+
+The backward of a cross-entropy adds up rows that have a gradient in the label's column and zeros elsewhere.
+The sum follows from the label, the gradient and the number of columns. Without it, no reduction is left along
+the row: programs that share a row need not wait for each other, and may write over what they read.
+
+Takes the lowered program and returns one. Infinite elements and NaN give what the loop gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ..ir.dtypes import BOOL, INTEGERS
+from ..ir.program import AxisClass, Compute, LoopProgram, Nest, Reduce, Ref, Statement, Value, closure, live
+
+
+def sum_one_hot(program: LoopProgram) -> LoopProgram:
+    """The program without sums over columns of which one differs from all others."""
+    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
+
+
+def _of_nest(nest: Nest) -> Nest:
+    body: list[Statement] = []
+    columns = {a.symbol: a.size for a in nest.loops if a.kind is AxisClass.COLUMN and a.size.is_number}
+    for stmt in nest.body:
+        instead: list[Compute] = []
+        if isinstance(stmt, Reduce) and stmt.kind.compensable and stmt.dtype.is_floating_point:
+            column, *others = stmt.axes
+            if not others and column in columns:
+                instead = _sum(nest, stmt, column, int(columns[column]))
+        body += instead or [stmt]
+    return dataclasses.replace(nest, body=live(body))
+
+
+def _sum(nest: Nest, reduce: Reduce, column: sympy.Symbol, count: int) -> list[Compute]:
+    """Statements that give the sum; none where the elements differ in another way."""
+    deps = nest.dependence()
+    cone = [s for s in closure(nest.body, [reduce])[:-1] if isinstance(s, Value) and column in deps[s.name]]
+    if not all(isinstance(s, Compute) for s in cone):
+        return []
+    places = {s.name for s in cone if s.op == "index_expr" and s.args[0] == column}  # type: ignore[union-attr]
+    rest: list[Compute] = [s for s in cone if s.name not in places]  # type: ignore[misc]
+    found = [(s, other) for s in rest if (other := _compared(s, places, deps, column)) is not None]
+    if len(found) != 1:
+        return []
+    ((equal, label),) = found
+    rest.remove(equal)
+    dtype = next((s.dtype for s in nest.body if isinstance(s, Value) and s.name == label.name), None)
+    here, elsewhere = (
+        _of_column(rest, equal.name, places, hit, f"{reduce.name}.{hit}") for hit in (True, False)
+    )
+    if here is None or elsewhere is None or dtype not in INTEGERS or torch.iinfo(dtype).max < count:
+        return []
+    made = [*here[0].values(), *elsewhere[0].values()]
+    one, other = (known[reduce.value.name] for _, known in (here, elsewhere))
+    return [*made, *_total(reduce, label, dtype, one, other, count)]
+
+
+def _compared(
+    stmt: Compute, places: set[str], deps: Mapping[str, frozenset[sympy.Symbol]], column: sympy.Symbol
+) -> Ref | None:
+    """What a statement compares the column's index with, if that is the same for all columns."""
+    if stmt.op != "eq" or not all(isinstance(a, Ref) for a in stmt.args):
+        return None
+    others = [a for a in stmt.args if a.name not in places]
+    return others[0] if len(others) == 1 and column not in deps[others[0].name] else None
+
+
+def _of_column(
+    statements: Sequence[Compute], equal: str, places: set[str], hit: bool, suffix: str
+) -> tuple[dict[str, Compute], dict[str, Ref]] | None:
+    """The statements for a column that the comparison `equal` is true of or not, by their names in the loop,
+    and the value of each; None where one uses the index, in `places`, or the comparison in another way."""
+    made: dict[str, Compute] = {}
+    known: dict[str, Ref] = {}
+    for stmt in statements:
+        refs = [a for a in (*stmt.args, *(v for _, v in stmt.kwargs)) if isinstance(a, Ref)]
+        if stmt.op == "where" and stmt.args[0] == Ref(equal):
+            chosen = stmt.args[1 if hit else 2]
+            known[stmt.name] = known.get(chosen.name, chosen)
+            refs = [stmt.args[1], stmt.args[2]]
+        else:
+            made[stmt.name] = dataclasses.replace(
+                stmt,
+                name=f"{stmt.name}.{suffix}",
+                args=tuple(_replaced(a, known) for a in stmt.args),
+                kwargs=tuple((k, _replaced(v, known)) for k, v in stmt.kwargs),
+            )
+            known[stmt.name] = Ref(made[stmt.name].name)
+        if stmt.op == "index_expr" or any(ref.name in {equal, *places} for ref in refs):
+            return None
+    return made, known
+
+
+def _replaced(arg: Any, known: Mapping[str, Ref]) -> Any:
+    return known.get(arg.name, arg) if isinstance(arg, Ref) else arg
+
+
+def _total(
+    reduce: Reduce, label: Ref, integer: torch.dtype, one: Ref, other: Ref, count: int
+) -> list[Compute]:
+    """`one` and `count - 1` times `other` where `label` is a column, and `count` times `other` elsewhere."""
+    found: list[Compute] = []
+
+    def value(part: str, op: str, *args: Any, dtype: torch.dtype = reduce.dtype) -> Ref:
+        name = f"{reduce.name}.{part}" if part else reduce.name
+        found.append(Compute(name, op, args, (), dtype))
+        return Ref(name)
+
+    def number(part: str, of: float, dtype: torch.dtype = reduce.dtype) -> Ref:
+        return value(part, "constant", of, dtype, dtype=dtype)
+
+    least = value("least", "ge", label, number("zero", 0, integer), dtype=BOOL)
+    most = value("most", "lt", label, number("count", count, integer), dtype=BOOL)
+    inside = value("inside", "and_", least, most, dtype=BOOL)
+    rest = value("rest", "mul", other, number("others", float(count - 1)))
+    every = value("every", "mul", other, number("all", float(count)))
+    value("", "where", inside, value("whole", "add", one, rest), every)
+    return found
