@@ -15,7 +15,7 @@ from graphs import bf16, f32
 
 import mixorder
 from mixorder import pipeline, strategies
-from mixorder.errors import Decline
+from mixorder.errors import Decline, TooWide
 from mixorder.ir.verify import verify
 from mixorder.lowering.tile import lower_tile
 from mixorder.options import Options
@@ -23,7 +23,7 @@ from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule
-from mixorder.strategies import PERSISTENT, STRATEGIES, Strategy
+from mixorder.strategies import PERSISTENT, REREAD, STRATEGIES, Strategy
 from mixorder.tune import tuner
 
 PACKAGE = Path(mixorder.__file__).parent
@@ -140,3 +140,10 @@ def test_what_no_strategy_takes_is_declined() -> None:
     before = graphs.snapshot(graph)
     setting = pipeline.Setting(H200, (dataclasses.replace(PERSISTENT, choose=never),))
     assert pipeline.run(graph, OPTIONS, setting) == [] and graphs.snapshot(graph) == before
+
+
+def test_rows_of_several_widths_are_not_read_twice() -> None:
+    facts = Facts(16384, 6144, load_bytes=6, held_words=8, staged_bytes=10, rereads=2)
+    assert REREAD.choose(facts, H200, 0, FITTED).tile.num_warps == 16
+    with pytest.raises(TooWide, match="several widths"):
+        REREAD.choose(dataclasses.replace(facts, mixed=True), H200, 0, FITTED)

@@ -47,6 +47,7 @@ LINE = 128  # bytes of a line of L2
 # H200, 16384x4096: dSwiGLU and MXFP8 both ways 286 us without bands, 267 with; 131072x7168: MXFP8 alone,
 # transposed, 820 and 798. Tiles that write whole lines take 1% more (section 36).
 BAND = 8
+MOST_ACROSS = 128  # tiles of a row. 112: 3% less time with bands; 448 (8192x28672): 10% more
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.1  # of a million elements that are reduced, beside what memory takes (section 34)
 TURNED_US = 0.2  # of a million elements that are exchanged for a transposed store
@@ -150,7 +151,8 @@ def _band(facts: TileFacts, extents: Sequence[int]) -> int:
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
     shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
-    return BAND if shortest < LINE and len(several) == 2 and several[0] % BAND == 0 else 1
+    narrow = len(several) == 2 and several[1] <= MOST_ACROSS
+    return BAND if shortest < LINE and narrow and several[0] % BAND == 0 else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
