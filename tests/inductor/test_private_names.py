@@ -98,6 +98,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.config._config": dict,
     "torch._inductor.config.comprehensive_padding": bool,
     "torch._inductor.config.emulate_precision_casts": bool,
+    "torch._inductor.config.use_fast_math": bool,
     "torch._inductor.config.padding_alignment_bytes": int,
     "torch._inductor.config.padding_stride_threshold": int,
     "torch._inductor.config.triton.cudagraphs": bool,
