@@ -91,7 +91,7 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
-        if depth and xblock <= facts.rows and parts <= MAX_PARTS and _late(facts) <= MOST_LATE_BYTES:
+        if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
             tight = registers_of(facts, tile, r0_block, depth) > constants.full_registers
             schedule = _schedule(facts, device, tile, r0_block, depth, constants)
             found.append((parts > few, tight or depth < constants.least_depth, schedule))
@@ -132,6 +132,10 @@ def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
         + MIXED_WORDS * facts.mixed
     )
     return REGISTER_OVERHEAD + per_thread * words
+
+
+def _waits_late(facts: Facts) -> bool:
+    return facts.exchanges > 0 and _late(facts) > MOST_LATE_BYTES
 
 
 def _late(facts: Facts) -> int:

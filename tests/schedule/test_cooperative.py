@@ -126,6 +126,7 @@ def test_much_that_the_last_phase_loads_is_declined() -> None:
     assert choose_shared(work, H200)
     with pytest.raises(TooWide):
         choose_shared(dataclasses.replace(work, staged_bytes=10), H200)
+    assert choose_shared(dataclasses.replace(work, staged_bytes=10, exchanges=0, exchanged=0), H200)
 
 
 def test_tiles_of_four_rows_where_two_would_spill() -> None:
