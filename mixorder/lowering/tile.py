@@ -10,7 +10,8 @@ regions keep the digits, as Inductor does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import sympy
 import torch
@@ -62,12 +63,17 @@ def lower_tile(region: Region) -> LoopProgram:
 
 def _axes(space: Space) -> list[Axis]:
     """One loop for each axis, outermost first."""
-    letters = {kind: iter(names) for kind, names in _LETTERS.items()}
+    letters = {kind: _named(names) for kind, names in _LETTERS.items()}
     letters[AxisClass.COMMON] = letters[AxisClass.COLUMN]
     return [
         Axis(sympy.Symbol(next(letters[kind]), integer=True, nonnegative=True), sympy.sympify(size), kind)
         for size, kind in space.axes
     ]
+
+
+def _named(names: Sequence[str]) -> Iterator[str]:
+    """The names, and then the last one with a number: blocks of several lengths have many axes."""
+    return itertools.chain(names, (f"{names[-1]}{n}" for n in itertools.count(2)))
 
 
 class _TileTracer(Tracer):

@@ -1,0 +1,130 @@
+"""Random casts by blocks, several at once: what ends within tiles gives eager's results, bit by bit."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f16, f32, traced
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from lab.quantised import different
+from running import ON
+
+from mixorder import pipeline
+from mixorder.plugin import prepare_interpreter
+from mixorder.report import RegionRecord, collect
+from mixorder.strategies import TILE
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+BEFORE = {
+    "nothing": lambda x, y, r, c: x,
+    "product": lambda x, y, r, c: x * y,
+    "columns": lambda x, y, r, c: x + c,
+    "rows": lambda x, y, r, c: (x.float() * r).to(x.dtype),
+    "relu": lambda x, y, r, c: torch.where(y > 0, x, 0.0),
+    "moved": lambda x, y, r, c: (x - y).t().contiguous().t(),
+}
+SPECIAL = (0.0, float("inf"), float("nan"), 1e-39)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """One cast: along rows, columns or squares, by blocks of so many elements. `turned`: transposed."""
+
+    side: str
+    block: int
+    turned: bool
+    power: bool
+    dtype: torch.dtype
+
+    def of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, cols = x.shape
+        n, square = self.block, self.side == "square"
+        if self.turned:
+            x = x.t().contiguous()
+            rows, cols = cols, rows
+        along_rows = square or (self.side == "rows") != self.turned
+        along_columns = square or not along_rows
+        down, across = (n if along_columns else 1), (n if along_rows else 1)
+        blocks = x.view(rows // down, down, cols // across, across)
+        largest = blocks.abs().amax((1, 3), keepdim=True).float()
+        if self.power:
+            exponent = (((largest.view(torch.int32) >> 23) & 255) - 135).clamp(-127, 128)
+            scale = ((exponent + 127) << 23).view(f32).clamp(min=2**-126)
+            values = blocks.float() / scale
+        else:
+            scale = LARGEST[self.dtype] / largest.clamp(min=1e-12)
+            values = blocks.float() * scale
+        if self.dtype == torch.int8:
+            values = values.nan_to_num(0.0).round()
+        values = values.clamp(-LARGEST[self.dtype], LARGEST[self.dtype])
+        data = values.to(self.dtype).view(rows, cols)
+        return scale.view(rows // down, cols // across), data.t() if self.turned else data
+
+
+casts = st.builds(
+    Cast,
+    st.sampled_from(["rows", "columns", "square"]),
+    st.sampled_from([16, 32, 64, 128]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(list(LARGEST)),
+)
+seen: collections.Counter[str] = collections.Counter()
+
+
+def check(shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], top: bool) -> None:
+    """`top`: also the maximum of each column, which needs all rows."""
+    torch.manual_seed(0)
+    x, y = (torch.randn(shape) * torch.exp2(torch.randint(-8, 8, (shape[0], 1))) for _ in range(2))
+    for i, value in enumerate(SPECIAL):
+        x[16 * i : 16 * i + 16, 32 * i : 32 * i + 32] = value
+    args = (x.to(dtype), y.to(dtype), torch.rand(shape[0], 1) + 0.5, torch.randn(shape[1]).to(dtype))
+
+    def function(*args: Any) -> Any:
+        z = BEFORE[before](*args)
+        results = [result for kind in kinds for result in kind.of(z)]
+        return (*results, z.amax(0)) if top else tuple(results)
+
+    prepare_interpreter()
+    graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
+    with collect() as records:
+        pipeline.run(graph, ON)
+    graph.lint()
+    fused = {r.strategy.partition(",")[0] for r in records if isinstance(r, RegionRecord)}
+    seen.update(fused)
+    ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
+    # A pair, such as of blocks along rows and a maximum of columns, rounds at other places, as Inductor does.
+    if fused <= {TILE.name} or dtype == f32 or before == "nothing":
+        for mine, eager in zip(ours, function(*args), strict=True):
+            assert different(mine, eager) == 0
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    st.sampled_from([(128, 256), (256, 128), (384, 128), (128, 640)]),
+    st.sampled_from([bf16, f16, f32]),
+    st.sampled_from(sorted(BEFORE)),
+    st.lists(casts, min_size=1, max_size=3),
+    st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
+def test_casts_by_blocks(
+    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], top: bool
+) -> None:
+    check(shape, dtype, before, kinds, top)
+
+
+def test_tiles_were_among_them() -> None:
+    check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)], False)
+    assert seen[TILE.name]
+
+
+def test_blocks_of_many_lengths() -> None:
+    """Squares within squares, beside a maximum of whole columns, have more axes than there are letters."""
+    kinds = [Cast("square", n, False, False, torch.float8_e4m3fn) for n in (64, 32, 16)]
+    check((128, 640), bf16, "nothing", kinds, True)
