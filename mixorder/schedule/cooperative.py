@@ -32,7 +32,7 @@ MAX_PARTS = 32  # a slot for each lane of a warp
 MAX_STAGES = 4
 SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
-MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 744 and 1794 us, Inductor's 780 and 566
+MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
 LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
 # The same, where loads are of several widths, such as a gradient in bf16 beside activations in fp32: machine
 # code for sm_90 of nine backwards, triton 3.7.1 (docs/tuning.md, section 36).
