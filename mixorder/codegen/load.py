@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from ..inductor.kernels import load_module
-from ..inductor.launch_options import allow_early_launch, forbid_contraction
+from ..inductor.launch_options import allow_early_launch, forbid_contraction, limit_registers
 from .source import KernelSource
 
 
@@ -29,6 +29,8 @@ def load_kernel(source: KernelSource) -> Any:
         allow_early_launch(source.name)
     if source.exact:
         forbid_contraction(source.name)
+    if source.registers:
+        limit_registers(source.name, source.registers)
     config = triton.Config(
         dict(source.config.constants),
         num_warps=source.config.num_warps,

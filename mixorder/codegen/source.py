@@ -23,7 +23,8 @@ class KernelSource:
     `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
     number of programs, `config` how it is launched. `waits`: it waits by itself for the kernel before it, and
     may be launched before that has ended (`codegen.programmatic_launch`). `exact`: no product is contracted
-    with the sum that takes it, so that each rounds as in eager.
+    with the sum that takes it, so that each rounds as in eager. `registers`: the most that a thread gets; 0
+    where the compiler decides.
     """
 
     name: str
@@ -35,6 +36,7 @@ class KernelSource:
     config: LaunchConfig
     waits: bool = False
     exact: bool = False
+    registers: int = 0
 
     @property
     def module_text(self) -> str:

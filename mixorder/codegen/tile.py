@@ -4,6 +4,11 @@ A value is a tensor with a dim for each axis along which the tile has several el
 that it does not depend on. Memory is accessed in the order in which it lies: axes that follow one another
 without a gap make one dim, the contiguous one last. A value is turned to that order before its store, so that
 Triton exchanges it through shared memory and both loads and stores are of whole sectors.
+
+Triton deals the elements of a load out to lanes, then warps, then the registers of a thread, in the order of
+its dims: the contiguous one first, then from the first on. So a load whose rows are two dims decides which
+rows a thread has. With rows next to each other, it has bytes next to each other of a transposed result, and
+reduces more of a column by itself. Values keep this order until they are stored.
 """
 
 from __future__ import annotations
@@ -61,6 +66,15 @@ class _Dim:
         return self.total % self.extent != 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Elements of a dim, `step` apart, that are one dim of a load."""
+
+    dim: _Dim
+    step: int
+    extent: int
+
+
 def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
     """The kernel of a blocked program."""
     writer = _TileWriter(program, schedule)
@@ -87,6 +101,8 @@ class _TileWriter:
         self.maxima = Maxima()
         self.maxima.compared = self.turns_a_byte()
         self._known: set[str] = set()  # names of indices that the kernel has defined
+        self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
+        self.rows = self.row_axis() if schedule.thread_rows else None
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -135,7 +151,8 @@ class _TileWriter:
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
         written = tuple(n for n in names if n in stored)
         grid = self.schedule.programs or self.tiles_in_all
-        return KernelSource(name, text, names, written, (), grid, config, exact=True)
+        most = self.schedule.registers
+        return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():
@@ -191,22 +208,77 @@ class _TileWriter:
     def at(dim: _Dim) -> str:
         return f"at_{dim.name}"
 
-    def place(self, buffer: str, index: sympy.Expr, dims: Sequence[_Dim]) -> tuple[str, str]:
+    def place(self, buffer: str, index: sympy.Expr, parts: Sequence[_Part]) -> tuple[str, str]:
         """The address of an access and its mask, which is empty where all elements exist."""
-        for dim in dims:
-            self.define(self.at(dim), dim.axes[0], dim.extent)
         tiled = {axis.symbol for axis in self.tiled}
         outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
         terms = [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
         masks = []
-        for i, dim in enumerate(dims):
-            spread = "" if len(dims) == 1 else _spread(len(dims), i)
-            terms.append(f"{dim.stride} * " * (dim.stride != 1) + f"{self.at(dim)}{spread}")
+        for dim in dict.fromkeys(part.dim for part in parts):
+            at = self.index_along(dim, parts)
+            terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
             if dim.masked:
-                masks.append(f"({self.at(dim)}{spread} < {dim.total})")
+                masks.append(f"({at} < {dim.total})")
         pointer = self.program.buffer(buffer).pointer
         mask = " & ".join(masks)
         return f"{pointer} + ({' + '.join(terms) or '0'})", mask
+
+    def index_along(self, dim: _Dim, parts: Sequence[_Part]) -> str:
+        """The index along a dim, defined before if it is not yet, in a tensor of all parts."""
+        own = {i: part for i, part in enumerate(parts) if part.dim == dim}
+        spread = {i: "" if len(parts) == 1 else _spread(len(parts), i) for i in own}
+        if len(own) == 1:
+            self.define(self.at(dim), dim.axes[0], dim.extent)
+            return self.at(dim) + "".join(spread.values())
+        steps = [
+            f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
+        ]
+        if self.tiles(dim.axes[0]) > 1:
+            steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
+        text = " + ".join(steps)
+        if text not in self._dealt:
+            same = sum(name.startswith(f"dealt_{dim.name}") for name in self._dealt.values())
+            self._dealt[text] = f"dealt_{dim.name}" + f"_{same}" * bool(same)
+            self.code.writeline(f"{self._dealt[text]} = {text}")
+        return self._dealt[text]
+
+    def parts(self, dims: Sequence[_Dim]) -> list[_Part]:
+        """The dims of a load in the order in which Triton deals its elements out. Of a full tile, a warp has
+        `warp_cols` columns, and a thread `thread_rows` rows."""
+        whole = [_Part(dim, 1, dim.extent) for dim in dims]
+        rows = next((dim for dim in dims[:-1] if dim.axes == (self.rows,)), None)
+        if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
+            return whole
+        last = dims[-1]
+        each, cols = min(self.schedule.thread_rows, rows.extent), min(self.schedule.warp_cols, last.extent)
+        others = (part for part in whole if part.dim not in (rows, last))
+        parts = [_Part(rows, each, rows.extent // each), *others, _Part(last, cols, last.extent // cols)]
+        parts += [_Part(rows, 1, each), _Part(last, 1, cols)]
+        return [part for part in parts if part.extent > 1]
+
+    @staticmethod
+    def joined(text: str, parts: Sequence[_Part]) -> tuple[list[_Dim], str]:
+        """A load with one dim for each dim of memory, and these dims."""
+        dims = list(dict.fromkeys(part.dim for part in parts))
+        if len(parts) > len(dims):
+            order = [i for dim in dims for i, part in enumerate(parts) if part.dim == dim]
+            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
+            text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
+        return dims, text
+
+    def row_axis(self) -> Axis | None:
+        """The axis along which a thread has several elements of a full tensor: that along which a result is
+        turned around, or else the innermost of those that are reduced across memory."""
+        loaded, stored = self.innermost(Load), self.innermost(Store)
+        turned = [axis for axis in stored if axis not in loaded]
+        across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in loaded]
+        return next(iter(turned + across), None)
+
+    def innermost(self, kind: type[Load | Store]) -> list[Axis]:
+        """The innermost axis of each full tensor that is loaded, or stored."""
+        tiled = {axis.symbol for axis in self.tiled}
+        accesses = [s for s in self.nest.body if isinstance(s, kind) and tiled <= s.index.free_symbols]
+        return [self.dims(stmt.index)[-1].axes[-1] for stmt in accesses]
 
     def shape(self, axes: Sequence[Axis]) -> str:
         return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
@@ -216,11 +288,13 @@ class _TileWriter:
     def load(self, stmt: Load) -> None:
         # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
         # which it reduces by itself.
-        dims = self.dims(stmt.index, apart=self.reduced_axes)
-        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        apart = self.reduced_axes | ({self.rows} if self.rows else set())
+        parts = self.parts(self.dims(stmt.index, apart))
+        address, mask = self.place(stmt.buffer, stmt.index, parts)
         text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
+        dims, text = self.joined(text, parts)
         axes = [axis for dim in dims for axis in dim.axes]
         if axes:
             text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
@@ -298,7 +372,7 @@ class _TileWriter:
 
     def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
         dims = self.dims(stmt.index)
-        address, mask = self.place(stmt.buffer, stmt.index, dims)
+        address, mask = self.place(stmt.buffer, stmt.index, [_Part(dim, 1, dim.extent) for dim in dims])
         if dims:
             value = self.in_memory(value, varies, dims)
         else:

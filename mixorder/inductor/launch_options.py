@@ -1,11 +1,12 @@
 """Launch options of mixorder's kernels that Inductor sets only for its own kernels.
 
 Programmatic dependent launch, for kernels that wait for their predecessor. No contraction of products and
-sums, where eager's rounding is emulated, and in kernels whose results are to be eager's. Fewer stages, where
-the device has too little shared memory.
+sums, where eager's rounding is emulated, and in kernels whose results are to be eager's. A limit on the
+registers of a thread, where more threads fit then. Fewer stages, where there is too little shared memory.
 
 Inductor (2.11 to 2.15) reads the first two from `triton_meta`, and has no interface that sets them for
-user-defined kernels. So they are inserted into the text of the kernels' definitions.
+user-defined kernels. So they are inserted into the text of the kernels' definitions, and the third as well,
+which Inductor does not hand on to Triton by itself.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
 from .wrapping import wrap
 
+LIMIT = "maxnreg"  # Triton's option, for CUDA alone
+
 # Names of kernels; each has a hash of the kernel's text.
 _waiting: set[str] = set()
 _exact: set[str] = set()
+_registers: dict[str, int] = {}
 
 
 def allow_early_launch(name: str) -> None:
@@ -37,6 +41,11 @@ def allow_early_launch(name: str) -> None:
 def forbid_contraction(name: str) -> None:
     """Compile a kernel's products and sums as they stand: each is rounded. To be called as the other is."""
     _exact.add(name)
+
+
+def limit_registers(name: str, most: int) -> None:
+    """Compile a kernel so that a thread has at most so many registers. To be called as the others are."""
+    _registers[name] = most
 
 
 def define(module: ModuleType) -> None:
@@ -59,13 +68,29 @@ def _meta(kernel_name: str) -> str:
     early = "'launch_pdl': True, " if not _waiting.isdisjoint(names) else ""
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
     apart = emulates_precision_casts() or not _exact.isdisjoint(names)
-    return early + ("'enable_fp_fusion': False, " if apart else "")
+    most = max(_registers.get(name, 0) for name in names)
+    limit = f"'{LIMIT}': {most}, " if most else ""
+    return early + ("'enable_fp_fusion': False, " if apart else "") + limit
 
 
 def fit(module: ModuleType) -> None:
-    """Wrap the method of `torch._inductor.runtime.triton_heuristics` that loads a kernel. Idempotent."""
+    """Wrap the methods of `torch._inductor.runtime.triton_heuristics` that compile and load a kernel.
+    Idempotent."""
+    wrap(module, "CachingAutotuner._create_compile_options", _with_a_limit)
     if not versions.loads_with_less(module.CachingAutotuner):
         wrap(module, "CachingAutotuner._make_launchers", _with_fewer_stages)
+
+
+def _with_a_limit(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Hand a limit on registers on to Triton."""
+
+    def _create_compile_options(self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
+        options = original(self, cfg, compile_meta)
+        if LIMIT in compile_meta and compile_meta.get("device_type") == "cuda":
+            options[LIMIT] = compile_meta[LIMIT]
+        return options
+
+    return _create_compile_options
 
 
 def _with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-TILES_ALONE = ("extents", "programs", "backwards", "band")  # fields for blocks in a tile alone
+# Fields for blocks in a tile alone.
+TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols", "registers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Schedule:
     other numbers are then 1 or 0, but for the warps and stages. `programs`: how many walk through
     all tiles; 0 for one for each tile. `backwards`: they begin at the last tile, whose inputs L2 may still
     have from the kernel before. `band`: tiles along the first axis that follow one another before the next
-    one along the second.
+    one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
+    threads over all rows first. `warp_cols`: columns next to each other that a warp loads. `registers`: the
+    most that a thread gets, of 32 bits; 0 where the compiler decides.
     """
 
     tile: Tile
@@ -52,6 +55,9 @@ class Schedule:
     programs: int = 0
     backwards: bool = False
     band: int = 1
+    thread_rows: int = 0
+    warp_cols: int = 0
+    registers: int = 0
 
     @property
     def chunk(self) -> int:

@@ -36,21 +36,29 @@ from .space import combined_from
 from .work import Work, computing
 
 RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
-ELEMENTS = 4096  # of a tile that is loaded from one tensor, half as many of several, if blocks are no larger
+# Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16; docs/tuning.md,
+# section 37).
+ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions. H200, turned cast: 131072x7168 780 us with 64x64 elements, 731 with 128x128.
 ELEMENTS_TURNED = 16384
 MOST_ELEMENTS = 32768  # of whole blocks
-PER_THREAD = 128  # elements at most, of a tile that is loaded from one tensor; half as many of several
-LEAST_PER_THREAD = 32
+LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
+PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
+MOST_PER_THREAD = 128  # where blocks make a tile larger than `ELEMENTS`, half as many of several tensors
 MOST_WARPS = 16
+WARP_ROWS = 32  # that a warp loads; its threads have some of them each
+ACCESS = 16  # bytes that a thread loads at once
+# Registers of a thread, so that 12 or 16 warps fit a multiprocessor: 1x128 both in place 90 us without a
+# limit, 83 with; dSwiGLU 253 and 227. Of more than three tensors, none was timed.
+MOST_REGISTERS = {12: 168, 16: 128}
 LINE = 128  # bytes of a line of L2
 # H200, 16384x4096: dSwiGLU and MXFP8 both ways 286 us without bands, 267 with; 131072x7168: MXFP8 alone,
 # transposed, 820 and 798. Tiles that write whole lines take 1% more (section 36).
 BAND = 8
 MOST_ACROSS = 128  # tiles of a row. 112: 3% less time with bands; 448 (8192x28672): 10% more
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
-REDUCED_US = 0.1  # of a million elements that are reduced, beside what memory takes (section 34)
-TURNED_US = 0.2  # of a million elements that are exchanged for a transposed store
+REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
+TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
@@ -77,9 +85,9 @@ class TileFacts(Facts):
         return len({chain[0] for _, chain in self.chains})
 
     @property
-    def alone(self) -> bool:
-        """Whether one tensor is loaded, so that a thread has registers for more elements."""
-        return self.loads <= 1
+    def light(self) -> bool:
+        """Whether there is little to compute for an element, so that a thread has registers for more."""
+        return self.instructions <= LITTLE
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:
@@ -129,8 +137,9 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
-    most = ELEMENTS if facts.reductions else ELEMENTS_TURNED
-    while math.prod(extents) < (most if facts.alone else most // 2):
+    most = ELEMENTS if facts.light else ELEMENTS // 2
+    most = most if facts.reductions else ELEMENTS_TURNED
+    while math.prod(extents) < most:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
         if not possible:
@@ -140,10 +149,22 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    chosen = schedule_of(extents, warps_of(extents, facts.alone))
-    # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
-    chosen = dataclasses.replace(chosen, backwards=not facts.reductions, band=_band(facts, extents))
+    chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
     return with_finalisation(chosen, facts, device, constants)
+
+
+def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
+    """A schedule with the order of its tiles, and of the elements in a tile."""
+    # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
+    order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
+    if not facts.reductions:
+        return order
+    lanes, warps = H200.warp_size, schedule.tile.num_warps
+    each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
+    rows = max(1, min(own, PER_THREAD) // each)
+    cols = lanes // max(1, WARP_ROWS // rows) * each
+    registers = MOST_REGISTERS[12 if own > PER_THREAD else 16] if facts.loads <= 3 else 0
+    return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, registers=registers)
 
 
 def _band(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -170,13 +191,13 @@ def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
 
-def warps_of(extents: Sequence[int], alone: bool) -> int:
-    """The warps of a program with a tile of these elements, of one tensor or several: the fewest, as a
-    maximum along columns is exchanged between them; but two, if a thread still has `LEAST_PER_THREAD`
-    elements. Figures: 324 tiles of nine recipes (H200, 16384x4096 bf16; docs/tuning.md, section 34)."""
-    lanes = math.prod(extents) // H200.warp_size
-    needed = lanes // (PER_THREAD if alone else PER_THREAD // 2)
-    return max(1, min(MOST_WARPS, max(2, needed), lanes // LEAST_PER_THREAD))
+def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
+    """The warps of a program with a tile of these elements."""
+    elements = math.prod(extents)
+    each = PER_THREAD if facts.light else PER_THREAD // 2
+    if elements > ELEMENTS:
+        each = MOST_PER_THREAD if facts.loads <= 1 else MOST_PER_THREAD // 2
+    return max(1, min(MOST_WARPS, elements // H200.warp_size // each))
 
 
 def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
@@ -287,11 +308,8 @@ class TileSpace:
             for one in (extents[i] * 2, extents[i] // 2):
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
         backwards = schedule.backwards
-        tiles = [schedule_of(*one) for one in found if min(one[0]) > 0]
-        tiles = [
-            dataclasses.replace(tile, backwards=backwards, band=_band(self.facts, tile.extents))
-            for tile in tiles
-        ]
+        tiles = [_ordered(schedule_of(*one), self.facts) for one in found if min(one[0]) > 0]
+        tiles = [dataclasses.replace(tile, backwards=backwards) for tile in tiles]
         tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
         tiles.append(dataclasses.replace(schedule, backwards=not backwards))
         near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))

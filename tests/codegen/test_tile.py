@@ -15,6 +15,7 @@ from lab.quantised import RECIPES
 from offline import TARGETS, compiled, needs_a_compiler, spilled
 
 from mixorder.codegen.source import KernelSource
+from mixorder.codegen.tile import tile_kernel
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
@@ -161,6 +162,33 @@ def test_a_number_of_blocks_that_does_not_fill_the_last_tile() -> None:
     assert source.grid == 4 * 9 and all("<" in line for line in masks)
     assert "at_ix[:, None] < 480" in source.text and "at_jy[None, :] < 544" in source.text
     assert not any("at_" in line for line in lines(source.text, "tl.where"))
+
+
+DEALT = """\
+    dealt_x = 8 * tl.arange(0, 4)[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
+    at_i = i_tile * 2 + tl.arange(0, 2)
+    dealt_jy = j_tile * 128 + 64 * tl.arange(0, 2)[None, None, :, None, None] + tl.arange(0, 64)[None, None, None, None, :]
+    tmp0 = tl.permute(tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (4096 * dealt_x + 131072 * at_i[None, :, None, None, None] + dealt_jy)).to(tl.float32), (0, 3, 1, 2, 4)), [32, 2, 128]), [32, 2, 4, 32]), (1, 0, 2, 3))
+"""  # noqa: E501
+
+
+def test_which_rows_and_columns_a_thread_and_a_warp_load() -> None:
+    """Lanes are dealt columns and four groups of rows, warps blocks and halves of the columns, and a thread
+    eight rows in a row. Then the value has the tile's order."""
+    _, source = kernel_of(quantised.mx_both, [((16384, 4096), bf16)])
+    assert DEALT in source.text and source.registers == 128
+    _, masked = kernel_of(quantised.mx_both, [((480 * 32, 4128), bf16)])
+    (load,) = lines(masked.text, "tl.load")
+    assert "(dealt_jy < 4128), other=0" in load and "dealt_x <" not in load
+
+
+def test_nothing_is_dealt_out_where_tensors_are_loaded_in_two_orders() -> None:
+    """Neither order is that of all results."""
+    program = merged(
+        within_tile(traced(lambda x, y: quantised.mx_both(x + y.t()), *2 * [((4096, 4096), bf16)]))
+    )
+    schedule = tile.choose(TILE.facts(program), H200)
+    assert schedule.thread_rows and "dealt_" not in tile_kernel(program, schedule, "test").text
 
 
 def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> None:

@@ -63,6 +63,13 @@ def test_a_kernel_whose_products_are_rounded_by_themselves(monkeypatch: pytest.M
         assert ("'enable_fp_fusion': False, " in defined(name, BODY)) == exact
 
 
+def test_a_kernel_whose_threads_have_few_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_registers", {})
+    launches.limit_registers(NAME, 128)
+    for name, limited in ((NAME, True), (f"{NAME}_3", True), (f"{PREFIX}sum_1", False)):
+        assert ("triton_meta={'maxnreg': 128, " in defined(name, BODY)) == limited
+
+
 class Tuner:
     """As much of 2.11's `CachingAutotuner` as is looked at: it has room for `fits` stages."""
 
@@ -72,6 +79,9 @@ class Tuner:
 
     def _precompile_config(self, config: Any) -> Any:
         return types.SimpleNamespace(config=config)
+
+    def _create_compile_options(self, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
+        return {"num_stages": cfg.num_stages}
 
     def _reload_kernel(self) -> Any:
         return types.SimpleNamespace(fn=types.SimpleNamespace(__name__=self.fn.__name__, fn="loaded"))
@@ -87,7 +97,8 @@ def settings(stages: int) -> Any:
 
 @pytest.fixture
 def fitted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setattr(Tuner, "_make_launchers", Tuner._make_launchers)  # what is put back
+    for name in ("_make_launchers", "_create_compile_options"):
+        monkeypatch.setattr(Tuner, name, getattr(Tuner, name))  # what is put back
     module = types.ModuleType("triton_heuristics")
     module.CachingAutotuner = Tuner  # type: ignore[attr-defined]
     launches.fit(module)
@@ -106,6 +117,15 @@ def test_stages_are_taken_away_until_the_kernel_fits(fitted: Callable[..., Any])
     roomy = fitted(NAME, 5, fits=5)
     roomy._make_launchers()
     assert vars(roomy.compile_results[0].config) == vars(first) and roomy.fn.fn is None
+
+
+def test_a_limit_on_registers_reaches_triton(fitted: Callable[..., Any]) -> None:
+    tuner = fitted(NAME, 1, fits=1)
+    for meta, limit in (({}, {}), ({"maxnreg": 96, "device_type": "cuda"}, {"maxnreg": 96})):
+        assert tuner._create_compile_options(settings(1), meta) == {"num_stages": 1, **limit}
+    assert tuner._create_compile_options(settings(1), {"maxnreg": 96, "device_type": "hip"}) == {
+        "num_stages": 1
+    }
 
 
 @pytest.mark.parametrize(

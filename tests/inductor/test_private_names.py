@@ -217,6 +217,9 @@ REACHED: dict[str, Rely] = {
     ),
     "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler._default": called(4),
+    "torch._inductor.runtime.triton_heuristics.CachingAutotuner._create_compile_options": wrapped(
+        1, "cfg", "compile_meta"
+    ),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._make_launchers": Perhaps(called(1)),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._precompile_config": Perhaps(called(2)),
     "torch._inductor.dependencies.ReadWrites.rename": called(2),
