@@ -48,9 +48,9 @@ MOST_PER_THREAD = 128  # where blocks make a tile larger than `ELEMENTS`, half a
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
-# Registers of a thread, so that 12 or 16 warps fit a multiprocessor: 1x128 both in place 90 us without a
-# limit, 83 with; dSwiGLU 253 and 227. Of more than three tensors, none was timed.
-MOST_REGISTERS = {12: 168, 16: 128}
+# Registers of a thread, so that 12 or 16 warps fit a multiprocessor. 1x128 both in place 90 us without a
+# limit, 83 with; dSwiGLU 253 and 227. Kernels that need fewer take all of them, too: dGELU 169 and 177.
+REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 128
 LINE = 128  # bytes of a line of L2
 # H200, 16384x4096: dSwiGLU and MXFP8 both ways 286 us without bands, 267 with; 131072x7168: MXFP8 alone,
 # transposed, 820 and 798. Tiles that write whole lines take 1% more (section 36).
@@ -163,7 +163,8 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    registers = MOST_REGISTERS[12 if own > PER_THREAD else 16] if facts.loads <= 3 else 0
+    registers = REGISTERS_OF_THREE if facts.loads == 3 and not facts.light else 0
+    registers = REGISTERS_OF_MANY if own > PER_THREAD else registers
     return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, registers=registers)
 
 

@@ -48,11 +48,11 @@ def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> A
     signature = {f"{name}_ptr": pointer_type(program.buffer(name).dtype) for name in source.buffers}
     signature.update(dict.fromkeys(constants, "constexpr"))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.buffers))}
-    return triton.compile(
-        ASTSource(function, signature, constants, aligned),
-        target=target,
-        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-    )
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options["enable_fp_fusion"] = not source.exact
+    if source.registers and target.backend == "cuda":
+        options["maxnreg"] = source.registers
+    return triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=options)
 
 
 def spilled(kernel: Any, folder: Path) -> int | None:
