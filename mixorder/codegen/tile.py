@@ -262,7 +262,8 @@ class _TileWriter:
         dims = list(dict.fromkeys(part.dim for part in parts))
         if len(parts) > len(dims):
             order = [i for dim in dims for i, part in enumerate(parts) if part.dim == dim]
-            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
+            if order != sorted(order):
+                text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
             text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
         return dims, text
 

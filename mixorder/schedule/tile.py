@@ -39,12 +39,12 @@ RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16; docs/tuning.md,
 # section 37).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
-# Of a tile without reductions. H200, turned cast: 131072x7168 780 us with 64x64 elements, 731 with 128x128.
-ELEMENTS_TURNED = 16384
+# Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
+ELEMENTS_TURNED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
 LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
-MOST_PER_THREAD = 128  # where blocks make a tile larger than `ELEMENTS`, half as many of several tensors
+MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
@@ -52,10 +52,9 @@ ACCESS = 16  # bytes that a thread loads at once
 # limit, 83 with; dSwiGLU 253 and 227. Kernels that need fewer take all of them, too: dGELU 169 and 177.
 REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 128
 LINE = 128  # bytes of a line of L2
-# H200, 16384x4096: dSwiGLU and MXFP8 both ways 286 us without bands, 267 with; 131072x7168: MXFP8 alone,
-# transposed, 820 and 798. Tiles that write whole lines take 1% more (section 36).
-BAND = 8
-MOST_ACROSS = 128  # tiles of a row. 112: 3% less time with bands; 448 (8192x28672): 10% more
+# H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
+# 242, 232 and 233. Tiles that write whole lines take 1% more (section 37).
+BAND = 16
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
@@ -137,12 +136,10 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
-    most = ELEMENTS if facts.light else ELEMENTS // 2
-    most = most if facts.reductions else ELEMENTS_TURNED
-    while math.prod(extents) < most:
+    while True:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
-        if not possible:
+        if not possible or math.prod(extents) >= _most(facts, min(possible)[0]):
             break
         larger = list(extents)
         larger[-min(possible)[1]] *= 2
@@ -153,18 +150,25 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     return with_finalisation(chosen, facts, device, constants)
 
 
+def _most(facts: TileFacts, run: int) -> int:
+    """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
+    if not facts.reductions:
+        return ELEMENTS_TURNED
+    if not facts.light:
+        return ELEMENTS // 2
+    return ELEMENTS if run >= LINE else 2 * ELEMENTS
+
+
 def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     """A schedule with the order of its tiles, and of the elements in a tile."""
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
     order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
-    if not facts.reductions:
-        return order
     lanes, warps = H200.warp_size, schedule.tile.num_warps
     each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
-    rows = max(1, min(own, PER_THREAD) // each)
+    rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
     registers = REGISTERS_OF_THREE if facts.loads == 3 and not facts.light else 0
-    registers = REGISTERS_OF_MANY if own > PER_THREAD else registers
+    registers = REGISTERS_OF_MANY if own > PER_THREAD and facts.reductions else registers
     return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, registers=registers)
 
 
@@ -173,8 +177,7 @@ def _band(facts: TileFacts, extents: Sequence[int]) -> int:
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
     shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
-    narrow = len(several) == 2 and several[1] <= MOST_ACROSS
-    return BAND if shortest < LINE and narrow and several[0] % BAND == 0 else 1
+    return BAND if shortest < LINE and len(several) == 2 and several[0] % BAND == 0 else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -194,9 +197,9 @@ def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
 
 def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     """The warps of a program with a tile of these elements."""
-    elements = math.prod(extents)
+    elements, whole = math.prod(extents), math.prod(facts.sizes[i] for i in facts.whole)
     each = PER_THREAD if facts.light else PER_THREAD // 2
-    if elements > ELEMENTS:
+    if whole > ELEMENTS or not facts.reductions:
         each = MOST_PER_THREAD if facts.loads <= 1 else MOST_PER_THREAD // 2
     return max(1, min(MOST_WARPS, elements // H200.warp_size // each))
 

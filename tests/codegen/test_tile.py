@@ -140,16 +140,17 @@ def triton_mixorder_test_ea4a1657(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
             source.text,
             """\
 @triton.jit
-def triton_mixorder_test_b84cec2d(in0_ptr, in1_ptr, out0_ptr):
-    program = (4095 - tl.program_id(0))
+def triton_mixorder_test_ee6e0ecf(in0_ptr, in1_ptr, out0_ptr):
+    program = (2047 - tl.program_id(0))
     y_tile = program % 32
     x_tile = program // 32
-    at_x = x_tile * 128 + tl.arange(0, 128)
+    dealt_x = x_tile * 256 + 16 * tl.arange(0, 16)[:, None, None] + tl.arange(0, 16)[None, :, None]
     at_y = y_tile * 128 + tl.arange(0, 128)
-    tmp0 = tl.load(in0_ptr + (4096 * at_x[:, None] + at_y[None, :])).to(tl.float32)
+    tmp0 = tl.reshape(tl.load(in0_ptr + (4096 * dealt_x + at_y[None, None, :])).to(tl.float32), [256, 128])
     tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 128])
     tmp2 = tmp0 * tmp1
     tmp3 = tmp2.to(tl.float8e4nv)
+    at_x = x_tile * 256 + tl.arange(0, 256)
     tl.store(out0_ptr + (16384 * at_y[:, None] + at_x[None, :]), tl.permute(tmp3, (1, 0)))
 """,  # noqa: E501
         )
@@ -166,9 +167,9 @@ def test_a_number_of_blocks_that_does_not_fill_the_last_tile() -> None:
 
 DEALT = """\
     dealt_x = 8 * tl.arange(0, 4)[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
-    at_i = i_tile * 2 + tl.arange(0, 2)
+    at_i = i_tile * 4 + tl.arange(0, 4)
     dealt_jy = j_tile * 128 + 64 * tl.arange(0, 2)[None, None, :, None, None] + tl.arange(0, 64)[None, None, None, None, :]
-    tmp0 = tl.permute(tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (4096 * dealt_x + 131072 * at_i[None, :, None, None, None] + dealt_jy)).to(tl.float32), (0, 3, 1, 2, 4)), [32, 2, 128]), [32, 2, 4, 32]), (1, 0, 2, 3))
+    tmp0 = tl.permute(tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (4096 * dealt_x + 131072 * at_i[None, :, None, None, None] + dealt_jy)).to(tl.float32), (0, 3, 1, 2, 4)), [32, 4, 128]), [32, 4, 4, 32]), (1, 0, 2, 3))
 """  # noqa: E501
 
 

@@ -38,7 +38,7 @@ def test_facts_of_a_transposed_cast() -> None:
 
 CHOSEN = {  # the fastest measured, or within 3% of it (docs/tuning.md, section 37)
     "mx_in_place": ((1, 32, 8, 32), 4, (8, 64)),
-    "mx_both": ((2, 32, 4, 32), 4, (8, 64)),
+    "mx_both": ((4, 32, 4, 32), 8, (8, 64)),
     "mx_transposed": ((4, 32, 64), 4, (8, 64)),
     "blocks_both": ((1, 128, 1, 128), 4, (8, 64)),
     "squares": ((1, 128, 1, 128), 4, (8, 64)),
@@ -75,10 +75,12 @@ def test_a_warp_has_all_rows_of_a_block_whatever_the_dtype() -> None:
     assert (schedule.thread_rows, schedule.warp_cols) == (16, 64)
 
 
-def test_nothing_is_dealt_out_without_reductions() -> None:
+def test_a_tile_without_reductions_is_twice_as_long_in_bytes_of_the_result() -> None:
     turned = traced(lambda x: x.to(quantised.F8).t().contiguous(), ((ROWS, COLS), bf16))
     schedule = tile.choose(tile.facts_of_tile(merged(within_tile(turned))), H200)
-    assert schedule.backwards and not (schedule.thread_rows or schedule.warp_cols or schedule.registers)
+    assert (schedule.extents, schedule.tile.num_warps) == ((256, 128), 8)
+    assert (schedule.thread_rows, schedule.warp_cols, schedule.registers) == (16, 128, 0)
+    assert schedule.backwards
 
 
 @pytest.mark.parametrize("rows", [256, 512, 1024, 4096])
