@@ -156,8 +156,8 @@ def _with_outside(plan: Plan, whole: Region) -> Plan:
     """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
     its own beside our kernels, within its other loops without them."""
     region = plan.region
-    if plan.loops.blocked or (region.inner, region.outer) != (whole.inner, whole.outer):
-        return plan  # other reductions are left out as well, which Inductor has kernels of their own for
+    if plan.loops.blocked or region.nodes == whole.nodes:
+        return plan
     left = outside(whole, region)
     if not left.launches:
         return plan
@@ -173,7 +173,7 @@ def _possible(region: Region, build: Build, runner: Runner) -> Plan:
         return _best_part(region, build, runner)
     except Decline as decline:
         if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
-            return _possible(smaller, build, runner)
+            return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
         if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
     return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
@@ -186,10 +186,9 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
         answers = [(part, _remembered(part, build, runner)) for part in tried]
         plans = [answer for _, answer in answers if isinstance(answer, Plan)]
         if plans:
-            # What a part writes for the rest of the region is also read. The whole region moves neither.
             return max(
-                plans,
-                key=lambda p: p.expected.saved_us - moving_us(2 * _written_between(p, region), p.device),
+                (runner.step("cost", _with_outside, plan, region) for plan in plans),
+                key=lambda plan: plan.expected.saved_us,
             )
         refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
         _, narrowest = min(refusals, key=lambda one: one[0].words)
@@ -247,12 +246,6 @@ def improved(
         return fused_kernels(loops, tried, facts, moved, stretch).us(device, TIMES)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
-
-
-def _written_between(plan: Plan, whole: Region) -> int:
-    """Bytes that a part of a region writes and the whole region does not."""
-    outputs = zip(plan.loops.role(BufferRole.OUTPUT), plan.region.outputs, strict=True)
-    return cost.size(plan.loops, [buffer.name for buffer, node in outputs if node not in whole.outputs])
 
 
 def predicted(

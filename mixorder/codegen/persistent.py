@@ -7,12 +7,15 @@ reduction. Its loads state which (`Load.again`).
 from __future__ import annotations
 
 from ..inductor.printing import texpr
-from ..ir.program import SPLIT_SYMBOL, Axis, LoopProgram, PartialAccumulate
+from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulate, Store
+from ..schedule.device import H200
 from ..schedule.schedule import Schedule
 from .prefetch import Prefetch
 from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
+
+ACCESS = 16  # bytes of a thread's widest access
 
 
 def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
@@ -25,6 +28,7 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     columns = _columns(last, schedule, phase is not None)
     several = not row.size.is_number or int(row.size) > tile.xblock * schedule.num_splits
     writer = Writer(program, nest, (x, *columns), schedule.num_splits, spread_columns=several)
+    writer.has_rows = _has_rows(writer, schedule)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
     code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.chunk}")
@@ -68,6 +72,17 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
     return writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
+
+
+def _has_rows(writer: Writer, schedule: Schedule) -> bool:
+    """Whether each thread has all rows of a tile, since all threads lie along a row. Triton gives a thread
+    `ACCESS` bytes of the narrowest tensor."""
+    full = {dim.symbol for dim in writer.dims}
+    accesses = (s for s in writer.nest.body if isinstance(s, Load | Store))
+    moved = [s.buffer for s in accesses if full <= s.index.free_symbols]
+    item = min((writer.program.buffer(name).dtype.itemsize for name in moved), default=1)
+    threads = schedule.tile.num_warps * H200.warp_size
+    return schedule.tile.xblock > 1 and threads * ACCESS <= schedule.chunk * item
 
 
 def _columns(last: Axis, schedule: Schedule, shifted: bool) -> tuple[TileDim, ...]:

@@ -95,10 +95,12 @@ class Writer:
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
     `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `columns`: the chunks
-    of the last dim, of which `dims` has the one that is being written.
+    of the last dim, of which `dims` has the one that is being written. `has_rows`: each thread has all rows
+    of a tile, if there are several.
     """
 
     spread_columns = True
+    has_rows = False
 
     def __init__(
         self,
@@ -307,8 +309,14 @@ class Writer:
         return self.ops.combine(kind.combine, one, other, dtype)
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
-        dims = self.reduced_dims(stmt)
-        self.add(stmt, self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims))
+        dims, dtype = self.reduced_dims(stmt), self.dtype(stmt)
+        value = self.masked_value(stmt.value.name, stmt.kind, dtype, dims)
+        self.add(stmt, self.reduced(stmt.kind, dtype, value, axis=0) if self.folds(stmt) else value)
+
+    def folds(self, stmt: PartialAccumulate) -> bool:
+        """Whether a tile's rows are added up before they are accumulated: where each thread has all rows, and
+        an addition to the accumulator takes several instructions."""
+        return self.has_rows and stmt.compensated and self.dims[0] in self.reduced_dims(stmt)
 
     def add(self, stmt: PartialAccumulate, value: str) -> None:
         dtype = self.dtype(stmt)
@@ -363,8 +371,9 @@ class Writer:
         """Begin a partial's accumulators with the identity of its reduction."""
         start = identity(stmt.kind, self.dtype(stmt))
         for _ in self.chunks():
+            shape = f"1, {self.dims[1].block}" if self.folds(stmt) else self.tile_shape
             for name in self.accumulators(stmt):
-                self.code.writeline(f"{name} = tl.full([{self.tile_shape}], {start})")
+                self.code.writeline(f"{name} = tl.full([{shape}], {start})")
 
     def accumulators(self, stmt: PartialAccumulate) -> list[str]:
         """Names of a partial's tiles: the sum and, if it is compensated, its excess from rounding."""

@@ -63,16 +63,32 @@ def outside(whole: Region, part: Region) -> Outside:
     written = left.intersection((*part.inputs, *whole.outputs))
     if not written:
         return NOTHING
-    left -= _stored_anyway(left - written)
-    read = {a for n in left for a in operands(n) if a not in left and not is_view(n)}
+    first = {n for read in left.intersection(part.inputs) for n in _made_of(read, left)}
+    left -= _stored_anyway(left - written) & first
+    read = _sources(left, set(part.nodes) - set(part.outputs))
     moved, results = sum(map(_bytes, read | written)), sum(map(_bytes, written.difference(whole.outputs)))
     again = sum(map(_bytes, written.intersection(part.inputs)))  # the part's loops read these
     computing = {n: _elements(n) * sum(map(_instructions, _made_of(n, left - written))) for n in written}
-    inside = moved - results - again
+    shared = sum(map(_bytes, read & {*part.inputs, *part.nodes}))  # and have these in any case
+    inside = moved - results - again - shared
     spread = sum(count * _times(n, part) for n, count in computing.items())
     launches = len({_elements(n) for n in written})
     work = Work(moved, moved, sum(computing.values()))
     return Outside(work, launches, Work(inside, inside, spread))
+
+
+def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:
+    """What loops that compute some nodes read. They compute what is among `computed` as well."""
+    found, seen, todo = set[Node](), set(nodes), list(nodes)
+    while todo:
+        node = todo.pop()
+        for operand in operands(node):
+            if operand in computed:
+                todo += [operand] if operand not in seen else []
+                seen.add(operand)
+            elif operand not in nodes and (node in computed or not is_view(node)):
+                found.add(operand)
+    return found
 
 
 def _stored_anyway(nodes: Collection[Node]) -> set[Node]:

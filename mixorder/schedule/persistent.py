@@ -32,9 +32,16 @@ BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
 DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45% of the limit, 16 66%, 8 76%
-# Per element; GELU by erf has 50. H200, 200704x512 bf16, elements of a thread and warps of a multiprocessor:
-# 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2. More warps do not help.
-BUSY_INSTRUCTIONS = 40
+# Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
+# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204.
+CHUNKED_WARPS = 4
+# Per element; GELU by tanh has 35, by erf 50. By erf, 200704x512 bf16, elements of a thread and warps of a
+# multiprocessor: 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2.
+BUSY_INSTRUCTIONS = 30
+# Columns of a block at most, and bytes in flight as a multiple of what others have, where computing takes
+# longer than memory. H200, GELU by tanh, 16384x16384 bf16: blocks of 2048, a row and 3 stages 587 us, with 4
+# stages 444; blocks of 1024, 2 rows and 3 stages 501, with 4 stages 396.
+BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
@@ -84,12 +91,13 @@ def block_of(facts: Facts) -> int:
     the fewest idle lanes. All columns where no divisor makes a good block."""
     access = _per_access(facts)
     least = max(access, MIN_BLOCK_BYTES // facts.item_bytes)
-    widths = range(-(-least // access) * access, min(MAX_BLOCK, facts.cols) + 1, access)
+    most = min(BUSY_BLOCK if _is_computing(facts) else MAX_BLOCK, facts.cols)
+    widths = range(-(-least // access) * access, most + 1, access)
     lanes = {n: next_power_of_2(n) * (facts.cols // n) for n in widths if facts.cols % n == 0}
     if not lanes:
         return facts.cols
     fewest = min(lanes.values())
-    divided = facts.cols > MAX_BLOCK or fewest <= (1 - BLOCK_SAVING) * next_power_of_2(facts.cols)
+    divided = facts.cols > most or fewest <= (1 - BLOCK_SAVING) * next_power_of_2(facts.cols)
     return max(n for n in lanes if lanes[n] <= (1 + BLOCK_SLACK) * fewest) if divided else facts.cols
 
 
@@ -181,6 +189,8 @@ def _tile(
     if chunks > 1:
         # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
         per_thread = chunks * _per_access(facts)
+        if per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size:
+            per_thread //= 2
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
@@ -200,7 +210,12 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
 
 def _is_busy(facts: Facts) -> bool:
     """Whether computing takes longer than memory, and no reduction along a row waits in between."""
-    return facts.divergent or (facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS)
+    return facts.divergent or _is_computing(facts)
+
+
+def _is_computing(facts: Facts) -> bool:
+    """The same, without branches: a thread overlaps the instructions of its elements."""
+    return not facts.divergent and facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
 
 
 def spilled(facts: Facts, elements: int, chunks: int) -> int:
@@ -230,6 +245,7 @@ def _stages(
     wanted = int(scale * constants.in_flight * constants.resident_bytes)
     if per_sm == 1 and facts.load_bytes > 2 * facts.item_bytes:
         wanted = wanted * 5 // 4  # H200, LayerNorm and residual, 32768x5120 bf16: 91.6 -> 96.2% of the limit
+    wanted = int(BUSY_IN_FLIGHT * wanted) if _is_computing(facts) else wanted
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
     stages = max(constants.stages, min(most, 1 + round(wanted / max(1, useful))))
     # Triton keeps stages - 1 tiles of each pipelined load in shared memory.

@@ -14,6 +14,7 @@ from expecttest import TestCase
 from graphs import bf16, f16, f32, f64, generate, only, pair, traced
 
 from mixorder.codegen.load import load_kernel
+from mixorder.codegen.persistent import persistent_kernel
 from mixorder.codegen.source import KernelSource
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
@@ -175,10 +176,20 @@ def test_column_loads_are_spread_over_the_tile_for_a_loop_over_several() -> None
 
 
 def test_no_atomics_and_no_reduction_over_rows_inside_the_loop() -> None:
-    for graph in (graphs.layer_norm_backward(32768, 768), graphs.pair_graph()):
+    for graph in (graphs.layer_norm_backward(32768, 768), graphs.pair_graph(32768, 64)):
         main, final = graphs.kernels(only(graph))[2]
         assert "atomic" not in main.text + final.text
         assert ", 0)[None, :]" not in loop_body(main.text)
+
+
+@pytest.mark.parametrize(("warps", "folds"), [(2, True), (4, False)])
+def test_a_thread_that_has_all_rows_adds_them_up_before_it_compensates(warps: int, folds: bool) -> None:
+    """256 columns of 4 bytes are the accesses of two warps."""
+    loops, schedule, _ = graphs.kernels(only(graphs.pair_graph(4096, 256)))
+    tile = dataclasses.replace(schedule.tile, xblock=4, num_warps=warps)
+    text = persistent_kernel(loops, dataclasses.replace(schedule, tile=tile), "x").text
+    assert (", 0)[None, :] - ws0_error" in loop_body(text)) == folds
+    assert ("ws0_acc = tl.full([1, R0_BLOCK]" in text) == folds
 
 
 @pytest.mark.parametrize(
