@@ -1,11 +1,13 @@
 """docs/adopt.md: each of its lines, taken from the page, turns mixorder on in its framework.
 
 Each runs in a process of its own, on the CPU, with kernels in Triton's interpreter. The script around a line
-makes a model and data, and trains two steps. Lines of shell that launch a script are the page's, too.
+makes a model and data, and trains two steps. Lines of shell that launch a script are the page's, too; what
+needs no such line goes on in forks of one process that has imported torch and its compiler.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -14,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import python_after
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "adopt.md").read_text()
@@ -77,34 +80,54 @@ def lines(section: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", SECTIONS[section], re.MULTILINE | re.DOTALL)
 
 
-def run(folder: Path, script: str, launch: str = "python train.py", **env: str) -> list[int]:
-    """The numbers of fused regions that a script prints; `launch` is a line of shell that starts it."""
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+}
+
+
+def counts(output: str) -> list[int]:
+    """The numbers of fused regions that a script has printed."""
+    return [int(count) for count in re.findall(r"^fused (\d+)$", output, re.MULTILINE)]
+
+
+def run(folder: Path, script: str, launch: str, **env: str) -> list[int]:
+    """What a script counts; `launch` is a line of shell that starts it."""
     (folder / "train.py").write_text(script)
-    shell = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    shell["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    shell = {**os.environ, **ENVIRONMENT}
     shell["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), shell["PATH"]])
     shell["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [shell.get("PYTHONPATH")])])
     done = subprocess.run(
         ["bash", "-c", launch], env={**shell, **env}, cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [int(count) for count in re.findall(r"^fused (\d+)$", done.stdout, re.MULTILINE)]
+    return counts(done.stdout)
+
+
+def missing_of(*packages: str) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    missing = missing_of(*packages)
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
-def test_plain_torch(tmp_path: Path) -> None:
+def plain_torch() -> str:
     compiled, in_place, mode, everywhere = lines("Plain torch", "python")
     script = [BEFORE, compiled, "train(compiled)", AFTER]
     script += ["model = Model()", in_place, "train(model)", AFTER]
     script += ["model = Model()", mode, "train(compiled)", AFTER]
     script += ["assert not config.mixorder  # without a line it is off"]
     script += ["model = Model()", everywhere, "train(torch.compile(model))", AFTER]
-    counts = run(tmp_path, "\n".join(script))
-    assert len(counts) == 4 and min(counts) > 0
+    return "\n".join(script)
+
+
+def accelerate_plugin() -> str:
+    (prepare,) = lines("accelerate", "python")
+    return "\n".join([BEFORE, prepare, "train(model, accelerator.backward)", AFTER])
 
 
 TRAINER = """
@@ -122,15 +145,8 @@ def test_transformers(tmp_path: Path) -> None:
     arguments = lines("transformers Trainer", "python")
     assert len(arguments) == 2 and "torch_compile_mode" in arguments[1]
     ways = [text for way in arguments for text in ("model = Model()", way, TRAINER, AFTER)]
-    counts = run(tmp_path, "\n".join([BEFORE, *ways]), launch, TORCHINDUCTOR_MIX_ORDER_REDUCTION="0")
-    assert len(counts) == 2 and min(counts) > 0
-
-
-@needs("accelerate")
-def test_accelerate_by_its_plugin(tmp_path: Path) -> None:
-    (prepare,) = lines("accelerate", "python")
-    (count,) = run(tmp_path, "\n".join([BEFORE, prepare, "train(model, accelerator.backward)", AFTER]))
-    assert count > 0
+    both = run(tmp_path, "\n".join([BEFORE, *ways]), launch, TORCHINDUCTOR_MIX_ORDER_REDUCTION="0")
+    assert len(both) == 2 and min(both) > 0
 
 
 @needs("accelerate")
@@ -169,24 +185,59 @@ trainer = lightning.Trainer(
 """
 
 
-@needs("lightning")
-def test_lightning(tmp_path: Path) -> None:
+def lightning() -> str:
     (fit,) = lines("Lightning", "python")
-    (count,) = run(tmp_path, "\n".join([BEFORE, LIGHTNING, fit, AFTER]))
-    assert count > 0
+    return "\n".join([BEFORE, LIGHTNING, fit, AFTER])
 
 
 GROUP = """
 import torch.distributed as dist
 
-dist.init_process_group("gloo", init_method="file://" + __file__ + ".store", rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 
-def test_fsdp2(tmp_path: Path) -> None:
+def fsdp2() -> str:
     (shard,) = lines("FSDP2, in a loop of your own", "python")
-    end = "\ndist.destroy_process_group()"
-    (count,) = run(tmp_path, "\n".join([BEFORE, GROUP, shard, "train(model)", AFTER, end]))
+    return "\n".join([BEFORE, GROUP, shard, "train(model)", AFTER, "dist.destroy_process_group()"])
+
+
+SCRIPTS = {
+    "plain torch": plain_torch,
+    "accelerate": accelerate_plugin,
+    "lightning": lightning,
+    "fsdp2": fsdp2,
+}
+NEEDED = {"accelerate": "accelerate", "lightning": "lightning"}
+
+
+@functools.cache
+def found() -> dict[str, list[int]]:
+    """What each script counts that is started by no line of the page."""
+    names = [name for name in SCRIPTS if name not in NEEDED or not missing_of(NEEDED[name])]
+    first = "import torch, torch._inductor.compile_fx"
+    outputs = python_after(first, [SCRIPTS[name]() for name in names], **ENVIRONMENT)
+    return dict(zip(names, map(counts, outputs), strict=True))
+
+
+def test_plain_torch() -> None:
+    assert len(found()["plain torch"]) == 4 and min(found()["plain torch"]) > 0
+
+
+@needs("accelerate")
+def test_accelerate_by_its_plugin() -> None:
+    (count,) = found()["accelerate"]
+    assert count > 0
+
+
+@needs("lightning")
+def test_lightning() -> None:
+    (count,) = found()["lightning"]
+    assert count > 0
+
+
+def test_fsdp2() -> None:
+    (count,) = found()["fsdp2"]
     assert count > 1  # the block's, and the norm's outside of it
 
 

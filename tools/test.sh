@@ -10,11 +10,14 @@ NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy ${FRAMEWORKS:-}"
 
 "$PY" -m ruff check .
 "$PY" -m ruff format --check .
-"$PY" -m mypy
 if [ $# -gt 0 ]; then
+  "$PY" -m mypy
   exec "$PY" -m pytest "$@"
 fi
-PY=$PY bash tools/packages.sh
+# Each takes one CPU, and some of the time of `packages.sh` is downloads.
+PY=$PY bash tools/packages.sh &
+"$PY" -m mypy || { wait; exit 1; }
+wait $!
 # Each worker has a CPU, a thread, and compiles by itself.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
 workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import memoised
 import pytest
 import torch
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
-from triton.runtime import interpreter
 
 from mixorder.schedule.device import H200
 
@@ -28,24 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1"))
 
 
-NUMPY_DTYPES: dict[str, Any] = {}
-
-
-def numpy_dtype(dtype: Any, look_up: Callable[[Any], Any] = interpreter._get_np_dtype) -> Any:
-    """NumPy's for one of Triton's, of a block or not. The interpreter makes a table of all each time."""
-    name = dtype.scalar.name
-    if name not in NUMPY_DTYPES:
-        NUMPY_DTYPES[name] = look_up(dtype)
-    return NUMPY_DTYPES[name]
-
-
 @pytest.fixture(scope="session", autouse=True)
 def faster() -> Iterator[None]:
     """Saves time in each operation of a kernel, and what Dynamo only logs: it times the guards of a compile
     after emptying the CPU's caches, which takes 25 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
-        patch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
+        memoised.install(patch)
         yield
 
 
