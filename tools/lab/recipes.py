@@ -57,7 +57,7 @@ def step(model: nn.Module, recipe: str) -> nn.Module:
 
 
 def mark(inputs: Any, recipe: str) -> None:
-    """Tell `torch.compile` that the batch, the first dim of every input, is dynamic, if the recipe says so."""
+    """Tell `torch.compile` that the batch, the first dim of every input, is dynamic in that recipe."""
     for x in tree_leaves(inputs) if recipe == "dynamic" else ():
         if isinstance(x, Tensor) and x.dim():
             torch._dynamo.maybe_mark_dynamic(x, 0)
