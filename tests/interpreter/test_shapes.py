@@ -76,7 +76,7 @@ def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class OfImages(nn.Module):
-    """A norm over the channels of images, of what a Linear gives for all of their places, weighted by image."""
+    """A norm over the channels of images, of what a Linear gives for their places, weighted by image."""
 
     def __init__(self) -> None:
         super().__init__()
