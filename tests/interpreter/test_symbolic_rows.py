@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule, Interpreter
 from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
+from mixorder.record import as_dict
 from mixorder.report import RegionRecord, collect
 
 
@@ -82,6 +84,43 @@ def test_one_compile_for_all_row_counts(name: str) -> None:
     assert backend.compiles == first and not any(isinstance(r, Decline) for r in records)
     rows = [r.rows for r in records if isinstance(r, RegionRecord)]
     assert [str(r).count("s") for r in rows] == symbols and all(isinstance(r, str) for r in rows)
+
+
+class Modulated(nn.Module):
+    """A norm with scale and shift for each sample, as of a diffusion transformer, and a Linear before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(24, 24), nn.LayerNorm(24, elementwise_affine=False)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * (1 + scale[:, None]) + shift[:, None]
+
+
+@pytest.mark.parametrize("tokens", [(10, 10, 10), (10, 7, 30)], ids=["batch", "batch_and_rows"])
+def test_one_compile_for_all_batch_sizes(tokens: tuple[int, ...]) -> None:
+    """Where a result is per sample, the batch is an axis of its own. A mark that is given up would raise."""
+    module, backend = Modulated(), Counting()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend, dynamic=False)
+
+    def marked(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        for one in (x, *others):
+            torch._dynamo.mark_dynamic(one, 0)
+        if len(set(tokens)) > 1:
+            torch._dynamo.mark_dynamic(x, 1)
+        return compiled(x, *others)
+
+    with collect() as records:
+        for batch, rows in zip((4, 9, 2), tokens, strict=True):
+            check(
+                marked, module, (torch.randn(batch, rows, 24), torch.randn(batch, 24), torch.randn(batch, 24))
+            )
+    assert backend.compiles == 1
+    (record,) = records
+    assert isinstance(record, RegionRecord), record
+    assert record.space.startswith("batch s") and len(record.outer) == 2
+    json.dumps(as_dict(record))
 
 
 def test_mark_dynamic() -> None:
