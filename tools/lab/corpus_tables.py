@@ -18,9 +18,9 @@ from mixorder.errors import DeclineReason
 
 Record = dict[str, Any]
 DECLINES = tuple(reason.value for reason in DeclineReason)
-NO_GAIN = (DeclineReason.SLOWER.value, DeclineReason.TOO_SMALL.value)  # by predicted time, or by size
-MEMORY = DeclineReason.MEMORY.value
-CLASSES = ("in a region", "no gain", "memory", "cannot")
+# Declined by a prediction or a size; for all other reasons there would be no kernel.
+DECISIONS = (DeclineReason.SLOWER.value, DeclineReason.MEMORY.value, DeclineReason.TOO_SMALL.value)
+CLASSES = ("in a region", *DECISIONS, "cannot")
 NUMBER = re.compile(r"\d+(\.\d+)?")  # reasons that differ by numbers alone are counted as one
 EXAMPLES = 4
 
@@ -67,8 +67,8 @@ def _recipes(records: Sequence[Record]) -> list[str]:
 
 
 def norms_of(records: Iterable[Record]) -> Counter[str]:
-    """How many norms with a pair are in a region, and how many of the others by why: "no gain" (predicted to
-    gain nothing, or too small), "memory" (the peak would rise), "cannot" (every other decline)."""
+    """How many norms with a pair are in a region, how many mixorder could fuse and decided not to, by reason,
+    and how many it cannot fuse."""
     counts = Counter[str]()
     for one in records:
         for _, reason, n in one.get("norms", ()):
@@ -80,7 +80,7 @@ def norms_of(records: Iterable[Record]) -> Counter[str]:
 def _class(reason: str) -> str:
     if not reason:
         return "in a region"
-    return "no gain" if reason in NO_GAIN else "memory" if reason == MEMORY else "cannot"
+    return reason if reason in DECISIONS else "cannot"
 
 
 def _norms(records: Sequence[Record]) -> str:
@@ -93,7 +93,7 @@ def _norms(records: Sequence[Record]) -> str:
         shares = _share(pairs, CLASSES), _share(pairs, ("in a region", "cannot"))
         rows.append([recipe, *map(str, numbers), *shares])
     titles = ("recipe", "families", "left out", "norms", "with a pair", *CLASSES)
-    return table((*titles, "share", "share of in a region and cannot"), rows)
+    return table((*titles, "share", "decisions aside"), rows)
 
 
 def _share(counts: Counter[str], classes: Sequence[str]) -> str:
