@@ -132,7 +132,7 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
     plain.update(
         {
             "schedule": dataclasses.asdict(record.schedule),
-            "kernels": [dataclasses.asdict(kernel) for kernel in record.kernels],
+            "kernels": [_kernel(kernel) for kernel in record.kernels],
             "traffic": dataclasses.asdict(record.traffic) | {"total": record.traffic.total},
             "expected": dataclasses.asdict(record.expected) | {"share": record.expected.share},
             "provenance": dataclasses.asdict(record.provenance),
@@ -146,6 +146,11 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
         }
     )
     return plain
+
+
+def _kernel(kernel: KernelSource) -> dict[str, Any]:
+    grid = kernel.grid if isinstance(kernel.grid, int) else str(kernel.grid)
+    return dataclasses.asdict(kernel) | {"grid": grid}
 
 
 def _tensor(node: Node) -> TensorRecord:

@@ -4,7 +4,8 @@ Families of transformers and timm, with two layers and their own widths, and han
 several recipes. Every region and every near miss is kept once. A family and recipe runs in a child process
 with a time limit. Its result is appended to a file beside FILE that ends in .records.jsonl, so that the same
 command continues an interrupted run. At the end, and with --tables alone, the corpus goes to FILE, and
-tables in Markdown to a file of its name that ends in .md.
+tables in Markdown to a file of its name that ends in .md. With --keep, FILE also has the entries of an older
+corpus, unchanged, and of the harvest only the families and recipes that the older one lacks.
 Needs a CPU build of torch, transformers and timm, and a C++ compiler. Exit status: 0.
 """
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds of one family and recipe")
     parser.add_argument("--again", action="store_true", help="run again what has failed")
     parser.add_argument("--tables", action="store_true", help="only write FILE and the tables anew")
+    parser.add_argument("--keep", type=Path, help="a corpus whose entries stay as they are; may be FILE")
     args = parser.parse_args(argv)
     records = args.out.with_name(args.out.name.split(".")[0] + ".records.jsonl")
     if not args.tables:
@@ -42,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
             args.limit,
             args.again,
         )
-    from lab import corpus_tables
+    from lab import corpus, corpus_tables
 
-    print(corpus_tables.write(records, args.out))
+    print(corpus_tables.write(records, args.out, corpus.load(args.keep) if args.keep else ()))
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import sympy
+
 from ..inductor.kernels import IMPORTS
 
 
@@ -21,10 +23,10 @@ class KernelSource:
     """`text` defines the kernel `name`; it takes `buffers` (IR names), `sizes`, and the config's constants.
 
     `written` are the buffers that it writes; `sizes` are symbolic sizes, passed as integers; `grid` is its
-    number of programs, `config` how it is launched. `waits`: it waits by itself for the kernel before it, and
-    may be launched before that has ended (`codegen.programmatic_launch`). `exact`: no product is contracted
-    with the sum that takes it, so that each rounds as in eager. `registers`: the most that a thread gets; 0
-    where the compiler decides.
+    number of programs, in which sizes may be symbolic, `config` how it is launched. `waits`: it waits by
+    itself for the kernel before it, and may be launched before that has ended
+    (`codegen.programmatic_launch`). `exact`: no product is contracted with the sum that takes it, so that
+    each rounds as in eager. `registers`: the most that a thread gets; 0 where the compiler decides.
     """
 
     name: str
@@ -32,7 +34,7 @@ class KernelSource:
     buffers: tuple[str, ...]
     written: tuple[str, ...]
     sizes: tuple[str, ...]
-    grid: int
+    grid: int | sympy.Expr
     config: LaunchConfig
     waits: bool = False
     exact: bool = False

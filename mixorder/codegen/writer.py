@@ -119,7 +119,7 @@ class Writer:
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
         batch = program.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
-        self.batch = 1 if batch is None else int(batch.size)
+        self.batch = sympy.S.One if batch is None else batch.size
         self.code = IndentedBuffer()
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
         self.maxima = Maxima()
@@ -138,7 +138,7 @@ class Writer:
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
         self.code.do_indent()
 
-    def finish(self, name: str, grid: int, config: LaunchConfig) -> KernelSource:
+    def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
         name, text = named(name, self.maxima.functions + self.code.getvalue())
         written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
         return KernelSource(
@@ -147,7 +147,7 @@ class Writer:
             tuple(b.name for b in self.buffers),
             written,
             self.sizes,
-            grid,
+            int(grid) if sympy.sympify(grid).is_number else grid,
             config,
         )
 
@@ -158,8 +158,12 @@ class Writer:
             return
         wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
         self.code.writeline(f"program = {number}")
-        self.code.writeline(f"{self.batch_symbol} = (program % {self.batch}){wide}")
-        self.code.writeline(f"{name} = program // {self.batch}")
+        batch = texpr(self.batch)
+        if not self.batch.is_number:
+            self.code.writeline(f"batch = {batch}")
+            batch = "batch"
+        self.code.writeline(f"{self.batch_symbol} = (program % {batch}){wide}")
+        self.code.writeline(f"{name} = program // {batch}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""

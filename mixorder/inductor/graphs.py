@@ -85,7 +85,7 @@ setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called 
 
 
 def launch_arguments(
-    kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], written: list[str]
+    kernel: Any, grid: tuple[int | torch.fx.Node, int, int], arguments: dict[str, Any], written: list[str]
 ) -> dict[str, Any]:
     """Keyword arguments of a `triton_kernel_wrapper_functional` node that launches a kernel. `arguments`:
     nodes by parameter name; `written`: the parameters that the kernel writes."""

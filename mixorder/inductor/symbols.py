@@ -43,4 +43,15 @@ def hint_of(symbol: sympy.Symbol) -> int:
 
 def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
     """The expression, simpler where each symbol is less than its size. Needs a `lowerings.context`."""
-    return V.graph.sizevars.simplify_with_ranges(expr, sizes)
+    return _without_outer_remainders(V.graph.sizevars.simplify_with_ranges(expr, sizes))
+
+
+def _without_outer_remainders(expr: sympy.Expr) -> sympy.Expr:
+    """`x % 49 % 7` as `x % 7`, also behind divisions. Inductor leaves them, and equal indices then differ."""
+
+    def shorter(inner: sympy.Expr, by: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
+        if isinstance(inner, ModularIndexing) and inner.args[2] % (by * size) == 0:
+            return ModularIndexing(inner.args[0], inner.args[1] * by, size)
+        return ModularIndexing(inner, by, size)
+
+    return expr.replace(ModularIndexing, shorter)

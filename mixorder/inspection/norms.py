@@ -23,7 +23,8 @@ def norms_of(
     for record in records:
         paths = [path for path, _ in record.provenance.modules] if record.provenance else []
         if isinstance(record, Decline):
-            declined.update(dict.fromkeys(paths, f"{record.reason.value}: {record.detail}"))
+            for path in paths:  # the first is about the pair, others may be about what it left over
+                declined.setdefault(path, f"{record.reason.value}: {record.detail}")
         else:
             fused.update(paths)
 

@@ -172,8 +172,8 @@ def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
     kinds = [kind for _, kind in axes]
     if COLUMN in kinds and COMMON in kinds:
         raise Decline(DeclineReason.AXIS_CLASS, "both sides reduce one axis, and the inner one another")
-    if any(kind is not ROW and not isinstance(size, int) for size, kind in axes):
-        raise Decline(DeclineReason.DYNAMIC_SHAPE, "only the number of rows may be symbolic")
+    if any(kind in (COLUMN, COMMON) and not isinstance(size, int) for size, kind in axes):
+        raise Decline(DeclineReason.DYNAMIC_SHAPE, "what the inner reduction reduces has a symbolic size")
     if kinds[-1] not in (COLUMN, COMMON):
         raise Decline(DeclineReason.AXIS_CLASS, "the innermost axis is not the inner reduction's")
     return Space(tuple(axes))

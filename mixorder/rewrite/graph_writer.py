@@ -155,7 +155,8 @@ class GraphWriter:
         kernel = load_kernel(source)
         if self.device.type == "cuda" and torch.cuda.is_available():  # else there is no target to compile for
             check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
-        kwargs = launch_arguments(kernel, (source.grid, 1, 1), {**tensors, **sizes}, list(written))
+        grid = self.size(source.grid), 1, 1
+        kwargs = launch_arguments(kernel, grid, {**tensors, **sizes}, list(written))
         # The functional operator returns new tensors: a result must not share its argument's fake memory.
         with self.fake_mode:
             result = {key: _like(tensors[key].meta["val"]) for key in written}

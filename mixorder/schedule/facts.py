@@ -38,7 +38,7 @@ ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a 
 class Facts:
     """Extents, and the costs of one element of the space; words are 32-bit registers.
 
-    `rows` (the hint, if symbolic) x `cols`, at `batch` indices of the batch axis; a program has one index.
+    `rows` x `cols`, at `batch` indices of the batch axis; a program has one index. Symbolic sizes are hints.
     `load_bytes` stream in from full-size tensors. `staged_bytes` are those of all tile loads, including what
     a gather reads again and what many rows share. `item_bytes`: size of an element of the narrowest full
     tensor. `held_words` stay in registers from one reduction to the next, including accumulators and column
@@ -94,8 +94,8 @@ class _Reader:
         self.deps = self.main.dependence()
         self.row, self.col = program.tile_axes
         batch = program.axis(AxisClass.BATCH)
-        self.batch = 1 if batch is None else int(batch.size)
         # A graph may have been traced with no rows.
+        self.batch = 1 if batch is None else max(1, program.hint(batch.size))
         self.rows = max(1, program.hint(self.row.size))
         self.tiles = [
             s for s in self.main.body if isinstance(s, Load) and self.col.symbol in s.index.free_symbols

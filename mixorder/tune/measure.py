@@ -195,7 +195,8 @@ class Bench:
         hints = {str(symbol): value for symbol, value in program.hints}
         sizes = [hints[name] for name in source.sizes]
         arguments = (*buffers, *sizes, *(value for _, value in source.config.constants))
-        return lambda: kernel[source.grid, 1, 1](*arguments)
+        grid = program.hint(source.grid)
+        return lambda: kernel[grid, 1, 1](*arguments)
 
     def _tensor(self, program: LoopProgram, name: str, num_splits: int) -> torch.Tensor:
         buffer = program.buffer(name)

@@ -181,7 +181,7 @@ def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
     capability = torch.cuda.get_device_capability(problem.device) if on_gpu else None
     kernels = {
         variant: [
-            (k.text.replace(k.name, "kernel"), k.buffers, k.grid, dataclasses.asdict(k.config))
+            (k.text.replace(k.name, "kernel"), k.buffers, str(k.grid), dataclasses.asdict(k.config))
             for k in start.strategy.generate(start.loops, start.schedule, "key")
         ]
         for variant, start in starts.items()

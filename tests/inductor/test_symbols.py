@@ -11,7 +11,15 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic as Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
 from mixorder.inductor import lowerings
-from mixorder.inductor.symbols import FloorDiv, ModularIndexing, bounds, depends_on_data, hint_of, simplified
+from mixorder.inductor.symbols import (
+    INDEX_FUNCTIONS,
+    FloorDiv,
+    ModularIndexing,
+    bounds,
+    depends_on_data,
+    hint_of,
+    simplified,
+)
 from mixorder.inductor.tensors import FakeTensorMode
 
 X = sympy.Symbol("x", integer=True, nonnegative=True)
@@ -46,6 +54,32 @@ def test_a_size_has_the_value_that_it_was_traced_with(rows: torch.Tensor) -> Non
     with lowerings.context(rows):
         assert hint_of(symbol) == 48
         assert simplified(FloorDiv(X, 100), SIZES) == 0
+
+
+@pytest.mark.parametrize(
+    ("expr", "simpler"),
+    [
+        (ModularIndexing(ModularIndexing(X, 1, 42), 1, 7), ModularIndexing(X, 1, 7)),
+        (ModularIndexing(ModularIndexing(X, 1, 42), 3, 7), ModularIndexing(X, 3, 7)),
+        (ModularIndexing(ModularIndexing(X, 2, 42), 3, 7), ModularIndexing(X, 6, 7)),
+        (ModularIndexing(ModularIndexing(X, 1, 10), 1, 7), ModularIndexing(ModularIndexing(X, 1, 10), 1, 7)),
+        (5 * ModularIndexing(ModularIndexing(X, 1, 42), 1, 7) + X, 5 * ModularIndexing(X, 1, 7) + X),
+    ],
+)
+def test_a_remainder_of_a_remainder(rows: torch.Tensor, expr: Any, simpler: Any) -> None:
+    with lowerings.context(rows):
+        assert simplified(expr, SIZES) == simpler
+    for x in range(100):
+        assert numeric(expr, x) == numeric(simpler, x)
+
+
+def numeric(expr: Any, x: int) -> int:
+    if not expr.args:
+        return int(expr.subs(X, x))
+    parts = [numeric(part, x) for part in expr.args]
+    if isinstance(expr, ModularIndexing):
+        return INDEX_FUNCTIONS["ModularIndexing"](*parts)
+    return int(expr.func(*parts))
 
 
 def test_a_size_that_comes_from_data_is_known() -> None:

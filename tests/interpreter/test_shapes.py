@@ -75,6 +75,24 @@ def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module(x)
 
 
+class OfImages(nn.Module):
+    """A norm over the channels of images, of what a Linear gives for their places, weighted by image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(24, 24), norm("layer", 24)
+        self.register_buffer("weight", torch.rand(6, 1, 1) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm((self.linear(x) * self.weight).unflatten(1, (4, 5)))
+
+
+def test_places_of_images_in_one_dim_and_in_two() -> None:
+    (record,) = compare(apply, OfImages(), (torch.randn(6, 20, 24),))
+    assert isinstance(record, RegionRecord), record
+    assert len(record.outer) == 3  # the norm's weight and bias, and the Linear's bias
+
+
 RATIOS = [
     *[(16, 16), (64, 64), (17, 17)],
     *[(1, 20), (2, 1000), (3, 4097), (5, 6), (67, 33), (1500, 3), (4099, 2)],

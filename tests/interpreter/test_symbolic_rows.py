@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule, Interpreter
 from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
+from mixorder.record import as_dict
 from mixorder.report import RegionRecord, collect
 
 
@@ -84,6 +86,43 @@ def test_one_compile_for_all_row_counts(name: str) -> None:
     assert [str(r).count("s") for r in rows] == symbols and all(isinstance(r, str) for r in rows)
 
 
+class Modulated(nn.Module):
+    """A norm with scale and shift for each sample, as of a diffusion transformer, and a Linear before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(24, 24), nn.LayerNorm(24, elementwise_affine=False)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * (1 + scale[:, None]) + shift[:, None]
+
+
+@pytest.mark.parametrize("tokens", [(10, 10, 10), (10, 7, 30)], ids=["batch", "batch_and_rows"])
+def test_one_compile_for_all_batch_sizes(tokens: tuple[int, ...]) -> None:
+    """Where a result is per sample, the batch is an axis of its own. A mark that is given up would raise."""
+    module, backend = Modulated(), Counting()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend, dynamic=False)
+
+    def marked(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        for one in (x, *others):
+            torch._dynamo.mark_dynamic(one, 0)
+        if len(set(tokens)) > 1:
+            torch._dynamo.mark_dynamic(x, 1)
+        return compiled(x, *others)
+
+    with collect() as records:
+        for batch, rows in zip((4, 9, 2), tokens, strict=True):
+            check(
+                marked, module, (torch.randn(batch, rows, 24), torch.randn(batch, 24), torch.randn(batch, 24))
+            )
+    assert backend.compiles == 1
+    (record,) = records
+    assert isinstance(record, RegionRecord), record
+    assert record.space.startswith("batch s") and len(record.outer) == 2
+    json.dumps(as_dict(record))
+
+
 def test_mark_dynamic() -> None:
     """Only what is marked is symbolic; a mark that has to be given up would raise."""
     module, backend = nn.LayerNorm(24), Counting()
@@ -138,7 +177,11 @@ def test_functions(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "symbolic", "rows"),
-    [((7, 4, 20), (0,), 0), ((4, 7, 20), (1,), 1), ((5, 4, 7, 20), (0, 2), (0, 2))],
+    [
+        *[((7, 4, 20), (0,), 0), ((4, 7, 20), (1,), 1), ((5, 4, 7, 20), (0, 2), (0, 2))],
+        *[((7, 4, 20), (1,), 0), ((4, 7, 20), (0,), 1), ((4, 7, 20), (0, 1), 1)],
+        *[((5, 4, 7, 20), (0, 1, 2), (0, 2)), ((4, 7, 3, 20), (0, 2), 1), ((4, 7, 3, 20), (0, 1, 2), 1)],
+    ],
 )
 def test_batch_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any) -> None:
     def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
@@ -166,14 +209,6 @@ def test_common_axis() -> None:
 @pytest.mark.parametrize(("shape", "symbolic"), [((37, 20), (1,)), ((37, 20), (0, 1))])
 def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[int, ...]) -> None:
     graph = traced_rows(pair, (shape, f32), (shape, f32), symbolic=symbolic)
-    before = snapshot(graph)
-    pipeline.run(graph, ON)
-    assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
-
-
-def test_a_symbolic_batch_axis_is_declined() -> None:
-    shape = (7, 4, 20)
-    graph = traced_rows(lambda x, dy: (x.sum(2), x.sum(0)), (shape, f32), (shape, f32), symbolic=(1,))
     before = snapshot(graph)
     pipeline.run(graph, ON)
     assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before

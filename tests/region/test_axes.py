@@ -130,6 +130,8 @@ PAIRS = {
     "symbolic rows around heads": (
         ((S, 5, T, 4), (3,)), ((S, 5, T, 4), (0, 2)), ((S, ROW), (5, BATCH), (T, ROW), (4, COLUMN)),
     ),
+    "symbolic batch first": (((S, 3, 4), (2,)), ((S, 3, 4), (1,)), ((S, BATCH), (3, ROW), (4, COLUMN))),
+    "symbolic batch and rows": (((S, T, 4), (2,)), ((S, T, 4), (0,)), ((S, ROW), (T, BATCH), (4, COLUMN))),
     "symbolic batch of images": (
         ((S, 6, 35), (2,)), ((S, 6, 5, 7), (0, 2, 3)), ((S, ROW), (6, BATCH), (35, COMMON)),
     ),
@@ -204,7 +206,6 @@ REFUSED = {
     "innermost axis is batch": (((2, 3, 4), (1,)), ((2, 3, 4), (0,)), DeclineReason.AXIS_CLASS),
     "symbolic columns": (((6, S), (1,)), ((6, S), (0,)), DeclineReason.DYNAMIC_SHAPE),
     "symbolic rows and columns": (((S, T), (1,)), ((S, T), (0,)), DeclineReason.DYNAMIC_SHAPE),
-    "symbolic batch axis": (((2, S, 4), (2,)), ((2, S, 4), (0,)), DeclineReason.DYNAMIC_SHAPE),
     "symbolic common axis": (((2, 3, S), (2,)), ((2, 3, S), (0, 2)), DeclineReason.DYNAMIC_SHAPE),
 }
 

@@ -1,5 +1,6 @@
 """The corpus: an entry computes what its subgraph computed, and a small model goes through all recipes."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import graphs
 import pytest
 import torch
 from lab import corpus, subgraphs
-from lab.corpus_tables import has_pair
+from lab.corpus_tables import has_pair, norms_of
 from torch.fx import Graph, Interpreter, Node
 
 from mixorder.region.region import Region
@@ -128,6 +129,24 @@ def test_equal_subgraphs_are_one_entry() -> None:
     entries = corpus.merged([entry_of(cuts[0]), entry_of(other), entry_of(cuts[1], family="loops/dit")])
     assert [entry.count for entry in entries] == [2, 1]
     assert [place.family for place in entries[0].places] == ["loops/tiny", "loops/dit"]
+
+
+def test_kept_corpus_gets_only_other_families_and_recipes() -> None:
+    cuts = [subgraphs.of_region(graphs.only(graphs.layer_norm_backward(64, n))) for n in (32, 16, 8)]
+    kept = [dataclasses.replace(entry_of(cuts[0]), detail="as it was")]
+    again, other = entry_of(cuts[1]), entry_of(cuts[2], family="loops/dit")
+    shared = entry_of(cuts[0], family="loops/dit")
+    entries = corpus.extended(kept, corpus.merged([entry_of(cuts[0]), again, other, shared]))
+    assert {entry.key for entry in entries} == {kept[0].key, other.key}
+    (first,) = (entry for entry in entries if entry.key == kept[0].key)
+    assert first == dataclasses.replace(kept[0], places=[*kept[0].places, *shared.places])
+
+
+def test_norms_without_a_region_are_counted_by_what_kept_them_out() -> None:
+    reasons = ("", "slower: 3 us", "too-small: 5", "memory: 2 MB", "cycle: of 4x4", "layout: x", "no pair of")
+    norms = [("LayerNorm", reason, count) for count, reason in enumerate(reasons, 1)]
+    counts = norms_of([{"norms": norms}, {"error": "hung"}])
+    assert counts == {"in a region": 1, "slower": 2, "too-small": 3, "memory": 4, "cannot": 5 + 6}
 
 
 def test_norms_are_counted_by_their_reasons() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import graphs
 import pytest
+import torch
 from graphs import bf16, f32, f64
 from triton.backends.nvidia import compiler as nvidia
 
@@ -54,6 +55,17 @@ def test_a_job_says_what_triton_must_know() -> None:
     assert dict(main.signature)["in0_ptr"] == "*bf16" and dict(main.signature)["ws0_ptr"] == "*fp32"
     assert [kind for _, kind in main.signature][-2:] == ["constexpr"] * 2
     assert dict(main.constants).keys() == {"XBLOCK", "NUM_STAGES"} and final.constants == ()
+
+
+def test_a_symbolic_batch_compiles(caches: Path) -> None:
+    def pair(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return dy - (x * dy).sum(-1, keepdim=True), (x * dy).sum(1)
+
+    spec = (64, 256, 512), f32
+    program, _, sources = graphs.kernels(graphs.only(graphs.traced_rows(pair, spec, spec)))
+    assert all("batch = " in source.text and not isinstance(source.grid, int) for source in sources)
+    wanted = [job_of(program, source, SM_90) for source in sources]
+    assert set(compile_all(wanted, str(caches))) == set(wanted)
 
 
 def test_symbolic_sizes_are_integers() -> None:

@@ -63,9 +63,10 @@ def _fill(result: Harvest) -> None:
     model, inputs = families.build(result.family)
     recipes.cast(model, result.recipe)
     model, inputs = faked(model, inputs, "cuda")
-    step, dynamic = recipes.step(model, result.recipe)
+    recipes.mark(inputs, result.recipe)
+    step = recipes.step(model, result.recipe)
     with _keeping() as kept:
-        report = explain(step, dynamic=dynamic)(**inputs)
+        report = explain(step)(**inputs)
     result.graphs = [(g.kind, g.num_nodes) for g in report.graphs]
     result.graph_breaks = report.graph_breaks
     result.norms = _norms(report)

@@ -1,4 +1,4 @@
-"""Ways to train: dtypes, autocast, activation checkpointing, dynamic sizes."""
+"""Ways to train: dtypes, autocast, activation checkpointing, a dynamic batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 RECIPES = ("bf16", "autocast", "fp32", "checkpoint", "dynamic")
@@ -46,13 +47,20 @@ def cast(model: nn.Module, recipe: str) -> None:
         model.bfloat16()
 
 
-def step(model: nn.Module, recipe: str) -> tuple[nn.Module, bool | None]:
-    """The training step of a model that is cast already, and what `torch.compile` gets as `dynamic`."""
+def step(model: nn.Module, recipe: str) -> nn.Module:
+    """The training step of a model that is cast already."""
     model.train()
     if recipe == "checkpoint":
         checkpointed(model)
     dtype = torch.float32 if recipe in ("fp32", "autocast") else torch.bfloat16
-    return Step(model, recipe == "autocast", dtype), True if recipe == "dynamic" else None
+    return Step(model, recipe == "autocast", dtype)
+
+
+def mark(inputs: Any, recipe: str) -> None:
+    """Tell `torch.compile` that the batch, the first dim of every input, is dynamic in that recipe."""
+    for x in tree_leaves(inputs) if recipe == "dynamic" else ():
+        if isinstance(x, Tensor) and x.dim():
+            torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
 def checkpointed(model: nn.Module) -> None:

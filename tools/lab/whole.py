@@ -130,13 +130,16 @@ class Example:
         self.inputs = {name: _drawn(x, _rows(model)) for name, x in inputs.items()}
         self.plain = copy.deepcopy(model) if task.exact else None
         cast(model, task.recipe)
-        self.model, self.dynamic = step(model, task.recipe)
+        self.model = step(model, task.recipe)
 
     def move(self) -> None:
         """To the device."""
+        from .recipes import mark
+
         device = self.task.device
         self.model = self.model.to(device)
         self.inputs = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in self.inputs.items()}
+        mark(self.inputs, self.task.recipe)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -154,7 +157,7 @@ class Example:
             for one, value in zip(theirs, mine, strict=True):
                 one.copy_(value)  # as rounded
         torch.set_float32_matmul_precision("highest")
-        roots = roots_of(step(plain, "fp32")[0](**self.inputs))
+        roots = roots_of(step(plain, "fp32")(**self.inputs))
         return list(gradients(roots, [p for p in plain.parameters() if p.requires_grad]))
 
     def clear(self) -> None:
@@ -186,7 +189,7 @@ class Trainer:
         self.example, self.turn = example, turn
         self.side: Side = getattr(match, name)
         self.compile = ahead_of_time(example.task.device, name == "ours")
-        self.compiled = torch.compile(example.model, backend=self._backend, dynamic=example.dynamic)
+        self.compiled = torch.compile(example.model, backend=self._backend)
 
     def _backend(self, gm: Any, inputs: Any) -> Callable[..., Any]:
         """Compiles forward and backward without the turn, and takes it for the run that follows."""
