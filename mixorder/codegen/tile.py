@@ -151,7 +151,7 @@ class _TileWriter:
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
         written = tuple(n for n in names if n in stored)
         grid = self.schedule.programs or self.tiles_in_all
-        most = self.schedule.registers
+        most = self.schedule.max_registers
         return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
 
     def statement(self, stmt: Statement) -> None:

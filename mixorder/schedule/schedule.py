@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 # Fields for blocks in a tile alone.
-TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols", "registers")
+TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols", "max_registers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Schedule:
     all tiles; 0 for one for each tile. `backwards`: they begin at the last tile, whose inputs L2 may still
     have from the kernel before. `band`: tiles along the first axis that follow one another before the next
     one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
-    threads over all rows first. `warp_cols`: columns next to each other that a warp loads. `registers`: the
-    most that a thread gets, of 32 bits; 0 where the compiler decides.
+    threads over all rows first. `warp_cols`: columns next to each other that a warp loads. `max_registers`:
+    the most that a thread gets, of 32 bits; 0 where the compiler decides.
     """
 
     tile: Tile
@@ -57,7 +57,7 @@ class Schedule:
     band: int = 1
     thread_rows: int = 0
     warp_cols: int = 0
-    registers: int = 0
+    max_registers: int = 0
 
     @property
     def chunk(self) -> int:

@@ -169,7 +169,7 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     cols = lanes // max(1, WARP_ROWS // rows) * each
     registers = REGISTERS_OF_THREE if facts.loads == 3 and not facts.light else 0
     registers = REGISTERS_OF_MANY if own > PER_THREAD and facts.reductions else registers
-    return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, registers=registers)
+    return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
 
 
 def _band(facts: TileFacts, extents: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ def test_tiles_of_large_tensors(name: str) -> None:
     dealt = schedule.thread_rows, schedule.warp_cols
     assert (schedule.extents, schedule.tile.num_warps, dealt) == CHOSEN[name]
     each = math.prod(schedule.extents) // (32 * schedule.tile.num_warps)
-    assert each <= tile.MOST_PER_THREAD and schedule.registers == (168 if each > tile.PER_THREAD else 0)
+    assert each <= tile.MOST_PER_THREAD and schedule.max_registers == (168 if each > tile.PER_THREAD else 0)
     for size, chain in facts.chains:
         run, _ = tile._run(facts, schedule.extents, size, chain)
         assert run >= tile.RUN_BYTES
@@ -66,7 +66,7 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
     schedule = tile.choose(facts, H200)
     assert (facts.loads, facts.reductions, facts.turned) == (3, 4, 2)
     assert (schedule.extents, schedule.tile.num_warps) == ((2, 32, 2, 32), 4)
-    assert (schedule.thread_rows, schedule.warp_cols, schedule.registers) == (4, 32, 128)
+    assert (schedule.thread_rows, schedule.warp_cols, schedule.max_registers) == (4, 32, 128)
 
 
 def test_a_warp_has_all_rows_of_a_block_whatever_the_dtype() -> None:
@@ -79,7 +79,7 @@ def test_a_tile_without_reductions_is_twice_as_long_in_bytes_of_the_result() -> 
     turned = traced(lambda x: x.to(quantised.F8).t().contiguous(), ((ROWS, COLS), bf16))
     schedule = tile.choose(tile.facts_of_tile(merged(within_tile(turned))), H200)
     assert (schedule.extents, schedule.tile.num_warps) == ((256, 128), 8)
-    assert (schedule.thread_rows, schedule.warp_cols, schedule.registers) == (16, 128, 0)
+    assert (schedule.thread_rows, schedule.warp_cols, schedule.max_registers) == (16, 128, 0)
     assert schedule.backwards
 
 
