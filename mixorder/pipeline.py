@@ -45,8 +45,8 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
-from .rewrite.extrema import extrema_in_two_steps
 from .rewrite.rewrite import replace
+from .rewrite.spelled import spelled_as_reductions
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
@@ -66,7 +66,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
-    with extrema_in_two_steps(graph) as joining:
+    with spelled_as_reductions(graph) as joining:
         return _run(graph, find_regions(graph, joining), options, setting)
 
 

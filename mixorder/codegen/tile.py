@@ -34,6 +34,7 @@ from ..ir.program import (
     Statement,
     Store,
     index_symbols,
+    is_full,
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.schedule import Schedule
@@ -180,15 +181,14 @@ class _TileWriter:
         found, first = list[_Dim](), list[_Dim]()
         for axis in reversed(order):
             size, extent = int(axis.size), self.extents[axis]
-            after = found[0] if found else None
             one = _Dim((axis,), strides[axis], extent, size)
-            if after and after.extent == after.total and strides[axis] == after.stride * after.total:
+            own = first if found and axis in apart else found
+            if own and own[0].extent == own[0].total and strides[axis] == own[0].stride * own[0].total:
+                after = own[0]
                 joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
-                found[0] = _Dim(*joined)
-            elif after and axis in apart:
-                first.insert(0, one)
+                own[0] = _Dim(*joined)
             else:
-                found.insert(0, one)
+                own.insert(0, one)
         return first + found
 
     def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
@@ -246,7 +246,7 @@ class _TileWriter:
         """The dims of a load in the order in which Triton deals its elements out. Of a full tile, a warp has
         `warp_cols` columns, and a thread `thread_rows` rows."""
         whole = [_Part(dim, 1, dim.extent) for dim in dims]
-        rows = next((dim for dim in dims[:-1] if dim.axes == (self.rows,)), None)
+        rows = next((dim for dim in dims[:-1] if self.rows in dim.axes), None)
         if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
             return whole
         last = dims[-1]
@@ -270,16 +270,20 @@ class _TileWriter:
     def row_axis(self) -> Axis | None:
         """The axis along which a thread has several elements of a full tensor: that along which a result is
         turned around, or else the innermost of those that are reduced across memory."""
-        loaded, stored = self.innermost(Load), self.innermost(Store)
-        turned = [axis for axis in stored if axis not in loaded]
-        across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in loaded]
+        loaded, turned = self.full_axes(Load), list[Axis]()
+        for stored in self.full_axes(Store):
+            # Of packed elements, the load has axes that the store has not.
+            before = {next((axis for axis in axes if axis in stored), None) for axes in loaded}
+            turned += [axis for axis in stored[:1] if axis not in before]
+        first = {axis for axes in loaded for axis in axes[:1]}
+        across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in first]
         return next(iter(turned + across), None)
 
-    def innermost(self, kind: type[Load | Store]) -> list[Axis]:
-        """The innermost axis of each full tensor that is loaded, or stored."""
-        tiled = {axis.symbol for axis in self.tiled}
-        accesses = [s for s in self.nest.body if isinstance(s, kind) and tiled <= s.index.free_symbols]
-        return [self.dims(stmt.index)[-1].axes[-1] for stmt in accesses]
+    def full_axes(self, kind: type[Load | Store]) -> list[list[Axis]]:
+        """The axes of each full tensor that is loaded, or stored, innermost first."""
+        reduced = {axis.symbol for axis in self.reduced_axes}
+        accesses = [s for s in self.nest.body if isinstance(s, kind) and is_full(s, self.tiled, reduced)]
+        return [[axis for dim in self.dims(s.index) for axis in dim.axes][::-1] for s in accesses]
 
     def shape(self, axes: Sequence[Axis]) -> str:
         return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -24,6 +24,8 @@ from .reductions import ReductionKind
 NUM_SPLITS = sympy.Symbol("num_splits", integer=True, positive=True)
 """Number of groups of programs that the rows are divided among; the schedule sets it."""
 SPLIT_SYMBOL = sympy.Symbol("s", integer=True, nonnegative=True)
+PACKED = 8
+"""Elements at most that are packed into a byte."""
 
 
 class AxisClass(enum.Enum):
@@ -379,6 +381,13 @@ def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
         return set()
     exprs = stmt.args if isinstance(stmt, Compute) else (stmt.index,)
     return {s for expr in exprs if isinstance(expr, sympy.Expr) for s in expr.free_symbols}
+
+
+def is_full(stmt: Load | Store, axes: Iterable[Axis], reduced: Collection[sympy.Symbol]) -> bool:
+    """Whether an access has an element for each point of some loops, or for a few that are packed into it."""
+    missing = [axis for axis in axes if axis.symbol not in stmt.index.free_symbols]
+    packed = sympy.prod(axis.size for axis in missing)
+    return all(axis.symbol in reduced for axis in missing) and bool(packed <= PACKED)
 
 
 def _show(value: Any) -> str:

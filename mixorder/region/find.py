@@ -32,7 +32,7 @@ def find_regions(graph: Graph, joining: Collection[Node] = ()) -> RegionSearch:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
 
     A caller that fuses a smaller region instead sends that one back. The nodes that it leaves out may join
-    another region. `joining`: outer reductions that may be in a region, but that none is looked for.
+    another region. `joining`: reductions that may be in a region, but that none is looked for.
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
@@ -41,7 +41,7 @@ def find_regions(graph: Graph, joining: Collection[Node] = ()) -> RegionSearch:
     for node in graph.nodes:
         if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
-        if is_inner_like(what):
+        if is_inner_like(what) and node not in joining:
             analyses.setdefault(numel, SpaceAnalysis(numel)).inner.add(node)
         elif is_outer_like(what) and not is_variance(node):  # a variance over rows would take two passes
             analysis = analyses.setdefault(numel, SpaceAnalysis(numel))

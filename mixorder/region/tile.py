@@ -38,6 +38,7 @@ from .space_analysis import SpaceAnalysis, by_position, position
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
+PAIR = 2  # elements of what is packed into a byte: no region is looked for such a reduction
 LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
 
 
@@ -64,14 +65,14 @@ def block_lengths(what: Reduced) -> list[Size]:
     return [n for n in lengths if n != 1] if kept and 0 not in what.shape else []
 
 
-def is_within_tile(node: Node) -> bool:
+def is_within_tile(node: Node, least: int = LEAST) -> bool:
     """Whether a node is a reduction over short runs of dims, each a power of two long, and not over all."""
     what = reduced(node)
     if what is None or not all(isinstance(n, int) for n in what.shape):
         return False
     lengths = block_lengths(what)
     return bool(lengths) and all(
-        isinstance(n, int) and LEAST <= n <= MOST and n & (n - 1) == 0 for n in lengths
+        isinstance(n, int) and least <= n <= MOST and n & (n - 1) == 0 for n in lengths
     )
 
 
@@ -85,9 +86,9 @@ def may_be_square(node: Node) -> bool:
     return len(lengths) == 1 and MOST < lengths[0] <= MOST**2 and lengths[0] & (lengths[0] - 1) == 0
 
 
-def ends_in_tile(node: Node, orders: Orders) -> bool:
+def ends_in_tile(node: Node, orders: Orders, least: int = LEAST) -> bool:
     """Whether a reduction is within a tile, also where it reduces blocks of several axes as one dim."""
-    if is_within_tile(node):
+    if is_within_tile(node, least):
         return True
     if not may_be_square(node) or operands(node)[0] not in orders:
         return False
@@ -290,7 +291,7 @@ class _Growth:
         if (
             node in self.above
             or node in self.wanted
-            or (live and (is_loop(node) or ends_in_tile(node, self.orders)))
+            or (live and (is_loop(node) or ends_in_tile(node, self.orders, PAIR)))
         ):
             return self.fits(node, args)
         if node in self.early or not self.spans_rows(node):

@@ -22,6 +22,7 @@ from ..ir.program import (
     Reduce,
     Store,
     closure,
+    is_full,
 )
 from . import apart
 from .constants import FITTED, Constants
@@ -98,11 +99,11 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     partials = [s for s in nest.body if isinstance(s, PartialAccumulate)]
     kept = {s for stmt in partials for s in stmt.index.free_symbols}
     every, deps = {axis.symbol for axis in axes}, nest.dependence()
-    full = [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
+    full = [s for s in nest.body if isinstance(s, Load | Store) and is_full(s, axes, reduced)]
     computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
     loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
     chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
-    along = {_chain(s, axes)[:1] for s in full if isinstance(s, Load)}
+    read, stored = ([_chain(s, axes) for s in full if isinstance(s, kind)] for kind in (Load, Store))
     numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
     return TileFacts(
         numel // cols,
@@ -116,8 +117,14 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
-        turned=sum(isinstance(s, Store) and _chain(s, axes)[:1] not in along for s in full),
+        turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
     )
+
+
+def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
+    """The first place of a chain that is also in another one, -1 if there is none: of packed elements, a load
+    has places that the store has not."""
+    return next((place for place in chain if place in among), -1)
 
 
 def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def wide(rows: int, cols: int, dtype: torch.dtype = bf16) -> torch.Tensor:
 @pytest.mark.parametrize("name", EXACT)
 def test_zeros_infinities_nan_and_subnormal_numbers(name: str) -> None:
     recipe = RECIPES[name]
-    check(recipe.function, *inputs(recipe, 256, 512, "cpu"))
+    check(recipe.function, *inputs(recipe, 256, 512, "cpu"), kernels=2 if name == "delayed" else 1)
 
 
 @pytest.mark.parametrize("saturates", [True, False])
@@ -205,6 +205,42 @@ def test_as_compiled() -> None:
     assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name]
     for mine, eager in zip(ours, quantised.mx_both(x), strict=True):
         assert different(mine, eager) == 0 and mine.stride() == eager.stride()
+
+
+def halves(codes: Any) -> Any:
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def halves_of_all(codes: Any) -> Any:
+    """As torchao packs: whatever the shape."""
+    whole = codes.contiguous().view(-1)
+    return (whole[::2] | (whole[1::2] << 4)).view(*codes.shape[:-1], -1)
+
+
+def halves_of_pairs(codes: Any) -> Any:
+    pairs = codes.unflatten(-1, (-1, 2))
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def quarters(codes: Any) -> Any:
+    two = codes & 3
+    return two[..., ::4] | (two[..., 1::4] << 2) | (two[..., 2::4] << 4) | (two[..., 3::4] << 6)
+
+
+@pytest.mark.parametrize("pack", [halves, halves_of_all, halves_of_pairs, quarters])
+def test_codes_that_are_packed_into_bytes(pack: Function) -> None:
+    """Along rows, along columns, and beside the codes themselves."""
+
+    def function(x: Any) -> Any:
+        found: list[Any] = []
+        for one in (x, x.t().contiguous()):
+            blocks = one.view(*one.shape[:-1], -1, 32).float()
+            largest = blocks.abs().amax(-1, keepdim=True)
+            found += [pack(quantised.e2m1(blocks / largest * 6).view(one.shape)), largest]
+        return tuple(found)
+
+    record = check(function, torch.randn(256, 512).to(bf16))
+    assert len(record.outputs) == 4 and len(record.inputs) == 1
 
 
 def test_the_functions_of_the_page() -> None:

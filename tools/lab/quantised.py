@@ -49,6 +49,30 @@ def mx_in_place(x: Tensor, block: int = 32) -> tuple[Tensor, ...]:
     return *mx_rows(x, block), scales, data.view(rows, cols)
 
 
+def e2m1(x: Tensor) -> Tensor:
+    """The codes of fp4: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, to the nearest, then to even, and a sign (uint8)."""
+    size, code = x.abs(), torch.zeros_like(x, dtype=torch.uint8)
+    for low in (0.25, 1.25, 2.5, 5.0):
+        code = code + (size > low).to(torch.uint8)
+    for low in (0.75, 1.75, 3.5):
+        code = code + (size >= low).to(torch.uint8)
+    return code | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def mx4_rows(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
+    """MXFP4: exponents of blocks (uint8), and two codes to a byte."""
+    blocks = x.reshape(*x.shape[:-1], -1, block)
+    largest = blocks.abs().amax(-1, keepdim=True).float()
+    biased = (((largest.view(torch.int32) >> 23) & 255) - 2).clamp(min=0).to(torch.uint8)
+    scale = (biased.int() << 23).view(torch.float32).clamp(min=2**-126)
+    codes = e2m1(blocks.float() / scale).reshape(x.shape)
+    return biased.squeeze(-1), codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def mx4_both(x: Tensor) -> tuple[Tensor, ...]:
+    return *mx4_rows(x), *mx4_rows(x.t().contiguous())
+
+
 def scaled(blocks: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """e4m3 of blocks along a dim, and the factor of each block, float32."""
     largest = blocks.abs().max(dim, keepdim=True).values.double().clamp(min=1e-12)
@@ -161,6 +185,7 @@ RECIPES = {
     "mx_in_place": Recipe("MXFP8 1x32 and 32x1, in place", mx_in_place, tensors(1), 88),
     "mx_both": Recipe("MXFP8 1x32 and 32x1, transposed", mx_both, tensors(1), 82),
     "mx_transposed": Recipe("MXFP8 32x1 alone, transposed", mx_transposed, tensors(1), 85),
+    "mx4_both": Recipe("MXFP4 1x32 and 32x1, two to a byte, transposed", mx4_both, tensors(1)),
     "blocks_both": Recipe("1x128 and 128x1, transposed", blocks_both, tensors(1), 82),
     "blocks_in_place": Recipe("1x128 and 128x1, in place", blocks_in_place, tensors(1)),
     "squares": Recipe("128x128", squares, tensors(1)),

@@ -1,16 +1,17 @@
-"""Maxima of all elements, taken in two steps while regions are looked for."""
+"""Nodes that are spelled as reductions while regions are looked for: maxima of all, and packed bytes."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from graphs import bf16, f32, snapshot, traced
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Interpreter
 
 from mixorder.region.find import find_regions
-from mixorder.rewrite.extrema import extrema_in_two_steps
+from mixorder.rewrite.spelled import spelled_as_reductions
 
 aten = torch.ops.aten
 FULL = (64, 48), bf16
@@ -20,15 +21,23 @@ def largest(x: Any) -> Any:
     return x.abs().amax(), x.max(), x.amin((0, 1), keepdim=True), x.amax(0)
 
 
+class Run(Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.prims.xor_sum.default:  # torch has it in Inductor alone
+            value, (dim,) = args
+            return functools.reduce(torch.bitwise_xor, value.unbind(dim))
+        return super().call_function(target, args, kwargs)
+
+
 def run(graph: Graph, *args: torch.Tensor) -> Any:
     graph.lint()
-    return GraphModule({}, graph)(*args)
+    return Run(GraphModule({}, graph)).run(*args)
 
 
 def test_each_gives_what_it_did() -> None:
     graph, x = traced(largest, FULL), torch.randn(64, 48).to(bf16)
     x[3, 5] = -0.0
-    with extrema_in_two_steps(graph) as firsts:
+    with spelled_as_reductions(graph) as firsts:
         assert [tuple(n.meta["val"].shape) for n in firsts] == [(1, 48)] * 3
         for mine, eager in zip(run(graph, x), largest(x), strict=True):
             assert torch.equal(mine, eager) and mine.shape == eager.shape
@@ -39,14 +48,14 @@ def test_each_gives_what_it_did() -> None:
 def test_those_that_nothing_took_are_undone() -> None:
     graph = traced(largest, FULL)
     before, nodes = snapshot(graph), list(graph.nodes)
-    with extrema_in_two_steps(graph):
+    with spelled_as_reductions(graph):
         assert snapshot(graph) != before
     assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 def test_one_that_was_taken_stays() -> None:
     graph = traced(lambda x: (x.abs().amax(), x.max()), FULL)
-    with extrema_in_two_steps(graph) as firsts:
+    with spelled_as_reductions(graph) as firsts:
         taken, _ = sorted(firsts)
         (source,) = taken.all_input_nodes
         with graph.inserting_before(taken):
@@ -61,13 +70,13 @@ def test_one_that_was_taken_stays() -> None:
 @pytest.mark.parametrize("shape", [(64,), (64, 1), (1, 64), (), (0, 48)])
 def test_a_tensor_without_rows_is_left(shape: tuple[int, ...]) -> None:
     graph = traced(lambda x: (x.abs().sum(), x.amax() if x.numel() else x.sum()), (shape, f32))
-    with extrema_in_two_steps(graph) as firsts:
+    with spelled_as_reductions(graph) as firsts:
         assert not firsts
 
 
 def test_columns_are_the_contiguous_dim() -> None:
     graph = traced(lambda x: (x.t().amax(),), FULL)
-    with extrema_in_two_steps(graph) as firsts:
+    with spelled_as_reductions(graph) as firsts:
         (first,) = firsts
         assert first.args[1] == [1] and tuple(first.meta["val"].shape) == (48, 1)
 
@@ -80,6 +89,39 @@ def test_no_region_is_looked_for_one() -> None:
         return product, product.amax()
 
     graph = traced(function, ((4096, 1024), bf16), ((4096, 1024), bf16))
-    with extrema_in_two_steps(graph) as firsts:
+    with spelled_as_reductions(graph) as firsts:
         assert len(firsts) == 1
         assert not list(find_regions(graph, firsts)) and list(find_regions(graph))
+
+
+def pieces(x: Any) -> Any:
+    pairs = x.view(64, 24, 2)
+    return x[:, ::2], x[:, 1::4], x[1::2], pairs[..., 1], pairs.select(-1, -2), x.view(-1)[7::8]
+
+
+BYTES = (64, 48), torch.uint8
+
+
+def test_every_other_byte() -> None:
+    graph, x = traced(pieces, BYTES), torch.randint(0, 256, (64, 48), dtype=torch.uint8)
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph) as firsts:
+        assert len(firsts) == 6
+        for mine, eager in zip(run(graph, x), pieces(x), strict=True):
+            assert torch.equal(mine, eager)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+
+
+@pytest.mark.parametrize(
+    ("function", "spec"),
+    [
+        (lambda x: x[:, ::2] + 1.0, FULL),  # no bytes
+        (lambda x: x[:, ::3] + 1, BYTES),  # three to a byte
+        (lambda x: x[:, 2::2] + 1, BYTES),  # not all of them
+        (lambda x: x[:, :24:2] + 1, BYTES),
+        (lambda x: x[:, 3] + 1, BYTES),  # of many
+    ],
+)
+def test_other_pieces_are_left(function: Any, spec: Any) -> None:
+    with spelled_as_reductions(traced(lambda x: (function(x),), spec)) as firsts:
+        assert not firsts
