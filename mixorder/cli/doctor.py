@@ -211,7 +211,7 @@ def gpu() -> Finding:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
-        remedy = "`explain` works without one; speed needs one."
+        remedy = "`explain` works without one. mixorder only makes code on a GPU faster."
         why = (
             "this torch is built for the CPU" if not built else f"torch is built for {built}; see nvidia-smi"
         )
@@ -250,7 +250,12 @@ def compiles() -> Finding:
         compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
         remedy = "Reinstall triton in the version that torch wants" + ("." if compiler else "; install gcc.")
         return Finding(FAILED, f"kernels do not compile: {type(error).__name__}: {error}"[:500], remedy)
-    return Finding(OK, f"the kernels of a LayerNorm compile for {target[0]} {target[1]}")
+    return Finding(OK, f"the kernels of a LayerNorm compile for {_named(*target[:2])}")
+
+
+def _named(backend: str, arch: int | str) -> str:
+    """A target in the words of its vendor, such as `CUDA sm_90`."""
+    return f"CUDA sm_{arch}" if backend == "cuda" else f"{backend} {arch}"
 
 
 def is_right() -> Finding:
