@@ -63,9 +63,9 @@ FX graph with two kernel launches in place of the region; Inductor carries on
 ```
 
 Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
-{ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks that
-it is up to date. The page is made without a GPU, so its tensors are on the CPU (`device: cpu`). To see the same
-for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
+{ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks
+that it is up to date. The page is made without a GPU, so its tensors are on the CPU (`device: cpu`). To see
+the same for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
 
 # Name of the dumped file without its number: heading, language, and description.
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -119,10 +119,11 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
         "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
-        "`docs/tuning.md`). `xblock` is the rows of a tile, and `r0_block` the power of two that holds a row's "
-        "columns, in `chunks` tiles. The rows of a program are `period` apart. Each program of the "
+        "`docs/tuning.md`). `xblock` is the rows of a tile, and `r0_block` the power of two that holds a "
+        "row's columns, in `chunks` tiles. The rows of a program are `period` apart. Each program of the "
         "finalisation adds up `final_block` columns, with `final_warps` warps. `overlap`: it is launched "
-        "while the main kernel still runs. `parts`, `part_cols` and `depth` are used where programs share a row.",
+        "while the main kernel still runs. `parts`, `part_cols` and `depth` are used where programs share "
+        "a row.",
     ),
     "kernel.py": (
         "Generate",

@@ -24,10 +24,10 @@ from mixorder.cli.values import new_file
 from mixorder.inductor import versions
 
 DESCRIPTION = """\
-Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
-is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
+Check versions, the plugin, the GPU, and that a kernel can be compiled and gives right results. Without a GPU,
+the kernel is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
 
-Each line begins with "ok", "note" (it works, but look) or "FAILED", and the line below says what to do. The
+Each line begins with "ok", "note" (it works, but read this) or "FAILED". The line below says what to do. The
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
@@ -53,7 +53,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
     parser = Parser("python -m mixorder doctor", DESCRIPTION)
-    report_help = "write what is found to a file to send along: without paths, names or code of yours"
+    report_help = "write the findings to a file for a bug report; it has no paths, names or code of yours"
     parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
     args = parser.parse_args(argv)
     findings = []
@@ -223,7 +223,8 @@ def gpu() -> Finding:
         remedy = "Inductor needs compute capability 7.0 or newer (AMD: a ROCm build), and so does mixorder."
         return Finding(FAILED, f"Triton cannot drive {names[0]}", remedy)
     if torch.version.hip is None and torch.cuda.get_device_capability()[0] < 8:
-        return Finding(NOTE, ", ".join(names), "Older than Ampere: wide rows are not shared, bf16 is slow.")
+        remedy = "Older than Ampere: programs cannot share wide rows, and bf16 is slow."
+        return Finding(NOTE, ", ".join(names), remedy)
     return Finding(OK, ", ".join(names))
 
 
