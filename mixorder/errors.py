@@ -27,8 +27,8 @@ class DeclineReason(Enum):
     )
     SLOWER = (
         "slower",
-        "Fusing gains nothing: Inductor's kernels are predicted to take about as long or less, or move as "
-        "many bytes in as many launches. With `mixorder_autotune`, they were timed and take less.",
+        "Inductor's kernels are predicted to take about as long or less, or to move as many bytes in as many "
+        "launches; with `mixorder_autotune`, they were timed and take less.",
         "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
         "fuses it even if it is slower.",
     )
