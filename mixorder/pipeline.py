@@ -36,7 +36,7 @@ from .planning import (
     with_contiguous,
 )
 from .record import RegionRecord
-from .region.find import find_regions, next_region
+from .region.find import RegionSearch, find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
 from .region.padding import is_filled
@@ -45,6 +45,7 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
+from .rewrite.extrema import extrema_in_two_steps
 from .rewrite.rewrite import replace
 from .runner import Runner
 from .schedule import cost
@@ -65,11 +66,17 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
+    with extrema_in_two_steps(graph) as joining:
+        return _run(graph, find_regions(graph, joining), options, setting)
+
+
+def _run(graph: Graph, regions: RegionSearch, options: Options, setting: Setting) -> list[RegionRecord]:
+    """Fuse the regions that a search finds."""
     started = time.perf_counter()
     dump, known = Dump(options.dump_dir), dict[Hashable, Any]()
     ends: list[RegionRecord | Decline] = []
     memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
-    regions, taken = find_regions(graph), None
+    taken = None
     while True:
         runner = Runner(options, dump, known)
         found: Region | Decline | None = None

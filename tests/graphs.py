@@ -47,6 +47,7 @@ from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.split import split_outer
+from mixorder.transform.tile_split import split_spanning
 
 bf16, f16, f32, f64, i64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
 
@@ -309,7 +310,7 @@ def within_tile(graph: Graph) -> Region:
 
 def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     if region.orders is not None:
-        return same_bits_sooner(lower_tile(region), True, runs_ptx)
+        return same_bits_sooner(split_spanning(lower_tile(region)), True, runs_ptx)
     return form_fma(merge(same_bits_sooner(reorder(split_outer(lower(region))), True, runs_ptx)))
 
 

@@ -28,15 +28,16 @@ from .turned import has_known_sizes, may_be_turned, turned_seed
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
 
-def find_regions(graph: Graph) -> RegionSearch:
+def find_regions(graph: Graph, joining: Collection[Node] = ()) -> RegionSearch:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
 
     A caller that fuses a smaller region instead sends that one back. The nodes that it leaves out may join
-    another region.
+    another region. `joining`: outer reductions that may be in a region, but that none is looked for.
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
-    within_tile = [node for node in graph.nodes if is_within_tile(node) or may_be_square(node)]
+    nodes = [node for node in graph.nodes if node not in joining]
+    within_tile = [node for node in nodes if is_within_tile(node) or may_be_square(node)]
     for node in graph.nodes:
         if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
@@ -45,12 +46,14 @@ def find_regions(graph: Graph) -> RegionSearch:
         elif is_outer_like(what) and not is_variance(node):  # a variance over rows would take two passes
             analysis = analyses.setdefault(numel, SpaceAnalysis(numel))
             analysis.outer.add(node)
-            outers.append((node, analysis))
+            if node not in joining:
+                outers.append((node, analysis))
     numbered = _Numbered(analyses)
     yield from numbered.tiles(within_tile, tile_seed)
-    yield from numbered.regions(outers)
+    yield from numbered.pairs(outers)
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)
+    yield from numbered.alone(outers)
     yield from near_misses(graph, numbered.answered)
 
 
@@ -63,8 +66,8 @@ def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline
 
 
 class _Numbered:
-    """Grows and numbers regions: of reductions within a tile first, then of pairs, then of outer reductions
-    whose operand is written anyway, then of results that are turned."""
+    """Grows and numbers regions: of reductions within a tile first, then of pairs, then of results that are
+    turned, then of outer reductions whose operand is written anyway."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
         self.analyses = analyses
@@ -95,13 +98,17 @@ class _Numbered:
                 decline.provenance = provenance_of(by_position(used))
                 yield decline
 
-    def regions(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
+    def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:
             if node in analysis.outer and analysis.inner:
                 inner, outer = pair(analysis, node)
                 if inner:
                     related = [n for n in outer if _is_related(analysis, n, node)]
                     yield from self.attempt_in_turn(analysis, inner, (outer, related), node)
+
+    def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
+        """Yield a region for each outer reduction that is in none and whose operand is written anyway, and
+        the cycles that are left."""
         for node, analysis in outers:
             if node in analysis.outer and _source_is_written(analysis, node):
                 yield from self.attempt_in_turn(analysis, [], (_companions(analysis, node), [node]), node)

@@ -207,8 +207,9 @@ class _Growth:
     """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
     computed from them. A node joins if nothing outside that it uses depends on the region.
 
-    `members`: maps each to whether it depends on a reduction of the region. `tainted`: nodes outside that
-    depend on a result of the region; `pending`: those of them that join if a member needs them.
+    `early`: what is read, and what that is computed from. `members`: maps each to whether it depends on a
+    reduction of the region. `tainted`: nodes outside that depend on a result of the region; `pending`: those
+    of them that join if a member needs them.
     """
 
     def __init__(self, seed: TileSeed) -> None:
@@ -219,8 +220,8 @@ class _Growth:
         self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
-        early = needed_for(self.reads, since=min(map(position, core)))
-        self.above -= {n for n in early if not self.analysis.recomputed(n) or self.is_stored(n)}
+        self.early = self.reads | needed_for(self.reads, since=min(map(position, core)))
+        self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
         self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
@@ -292,8 +293,9 @@ class _Growth:
             or (live and (is_loop(node) or ends_in_tile(node, self.orders)))
         ):
             return self.fits(node, args)
-        sums = not self.seed.results and self.spans_rows(node)
-        return sums and self.reads.issuperset(self.sources(node)) and self.fits(node, args)
+        if node in self.early or not self.spans_rows(node):
+            return False
+        return self.reads.issuperset(self.sources(node)) and self.fits(node, args)
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
@@ -396,7 +398,7 @@ class _Growth:
         for low, high in zip(ends, ends[1:], strict=False):
             inner, outer = (any(_covers(run, low) for run in by[side]) for side in (False, True))
             axes.insert(0, (high // low, _KINDS[inner, outer]))
-        if not any(by.values()):
+        if not any(by.values()) and not self.columns:
             axes = [(n, AxisClass.ROW) for n, _ in axes[:-1]] + [(axes[-1][0], AxisClass.COLUMN)]
         return Space(tuple(axes))
 

@@ -115,7 +115,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
         loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
-        reductions=sum(isinstance(s, Reduce) for s in nest.body),
+        reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
         turned=sum(isinstance(s, Store) and _chain(s, axes)[:1] not in along for s in full),
     )
 

@@ -35,3 +35,19 @@ def test_nan_reaches_the_row_and_the_column_that_have_it() -> None:
     for mine, eager in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
     assert ours[1].isnan().sum() == ours[2].isnan().sum() == 1
+
+
+def test_the_largest_element_of_a_gradient_beside_its_norm() -> None:
+    """The scale of a tensor that is cast to a byte as a whole."""
+
+    def backward(x: Any, dy: Any, w: Any) -> Any:
+        scaled = dy.float() * w
+        dx = (scaled - x.float() * (scaled * x.float()).mean(-1, keepdim=True)).to(bf16)
+        return dx, (dy.float() * x.float()).sum(0), dx.abs().max(), dx.amin()
+
+    args = torch.randn(200, 384).to(bf16), torch.randn(200, 384).to(bf16), torch.randn(384)
+    with collect() as records:
+        dx, _, largest, least = run_fused(backward, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.outer_ops == ("sum", "amax", "amin")
+    assert largest == dx.abs().max() and least == dx.min()

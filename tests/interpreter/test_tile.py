@@ -219,6 +219,7 @@ def test_the_functions_of_the_page() -> None:
         assert different(mine, eager) == 0
     x, y, z = (torch.randn(256, 512, dtype=bf16) for _ in range(3))
     check(page["gelu_backward"], x, y, kernels=2)
+    check(page["delayed"], x, torch.tensor(0.5), kernels=2)
     check(page["swiglu_backward"], x, y, z)
 
 

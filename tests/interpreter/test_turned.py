@@ -108,6 +108,33 @@ def test_both_orders_in_one_kernel() -> None:
     assert len(record.outputs) == 3 and len(record.inputs) == 3
 
 
+@pytest.mark.parametrize("largest", ["amax", "max", "aminmax"])
+def test_the_largest_of_all_elements_beside_the_casts(largest: str) -> None:
+    """Delayed scaling: the scale is known, and the maximum is for a later one. What is left of it outside is
+    a row of maxima."""
+
+    def function(x: Any, s: Any) -> Any:
+        data = cast(x, s)
+        extrema = (x.amax(), x.amin()) if largest == "aminmax" else (getattr(x.abs(), largest)(),)
+        return data, data.t().contiguous(), *extrema
+
+    for x in (wide(200, 328), torch.randn(256, 512).to(bf16) * 50):
+        (record,) = fused(function, x, torch.tensor(3.0))
+        assert record.strategy == TILE.name and len(record.kernels) == 2
+        maxima = [t for t in record.outputs if t.shape == (1, x.shape[1])]
+        assert len(maxima) == len(record.outputs) - 2 == 1 + (largest == "aminmax")
+
+
+def test_a_bias_gradient_and_the_largest_element_beside_the_casts() -> None:
+    def function(x: Any, dy: Any, s: Any) -> Any:
+        dx = x * dy
+        data = cast(dx, s)
+        return data, data.t().contiguous(), dx.abs().amax(), dx.amax(0)
+
+    (record,) = fused(function, wide(256, 512), wide(256, 512), torch.tensor(3.0))
+    assert record.strategy == TILE.name and len(record.outputs) == 4
+
+
 def test_what_comes_before_is_in_the_same_kernel() -> None:
     """A product that is stored too; products are rounded as eager rounds them."""
 

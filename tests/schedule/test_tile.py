@@ -130,6 +130,15 @@ def test_the_predicted_time(name: str) -> None:
     assert other.limit_us > 1.8 * found.limit_us and not other.measured
 
 
+def test_partial_results_are_counted_as_reductions() -> None:
+    """A thread then has no more elements than a kernel with reductions gives it."""
+    with_maxima = facts_of(lambda x: (x.t().contiguous().to(quantised.F8), x.amax(0), x.to(quantised.F8)))
+    assert (with_maxima.reductions, with_maxima.summed, with_maxima.turned) == (1, {0}, 1)
+    schedule = tile.choose(with_maxima, H200)
+    assert math.prod(schedule.extents) == 2 * tile.ELEMENTS
+    assert math.prod(schedule.extents) // (32 * schedule.tile.num_warps) == tile.PER_THREAD
+
+
 def test_a_cast_of_float32_loads_four_bytes() -> None:
     assert facts_of(quantised.mx_both, dtype=f32).load_bytes == 4
 

@@ -121,7 +121,18 @@ def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
     return *mx_both(d_gate), *mx_both(d_up)
 
 
-Shape = tuple[int, int]
+def delayed(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+    """Delayed scaling: the factor is known, and the largest element is for those of later steps."""
+    data = (x.float() * factor).clamp(-MOST, MOST).to(F8)
+    return data, data.t().contiguous(), x.abs().amax()
+
+
+def gelu_delayed(x: Tensor, dy: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+    dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+    return *delayed(dx, factor), dx.sum(0)
+
+
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +147,9 @@ class Recipe:
     exact: bool = True
 
 
-def tensors(count: int) -> Callable[[int, int], list[tuple[Shape, torch.dtype]]]:
-    return lambda rows, cols: [((rows, cols), torch.bfloat16)] * count
+def tensors(count: int, factor: bool = False) -> Callable[[int, int], list[tuple[Shape, torch.dtype]]]:
+    scalar = [((), torch.float32)] * factor
+    return lambda rows, cols: [((rows, cols), torch.bfloat16)] * count + scalar
 
 
 def of_a_norm(rows: int, cols: int) -> list[tuple[Any, torch.dtype]]:
@@ -158,6 +170,13 @@ RECIPES = {
         "dGELU(tanh), bias gradient, MXFP8 both ways", gelu_backward, tensors(2), 75, exact=False
     ),
     "swiglu_backward": Recipe("dSwiGLU, MXFP8 both ways", swiglu_backward, tensors(3), 80, exact=False),
+    "delayed": Recipe("delayed scaling both ways, transposed", delayed, tensors(1, factor=True)),
+    "gelu_delayed": Recipe(
+        "dGELU(tanh), bias gradient, delayed scaling both ways",
+        gelu_delayed,
+        tensors(2, factor=True),
+        exact=False,
+    ),
 }
 
 
