@@ -16,7 +16,7 @@ class DeclineReason(Enum):
 
     ROW_TOO_WIDE = (
         "row-too-wide",
-        "A row is too wide for one program, and programs cannot share it or are too few.",
+        "A row is too wide for one program, and several programs cannot share it, or too many would have to.",
         "If the detail says what keeps programs from sharing a row (fp64, a gather, a weight per head), "
         "remove that. Otherwise normalise over fewer columns, such as per head or per group.",
     )
@@ -27,8 +27,8 @@ class DeclineReason(Enum):
     )
     SLOWER = (
         "slower",
-        "Inductor's kernels are predicted to take about as long or less, or move as many bytes in as many "
-        "launches or, with `mixorder_autotune`, were timed and take less.",
+        "Inductor's kernels are predicted to take about as long or less, or to move as many bytes in as many "
+        "launches; with `mixorder_autotune`, they were timed and take less.",
         "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
         "fuses it even if it is slower.",
     )
@@ -86,7 +86,7 @@ class DeclineReason(Enum):
     )
     AXIS_CLASS = (
         "axis-class",
-        "The two sides share a tensor, but not its rows and columns.",
+        "The two reductions read the same elements, but these cannot be arranged as rows and columns.",
         "Let both reductions read the same view of the tensor, and let the inner one reduce its last dims.",
     )
 

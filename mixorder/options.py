@@ -131,7 +131,7 @@ def _from_env(option: Field[Any]) -> bool | str | None:
             return value
         if (switch := understood(value)) is not None:
             return switch
-        _warn_once(f"mixorder does not understand {name}={value!r}: it is one of {', '.join(ON + OFF)}")
+        _warn_once(f"mixorder does not understand {name}={value!r}. Set it to one of {', '.join(ON + OFF)}.")
     return None
 
 

@@ -97,8 +97,8 @@ def _given_back(regions: list[RegionRecord], error: Exception) -> None:
     fused = "a region" if len(regions) == 1 else f"{len(regions)} regions"
     told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     warnings.warn(
-        f"mixorder fused {fused} of a graph that Inductor could then not compile; it is compiled without. "
-        f"{told}\nMIXORDER_STRICT=1 raises the error instead.",
+        f"mixorder fused {fused} of a graph that Inductor could then not compile. The graph is compiled "
+        f"without mixorder. {told}\nMIXORDER_STRICT=1 raises the error instead.",
         stacklevel=2,
     )
 

@@ -56,7 +56,7 @@ def given_back(regions: Sequence[RegionRecord]) -> None:
     """The graph with these regions is compiled without them after all."""
     count("fused_regions", -len(regions))
     count("given_back_regions", len(regions))
-    log.info("given back: %s", ", ".join(region.name for region in regions))
+    log.info("compiled without these regions after all: %s", ", ".join(region.name for region in regions))
     for records, _ in list(_collectors):
         records[:] = [record for record in records if not any(record is region for region in regions)]
 

@@ -193,8 +193,8 @@ def _ends_within_blocks(program: LoopProgram) -> None:
 
 TILE = Strategy(
     "blocks in a tile",
-    "a program has whole blocks of rows and columns, in which its reductions end; without reductions, it "
-    "turns its tile around between reading and storing it",
+    "a program has whole blocks of rows and columns, and each reduction is within a block; without "
+    "reductions, it transposes its tile between loading and storing it",
     choose=tile.choose,
     starts=tile.starts,
     space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),

@@ -198,7 +198,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def fsdp2() -> str:
-    (shard,) = lines("FSDP2, in a loop of your own", "python")
+    (shard,) = lines("FSDP2, in your own training loop", "python")
     return "\n".join([BEFORE, GROUP, shard, "train(model)", AFTER, "dist.destroy_process_group()"])
 
 

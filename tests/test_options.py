@@ -233,7 +233,7 @@ def test_a_value_that_means_nothing_is_told_once(
         assert enabled_by(env).enabled is expected
         assert Options.current().enabled is expected
     (text,) = [str(w.message) for w in said if "does not understand" in str(w.message)]
-    assert text.startswith(f"mixorder does not understand {name}={env[name]!r}: it is one of 1, true, ")
+    assert text.startswith(f"mixorder does not understand {name}={env[name]!r}. Set it to one of 1, true, ")
 
 
 def test_environment_of_a_process() -> None:

@@ -36,7 +36,7 @@ OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cac
 EXACT = STOCK | {"triton.mix_order_reduction": False}
 DEVICE = "cuda"
 SLACK = 1.02  # two medians of the same kernels differ by up to this factor
-HEAD = ("case", "fused", "launches", "us", "speedup", "MB", "error stock / ours")
+HEAD = ("case", "fused", "launches", "us", "speedup", "MB", "error, stock / mixorder")
 
 
 # Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over

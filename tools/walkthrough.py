@@ -27,16 +27,16 @@ HEAD = f"""\
 For those who want to know how a region becomes a kernel, and for those who change mixorder. The
 [glossary](glossary.md) defines the terms.
 
-The stages in their order, which is also that of `mixorder/pipeline.py`, one call per stage:
+These are the stages in their order. `mixorder/pipeline.py` has one call for each, in the same order:
 
 ```
 FX graph of forward or backward, after Inductor's own passes
    |
-   |  find, grow     inner and outer reductions over one space, and the pointwise work around them
+   |  find, grow     inner and outer reductions of the same elements, and the pointwise work around them
    v                 -> Region, or Decline with a reason
    |  lower          pointwise ops through Inductor's own lowerings
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
-   |  one_hot        a row's sum in which one column differs from all others needs no loop
+   |  one_hot        the sum of a row with equal elements in all columns but one needs no loop
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest
    |  merge          one nest for both, then: add up the partials
@@ -47,7 +47,7 @@ FX graph of forward or backward, after Inductor's own passes
    |                   cooperative   several programs share a row, and exchange partial reductions
    |                   reread        a program reads the row again after each reduction
    |                   tile          reductions over blocks only: a program has whole blocks
-   |  facts          what an element takes: bytes, registers, instructions
+   |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
    |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor
    v                 -> LoopProgram, Schedule
@@ -63,9 +63,9 @@ FX graph with two kernel launches in place of the region; Inductor carries on
 ```
 
 Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
-{ROWS} rows.
-`python tools/walkthrough.py` writes this page from the output of each stage; a test compares. To see the same
-for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
+{ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks
+that it is up to date. The page is made without a GPU, so its tensors are on the CPU (`device: cpu`). To see
+the same for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
 
 # Name of the dumped file without its number: heading, language, and description.
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -119,7 +119,11 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
         "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
-        "`docs/tuning.md`).",
+        "`docs/tuning.md`). `xblock` is the rows of a tile, and `r0_block` the power of two that holds a "
+        "row's columns, in `chunks` tiles. The rows of a program are `period` apart. Each program of the "
+        "finalisation adds up `final_block` columns, with `final_warps` warps. `overlap`: it is launched "
+        "while the main kernel still runs. `parts`, `part_cols` and `depth` are used where programs share "
+        "a row.",
     ),
     "kernel.py": (
         "Generate",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Time the forward and backward of a model, compiled by Inductor as shipped and with mixorder, on a GPU. The two
-take turns, so that a drift of the clocks meets both alike; times are medians. The optimizer is left out."""
+take turns, so that a change of the GPU's clocks affects both alike. Times are medians. The optimizer is not
+timed."""
 
 EPILOG = f"""\
 {HELP}
@@ -30,7 +31,7 @@ examples:
   python -m mixorder bench train:factory
   python -m mixorder bench train:factory --autotune     a third column, with schedules that were timed
 
-In the repository, tools/bench.py times norms against the memory's limit, and tools/models.py whole models."""
+In the repository, tools/bench.py times the backward of norms, and tools/models.py whole models."""
 
 WARMUP, MOST_DIFFERENT = 5, 0.05
 NO_GPU = (
@@ -195,5 +196,5 @@ def _parser() -> Parser:
     parser = Parser("python -m mixorder bench", DESCRIPTION, EPILOG)
     add_factory(parser)
     parser.add_argument("--steps", type=at_least(1), default=30, help="timed steps (default: %(default)s)")
-    parser.add_argument("--autotune", action="store_true", help="also with mixorder_autotune")
+    parser.add_argument("--autotune", action="store_true", help="also time mixorder with mixorder_autotune")
     return parser

@@ -44,7 +44,7 @@ def text(found: Checked) -> str:
     """The worst gradients, and the verdict."""
     from mixorder.inspection.table import table
 
-    rows = [["gradient of", "dtype", "shape", "stock", "mixorder", "allowed"]]
+    rows = [["gradient of, or result", "dtype", "shape", "stock", "mixorder", "allowed"]]
     for one in found.compared[:SHOWN]:
         shape = " x ".join(map(str, one.shape)) or "a number"
         errors = [f"{error:.1e}" for error in (one.stock, one.ours, one.allowed)]

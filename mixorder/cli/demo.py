@@ -231,7 +231,7 @@ def _comparison_text(stock: Outcome, ours: Outcome) -> str:
 
     rows = [("", "without mixorder", "with mixorder")]
     if ours.kernels is None:
-        rows.append(row("FX nodes computed in our kernels", lambda o: str(o.nodes_fused)))
+        rows.append(row("FX nodes computed in mixorder's kernels", lambda o: str(o.nodes_fused)))
     else:
         rows += [
             row("kernels launched by one backward", lambda o: count(o, "")),

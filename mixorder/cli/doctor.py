@@ -24,10 +24,10 @@ from mixorder.cli.values import new_file
 from mixorder.inductor import versions
 
 DESCRIPTION = """\
-Check versions, the plugin, the GPU, and that a kernel can be compiled and is right. Without a GPU the kernel
-is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
+Check versions, the plugin, the GPU, and that a kernel can be compiled and gives right results. Without a GPU,
+the kernel is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
 
-Each line begins with "ok", "note" (it works, but look) or "FAILED", and the line below says what to do. The
+Each line begins with "ok", "note" (it works, but read this) or "FAILED". The line below says what to do. The
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
@@ -53,7 +53,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
     parser = Parser("python -m mixorder doctor", DESCRIPTION)
-    report_help = "write what is found to a file to send along: without paths, names or code of yours"
+    report_help = "write the findings to a file for a bug report; it has no paths, names or code of yours"
     parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
     args = parser.parse_args(argv)
     findings = []
@@ -211,7 +211,7 @@ def gpu() -> Finding:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
-        remedy = "`explain` works without one; speed needs one."
+        remedy = "`explain` works without one. mixorder only makes code on a GPU faster."
         why = (
             "this torch is built for the CPU" if not built else f"torch is built for {built}; see nvidia-smi"
         )
@@ -223,7 +223,8 @@ def gpu() -> Finding:
         remedy = "Inductor needs compute capability 7.0 or newer (AMD: a ROCm build), and so does mixorder."
         return Finding(FAILED, f"Triton cannot drive {names[0]}", remedy)
     if torch.version.hip is None and torch.cuda.get_device_capability()[0] < 8:
-        return Finding(NOTE, ", ".join(names), "Older than Ampere: wide rows are not shared, bf16 is slow.")
+        remedy = "Older than Ampere: programs cannot share wide rows, and bf16 is slow."
+        return Finding(NOTE, ", ".join(names), remedy)
     return Finding(OK, ", ".join(names))
 
 
@@ -250,7 +251,12 @@ def compiles() -> Finding:
         compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
         remedy = "Reinstall triton in the version that torch wants" + ("." if compiler else "; install gcc.")
         return Finding(FAILED, f"kernels do not compile: {type(error).__name__}: {error}"[:500], remedy)
-    return Finding(OK, f"the kernels of a LayerNorm compile for {target[0]} {target[1]}")
+    return Finding(OK, f"the kernels of a LayerNorm compile for {_named(*target[:2])}")
+
+
+def _named(backend: str, arch: int | str) -> str:
+    """A target in the words of its vendor, such as `CUDA sm_90`."""
+    return f"CUDA sm_{arch}" if backend == "cuda" else f"{backend} {arch}"
 
 
 def is_right() -> Finding:

@@ -154,8 +154,8 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     Options.current()  # registers ours
     given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
     if unknown := sorted(name for name in given if not config.is_option(name)):
-        said = " ".join(filter(None, map(misspelt, unknown))) or "Those of mixorder begin with 'mixorder'."
-        raise ValueError(f"unknown options: {', '.join(unknown)}. {said}")
+        said = [misspelt(name) or f"torch.compile has no option {name!r}." for name in unknown]
+        raise ValueError(" ".join(said))
     return {**given, **config.TUNING_OFF}
 
 

@@ -27,4 +27,4 @@ class Report(Findings):
 
     def __repr__(self) -> str:
         totals = self.totals
-        return f"<mixorder Report: {totals.regions} regions fused, {totals.misses} near misses>"
+        return f"<mixorder Report: fused regions: {totals.regions}, near misses: {totals.misses}>"

@@ -61,13 +61,13 @@ def _is_over_rows(module: nn.Module) -> bool:
 def _why_none(module: nn.Module, called: Called | None) -> str:
     """Why the backward of a norm that ran has no pair, if its module or its calls tell; else empty."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
-        return "no weight or bias that trains, so nothing is reduced over rows"
+        return "no weight or bias that trains, so its backward has no reduction over rows"
     if called and not called.output_needs:
         return "it ran with gradients off (no_grad or inference_mode), so it has no backward"
     if _is_over_rows(module):
         return _OVER_ROWS
     if called and not called.input_needs:
-        return "its input needs no gradient, so nothing is reduced over columns"
+        return "its input needs no gradient, so its backward has no reduction along rows"
     if called and not called.has_backward:
         return "no gradient reaches it: the result is detached from it, or has no gradient"
     return ""

@@ -171,7 +171,8 @@ class _RowTracer(Tracer):
         kept = [i for d, i in enumerate(full) if d not in dims]
         asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
         if kept != asked:
-            raise Decline(DeclineReason.AXIS_CLASS, "a reduction is read at another row's place", node.name)
+            detail = "a reduction's result is read at another row's position"
+            raise Decline(DeclineReason.AXIS_CLASS, detail, node.name)
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
         symbols = tuple(self.loops[c].symbol for c in (*classes, AxisClass.COMMON) if c in self.loops)
         self.check_reduced([full[d] for d in dims], kept, symbols, node)

@@ -171,7 +171,7 @@ def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
         axes = [*axes, (1, COLUMN)]
     kinds = [kind for _, kind in axes]
     if COLUMN in kinds and COMMON in kinds:
-        raise Decline(DeclineReason.AXIS_CLASS, "both sides reduce one axis, and the inner one another")
+        raise Decline(DeclineReason.AXIS_CLASS, "both reductions reduce an axis, the inner one also another")
     if any(kind in (COLUMN, COMMON) and not isinstance(size, int) for size, kind in axes):
         raise Decline(DeclineReason.DYNAMIC_SHAPE, "what the inner reduction reduces has a symbolic size")
     if kinds[-1] not in (COLUMN, COMMON):
@@ -189,7 +189,7 @@ def _common_cuts(shapes: Iterable[Sequence[Size]]) -> list[Size]:
             place = next((i for i, other in enumerate(cuts) if ratio(other, cut) is not None), len(cuts))
             cuts.insert(place, cut)
     if any(ratio(high, low) is None for low, high in zip(cuts, cuts[1:], strict=False)):
-        raise Decline(DeclineReason.AXIS_CLASS, "the two sides see shapes with no common refinement")
+        raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
     return cuts
 
 

@@ -55,7 +55,8 @@ def _check_devices(region: Region) -> None:
         if val is None or is_constant(node):
             continue  # a split, whose pieces are checked, or a constant
         if val.device != device_of(region):
-            raise Decline(DeclineReason.MIXED_DEVICE, f"{val.device} beside {device_of(region)}", node.name)
+            detail = f"tensors on {val.device} and {device_of(region)}"
+            raise Decline(DeclineReason.MIXED_DEVICE, detail, node.name)
 
 
 def device_of(region: Region) -> torch.device:

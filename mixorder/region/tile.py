@@ -394,7 +394,7 @@ class _Growth:
                 cuts |= boundaries(run)
         ends = sorted(cuts)
         if any(high % low for low, high in zip(ends, ends[1:], strict=False)):
-            raise Decline(DeclineReason.AXIS_CLASS, "the two sides see shapes with no common refinement")
+            raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
         axes: list[tuple[Size, AxisClass]] = []
         for low, high in zip(ends, ends[1:], strict=False):
             inner, outer = (any(_covers(run, low) for run in by[side]) for side in (False, True))

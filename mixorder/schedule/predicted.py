@@ -109,7 +109,7 @@ def check_spares(expected: Expected, moved: Traffic, min_numel: int) -> None:
     """
     same = moved.apart <= moved.read + moved.written and expected.launches >= expected.launches_apart
     if min_numel and same:
-        raise Decline(DeclineReason.SLOWER, f"{_both_times(expected)}, but as many bytes and launches")
+        raise Decline(DeclineReason.SLOWER, f"{_both_times(expected)}, but with as many bytes and launches")
 
 
 def _both_times(expected: Expected) -> str:

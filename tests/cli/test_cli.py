@@ -381,7 +381,7 @@ def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 0, out
     assert doctor.USE in out
     if not torch.cuda.is_available():
-        assert "note    no GPU" in out and "the kernels of a LayerNorm compile for cuda 90" in out
+        assert "note    no GPU" in out and "the kernels of a LayerNorm compile for CUDA sm_90" in out
 
 
 @pytest.mark.parametrize(

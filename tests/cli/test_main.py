@@ -40,7 +40,7 @@ def test_layer_norm_in_bf16() -> None:
     assert all("16 x 32" in line and "float32" in line for line in norms)
     assert "16 x 128" in mlp and "16 x 96" in qkv  # bias gradients that no norm takes along
     check_errors(done.stdout, bound=0.03)
-    without, with_ours = map(int, row(done.stdout, "FX nodes computed in our kernels"))
+    without, with_ours = map(int, row(done.stdout, "FX nodes computed in mixorder's kernels"))
     assert without == 0 and with_ours > 30
     assert "on a GPU only" in done.stdout
     assert "@triton.jit" not in done.stdout

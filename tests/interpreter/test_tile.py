@@ -249,7 +249,15 @@ def test_the_functions_of_the_page() -> None:
     for text in code_of("quantise.md", "python"):
         exec(text, page)
     x = wide(256, 512)
-    for name in ("mx_transposed", "mx_both", "mx_in_place", "blocks_both", "blocks_in_place", "squares"):
+    for name in (
+        "mx_transposed",
+        "mx_both",
+        "mx_in_place",
+        "mx4_both",
+        "blocks_both",
+        "blocks_in_place",
+        "squares",
+    ):
         check(page[name], x)
     for mine, eager in zip(run_fused(page["rowwise_both"], (x,)), page["rowwise_both"](x), strict=True):
         assert different(mine, eager) == 0

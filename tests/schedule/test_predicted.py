@@ -178,7 +178,7 @@ def test_fusing_has_to_spare_bytes_or_launches() -> None:
     with pytest.raises(Decline) as nothing:
         check_spares(taking(50.0, 100.0, 2), EQUAL, 1)
     assert nothing.value.reason is DeclineReason.SLOWER
-    assert nothing.value.detail.endswith("100.0 us for Inductor's, but as many bytes and launches")
+    assert nothing.value.detail.endswith("100.0 us for Inductor's, but with as many bytes and launches")
 
 
 def test_a_space_of_few_elements() -> None:

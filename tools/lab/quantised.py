@@ -182,12 +182,12 @@ def of_a_norm(rows: int, cols: int) -> list[tuple[Any, torch.dtype]]:
 
 
 RECIPES = {
-    "mx_in_place": Recipe("MXFP8 1x32 and 32x1, in place", mx_in_place, tensors(1), 88),
+    "mx_in_place": Recipe("MXFP8 1x32 and 32x1, not transposed", mx_in_place, tensors(1), 88),
     "mx_both": Recipe("MXFP8 1x32 and 32x1, transposed", mx_both, tensors(1), 82),
     "mx_transposed": Recipe("MXFP8 32x1 alone, transposed", mx_transposed, tensors(1), 85),
     "mx4_both": Recipe("MXFP4 1x32 and 32x1, two to a byte, transposed", mx4_both, tensors(1)),
     "blocks_both": Recipe("1x128 and 128x1, transposed", blocks_both, tensors(1), 82),
-    "blocks_in_place": Recipe("1x128 and 128x1, in place", blocks_in_place, tensors(1)),
+    "blocks_in_place": Recipe("1x128 and 128x1, not transposed", blocks_in_place, tensors(1)),
     "squares": Recipe("128x128", squares, tensors(1)),
     "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
     "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),
