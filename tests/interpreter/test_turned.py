@@ -66,6 +66,20 @@ def test_the_recipe_rowwise(rows: int, cols: int) -> None:
     assert [t.name for t in second.inputs][0] == first.inputs[0].name and len(second.outputs) == 1
 
 
+@pytest.mark.parametrize("turn", [lambda y: y, lambda y: y.contiguous()])
+def test_the_recipe_rowwise_of_a_transposed_tensor(turn: Function) -> None:
+    """The scales of the rows of `x.t()` are those of the columns of x: a pair."""
+
+    def function(x: Any) -> Any:
+        data, factors = quantised.whole(x, -1)
+        others, more = quantised.whole(turn(x.t()), -1)
+        return data, factors, others.contiguous(), more
+
+    first, second = fused(function, wide(256, 512))
+    assert first.strategy == PERSISTENT.name and (first.inner_ops, first.outer_ops) == (("amax",), ("amax",))
+    assert second.strategy == TILE.name
+
+
 def test_as_compiled() -> None:
     x = wide(256, 512)
     with collect() as records:

@@ -11,10 +11,13 @@ from graphs import bf16, f32, snapshot, traced
 from torch.fx import Graph, GraphModule, Interpreter
 
 from mixorder.region.find import find_regions
+from mixorder.region.nodes import reduced
+from mixorder.region.orders import is_permutation
 from mixorder.rewrite.spelled import spelled_as_reductions
 
 aten = torch.ops.aten
 FULL = (64, 48), bf16
+WIDE = (150, 90), bf16
 
 
 def largest(x: Any) -> Any:
@@ -125,3 +128,47 @@ def test_every_other_byte() -> None:
 def test_other_pieces_are_left(function: Any, spec: Any) -> None:
     with spelled_as_reductions(traced(lambda x: (function(x),), spec)) as firsts:
         assert not firsts
+
+
+def rows_of_both(x: Any) -> Any:
+    y = x.view(5, 30, 90)
+    return (
+        x.abs().amax(-1),
+        x.t().abs().amax(-1, keepdim=True),
+        x.t().float().neg().max(1).values,
+        y.amin(-1),
+        y.permute(1, 2, 0).amin(1, keepdim=True),
+        y.permute(2, 1, 0).amin(0),
+    )
+
+
+def test_rows_of_a_transposed_tensor_are_columns() -> None:
+    graph, x = traced(rows_of_both, WIDE), torch.randn(150, 90).to(bf16)
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph) as firsts:
+        assert not firsts  # a region is looked for them as for any
+        assert sum(is_permutation(n) and reduced(n.args[0]) is not None for n in graph.nodes) == 4
+        for mine, eager in zip(run(graph, x), rows_of_both(x), strict=True):
+            assert torch.equal(mine, eager)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+
+
+def test_what_a_taken_one_read_is_erased() -> None:
+    graph = traced(lambda x: (x.abs().amax(-1), x.t().abs().amax(-1)), WIDE)
+    with spelled_as_reductions(graph):
+        (node,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]))
+        taken = node.args[0]
+        with graph.inserting_before(taken):
+            other = graph.call_function(aten.amax.default, taken.args)
+        taken.replace_all_uses_with(other)
+        graph.erase_node(taken)
+    assert sum(is_permutation(n) for n in graph.nodes) == 1
+    x = torch.randn(150, 90).to(bf16)
+    assert torch.equal(run(graph, x)[1], x.abs().amax(0))
+
+
+def test_rows_of_a_transposed_tensor_alone_are_left() -> None:
+    graph = traced(lambda x: (x.t().abs().amax(-1), x.sum(-1)), WIDE)
+    before = snapshot(graph)
+    with spelled_as_reductions(graph):
+        assert snapshot(graph) == before
