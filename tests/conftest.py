@@ -14,6 +14,8 @@ VARIABLES = ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT",
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled code of earlier runs, and of the user, out of the tests."""
+    # What a test leaves is soon freed by its references: collections every 700 allocations took 8% of the time.
+    gc.set_threshold(20_000)
     cache = tempfile.TemporaryDirectory(prefix="mixorder-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(cache.cleanup)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
