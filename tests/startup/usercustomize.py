@@ -1,6 +1,6 @@
 """Python runs this first in each process that a test starts: conftest.py puts this folder on their path.
 
-Their imports, of torch above all, take a fifth less time where garbage is collected as rarely as in the tests.
+Imports, of torch above all, take a fifth less time where garbage is collected as rarely as in the tests.
 """
 
 import gc
