@@ -12,7 +12,6 @@ from typing import Any
 import memoised
 import pytest
 import torch
-import torch._functorch.config as functorch_config
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
 
@@ -32,10 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def faster() -> Iterator[None]:
     """Saves time in each operation of a kernel, and what Dynamo only logs: it times the guards of a compile
-    after emptying the CPU's caches, which takes 25 ms. No key is made for a cache in which nothing is found."""
+    after emptying the CPU's caches, which takes 25 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
-        patch.setattr(functorch_config, "enable_autograd_cache", False)
         memoised.install(patch)
         yield
 
