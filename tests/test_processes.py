@@ -29,37 +29,47 @@ from mixorder.report import RegionRecord, collect
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import json, sys, types
+import json, os, sys, types
 import torch, wrapped
 from graphs import pair
 from torch._dynamo.utils import counters
 
 wrapped._Interpreter = lambda: types.SimpleNamespace(run=lambda *args: None)
 wrapped.install()
-found = []
-for changed in json.loads(sys.argv[1]):
-    torch._dynamo.reset()
-    counters.clear()
-    wrapped.launches.clear()
-    function = torch.compile(pair, options=wrapped.OPTIONS | changed, dynamic=False)
-    with torch.no_grad():
-        function(torch.randn(37, 20), torch.randn(37, 20))
-    found.append({
-        "fused": counters["mixorder"]["fused_regions"],
-        "graph_hits": counters["inductor"]["fxgraph_cache_hit"],
-        "autograd_hits": counters["aot_autograd"]["autograd_cache_hit"],
-        "launches": [name for name, _ in wrapped.launches],
-    })
-print(json.dumps(found))
+
+def found(options):
+    for changed in options:
+        torch._dynamo.reset()
+        counters.clear()
+        wrapped.launches.clear()
+        function = torch.compile(pair, options=wrapped.OPTIONS | changed, dynamic=False)
+        with torch.no_grad():
+            function(torch.randn(37, 20), torch.randn(37, 20))
+        yield {
+            "fused": counters["mixorder"]["fused_regions"],
+            "graph_hits": counters["inductor"]["fxgraph_cache_hit"],
+            "autograd_hits": counters["aot_autograd"]["autograd_cache_hit"],
+            "launches": [name for name, _ in wrapped.launches],
+        }
+
+children = []
+for options in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        os.write(1, (json.dumps(list(found(options))) + "\\n").encode())  # a line at once
+        os._exit(0)
+    children.append(child)
+if any([os.waitpid(child, 0)[1] for child in children]):
+    sys.exit("a process failed")
 """
 
 
-def start(cache: Path, *options: dict[str, Any]) -> subprocess.Popen[str]:
-    """A process that compiles a pair with each of some options, and prints what it found."""
+def found(cache: Path, *at_once: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What processes find that run at once, and each compile a pair with some options, one after the other.
+    They are forks of a process that has imported what they need, and compiled nothing."""
     package = Path(mixorder.__file__).parents[1]
     paths = [str(package), str(HERE), os.environ.get("PYTHONPATH", "")]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(options)],
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(at_once)],
         cwd=package,
         env={
             **os.environ,
@@ -67,26 +77,21 @@ def start(cache: Path, *options: dict[str, Any]) -> subprocess.Popen[str]:
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0",
         },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=300,
     )
-
-
-def result(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err[-3000:]
-    return json.loads(out)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_caches_of_processes(tmp_path: Path) -> None:
     """Two at once fill an empty cache; a third finds what they made, but not for other options. (Of
     another source: tests/gpu, and test_install.py in one process.)"""
-    both = [start(tmp_path / "cache", {}) for _ in range(2)]
-    (first,), (second,) = map(result, both)
+    (first,), (second,) = found(tmp_path / "cache", [{}], [{}])
     assert first["launches"] == second["launches"] and len(first["launches"]) == 2
     assert first["fused"] + second["fused"] >= 1
-    again, other = result(start(tmp_path / "cache", {}, {"mixorder_split_size": 3}))
+    ((again, other),) = found(tmp_path / "cache", [{}, {"mixorder_split_size": 3}])
     hit = {"fused": 0, "graph_hits": 1, "autograd_hits": 1, "launches": first["launches"]}
     assert again == hit
     assert (other["fused"], other["graph_hits"], other["autograd_hits"]) == (1, 0, 0)

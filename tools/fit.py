@@ -152,7 +152,10 @@ class Regrets:
 
     def mean(self, constants: Constants, without: int | None = None) -> float:
         """The mean over all cases, or all but one. It is rounded, so that equal means compare equal."""
-        return round(statistics.fmean(r for i, r in enumerate(self.of(constants)) if i != without), 9)
+        found = self.of(constants)
+        if without is not None:
+            found = found[:without] + found[without + 1 :]
+        return round(statistics.fmean(found), 9)
 
 
 def neighbours(constants: Constants) -> Iterator[Constants]:

@@ -46,7 +46,7 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
-    _require(sorted(stored) == sorted(outputs), f"outputs {outputs} are stored as {stored}")
+    _require(sorted(stored) == sorted(outputs), "outputs {} are stored as {}", outputs, stored)
     if form is Form.BLOCKED:
         _verify_blocked(program)
         return program
@@ -62,7 +62,7 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _verify_phases(program.nests[0])
     if form in (Form.MERGED, Form.COOPERATIVE):
         over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
-        _require(len(over_rows) == 1, f"{len(over_rows)} nests over rows after the merge")
+        _require(len(over_rows) == 1, "{} nests over rows after the merge", len(over_rows))
     _verify_in_place(program, form)
     return program
 
@@ -76,7 +76,7 @@ def _verify_blocked(program: LoopProgram) -> None:
         blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
         for stmt in main.body:
             whole = not isinstance(stmt, Reduce) or blocks.isdisjoint(stmt.axes)
-            _require(whole, f"{stmt} spans more than a tile")
+            _require(whole, "{} spans more than a tile", stmt)
 
 
 def _verify_in_place(program: LoopProgram, form: Form) -> None:
@@ -88,11 +88,13 @@ def _verify_in_place(program: LoopProgram, form: Form) -> None:
     _require(not (over and waits), "a program that waits for others may have to read its input again")
     _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
     for buffer in over:
-        _require(buffer.role is BufferRole.OUTPUT, f"{buffer.name} is over an input, and no output")
+        _require(buffer.role is BufferRole.OUTPUT, "{} is over an input, and no output", buffer.name)
         source = program.buffer(str(buffer.over))
-        _require(source.role is BufferRole.INPUT, f"{buffer.name} is over {source.name}, which is no input")
+        _require(
+            source.role is BufferRole.INPUT, "{} is over {}, which is no input", buffer.name, source.name
+        )
         reason = why_not(program, buffer, source)
-        _require(reason is None, f"{buffer.name} is over {source.name}: {reason}")
+        _require(reason is None, "{} is over {}: {}", buffer.name, source.name, reason)
 
 
 def _verify_values(program: LoopProgram, nest: Nest) -> None:
@@ -102,19 +104,19 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
     bools: set[str] = set()
     for stmt in nest.statements:
         for name in operands(stmt):
-            _require(name in defined, f"{stmt} uses %{name} before its definition")
+            _require(name in defined, "{} uses %{} before its definition", stmt, name)
         if isinstance(stmt, Load | Store | PartialAccumulate | Exchange):
             program.buffer(stmt.buffer)
-        _require(index_symbols(stmt) <= symbols, f"{stmt} leaves the nest's loops")
+        _require(index_symbols(stmt) <= symbols, "{} leaves the nest's loops", stmt)
         if isinstance(stmt, Load) and stmt.predicate is not None:
-            _require(stmt.predicate.name in bools, f"{stmt} depends on what is no bool")
+            _require(stmt.predicate.name in bools, "{} depends on what is no bool", stmt)
         if isinstance(stmt, Value):
-            _require(stmt.name not in defined, f"%{stmt.name} is defined twice")
+            _require(stmt.name not in defined, "%{} is defined twice", stmt.name)
             defined.add(stmt.name)
             if stmt.dtype == BOOL:
                 bools.add(stmt.name)
         if isinstance(stmt, Reduce):
-            _require(set(stmt.axes) <= symbols, f"{stmt} reduces a loop that is not there")
+            _require(set(stmt.axes) <= symbols, "{} reduces a loop that is not there", stmt)
 
 
 def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
@@ -125,17 +127,17 @@ def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
         if isinstance(stmt, Reduce):
             wanted = stmt.kind.accumulates_in(stmt.stored)
             # The sum of partials may have a wider dtype than the partials.
-            _require(stmt.dtype in (wanted, added_up_in(wanted)), f"{stmt} is to be in {wanted}")
-            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+            _require(stmt.dtype in (wanted, added_up_in(wanted)), "{} is to be in {}", stmt, wanted)
+            _require(dtypes[stmt.value.name] == stmt.dtype, "{} is of {}", stmt, dtypes[stmt.value.name])
         elif isinstance(stmt, Carry):
-            _require(dtypes[stmt.value.name] == stmt.dtype, f"{stmt} is of {dtypes[stmt.value.name]}")
+            _require(dtypes[stmt.value.name] == stmt.dtype, "{} is of {}", stmt, dtypes[stmt.value.name])
         elif isinstance(stmt, Load | Store | PartialAccumulate):
             value = stmt.dtype if isinstance(stmt, Load) else dtypes[stmt.value.name]
             stored = program.buffer(stmt.buffer).dtype
             legal = {stored, computed_in(stored)}
             if isinstance(stmt, Load) and program.buffer(stmt.buffer).role is BufferRole.WORKSPACE:
                 legal.add(added_up_in(stored))
-            _require(value in legal, f"{stmt}: {value} in a buffer of {stored}")
+            _require(value in legal, "{}: {} in a buffer of {}", stmt, value, stored)
 
 
 def _verify_split(program: LoopProgram) -> None:
@@ -143,7 +145,7 @@ def _verify_split(program: LoopProgram) -> None:
     for nest in program.nests:
         for stmt in nest.statements:
             if isinstance(stmt, Reduce):
-                _require(row is None or row.symbol not in stmt.axes, f"{stmt} is an outer reduction")
+                _require(row is None or row.symbol not in stmt.axes, "{} is an outer reduction", stmt)
 
 
 def _verify_order(nest: Nest) -> None:
@@ -154,7 +156,7 @@ def _verify_order(nest: Nest) -> None:
     deps = nest.dependence()
     for stmt in nest.preamble:
         rows = [a for a in nest.loops if a.kind in (AxisClass.ROW, AxisClass.SPLIT)]
-        _require(depth_of(stmt, tuple(rows), deps) == 0, f"{stmt} is hoisted but depends on rows")
+        _require(depth_of(stmt, tuple(rows), deps) == 0, "{} is hoisted but depends on rows", stmt)
 
 
 def _verify_phases(nest: Nest) -> None:
@@ -173,7 +175,7 @@ def _verify_phases(nest: Nest) -> None:
             if deps[name] & rows:
                 # A reduction belongs to no phase until it is exchanged.
                 here = name in phase_of and phase_of[name] + age == phase
-                _require(here, f"{stmt} is in phase {phase}, %{name} is not")
+                _require(here, "{} is in phase {}, %{} is not", stmt, phase, name)
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
             phase_of[stmt.name] = phase
 
@@ -182,6 +184,7 @@ def _runs_over(nest: Nest, kind: AxisClass) -> bool:
     return any(axis.kind is kind for axis in nest.loops)
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, *parts: object) -> None:
+    """The parts fill the message's braces, only where it is raised: writing out a statement takes long."""
     if not condition:
-        raise ValueError(message)
+        raise ValueError(message.format(*parts))

@@ -83,7 +83,9 @@ def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
 
 def run_ranks(folder: Path, names: Sequence[str]) -> str:
     """Both ranks, to their end; says how they ended if that was not by themselves."""
-    ranks = mp.spawn(rank_main, (folder, names), nprocs=RANKS, join=False)
+    # A process that has used a GPU cannot be forked; any other has imported what the ranks need.
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    ranks = mp.start_processes(rank_main, (folder, names), nprocs=RANKS, join=False, start_method=method)
     deadline = time.monotonic() + LIMIT
     try:
         while not ranks.join(timeout=1):

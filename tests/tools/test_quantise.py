@@ -25,7 +25,7 @@ US = {"limit": 80.0, "stock": 400.0, "mixorder": 100.0}
 def test_it_runs_in_the_interpreter(tmp_path: Path) -> None:
     command = [sys.executable, "tools/quantise.py", "--device", "cpu", "--workers", "1", "--schedules", "2"]
     command += ["--recipes", "mx_both,squares", "--shapes", "256x512", "--out", str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in (tmp_path / "quantise.jsonl").read_text().splitlines()]

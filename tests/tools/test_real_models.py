@@ -52,7 +52,8 @@ for task in json.loads(sys.argv[2]):
 
 def test_models_from_end_to_end(tmp_path: Path) -> None:
     tasks = [["plain", "checkpoint"], ["random", "fp32"], ["missing", "bf16"]]
-    env = {**os.environ, "PYTHONPATH": f"{TOOLS}:{TOOLS.parent}", "TRITON_INTERPRET": "1"}
+    paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ["PYTHONPATH"]])
+    env = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "turn"), json.dumps(tasks)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
