@@ -46,7 +46,7 @@ from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
-from .rewrite.spelled import spelled_as_reductions
+from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
@@ -66,8 +66,19 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
-    with spelled_as_reductions(graph) as joining:
-        return _run(graph, find_regions(graph, joining), options, setting)
+    spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
+    try:
+        _or_warn(runner, spelling.begin)
+        return _run(graph, find_regions(graph, spelling.joining), options, setting)
+    finally:
+        _or_warn(runner, spelling.end)
+
+
+def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
+    try:
+        runner.step("spell", spell)
+    except MixorderError as error:
+        runner.warn(error)
 
 
 def _run(graph: Graph, regions: RegionSearch, options: Options, setting: Setting) -> list[RegionRecord]:

@@ -51,6 +51,12 @@ def two_regions() -> Graph:
     return traced(lambda a, b, c, d: (*pair(a, b), *pair(c, d)), full, full, other, other)
 
 
+def with_largest(x: Any, dy: Any) -> Any:
+    """One maximum joins the region, and one is spelled as before."""
+    dx, dw = pair(x, dy)
+    return dx, dw, dx.amax(), dx[:100].amax()
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """A graph that takes one way through the pipeline, and what makes it take that way."""
@@ -77,6 +83,7 @@ WAYS = {
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
     "blocks in a tile": Way(lambda: graphs.block_scales(512, 1024)),
+    "spelled": Way(lambda: traced(with_largest, *[((512, 256), f32)] * 2)),
 }
 
 
@@ -179,6 +186,19 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
     assert counters["mixorder"] == {"fused_regions": 1}
     assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
     assert [n for n in graph.nodes if "sum" in str(n.target)], "the second region's nodes are there"
+    graph.lint()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_could_not_be_spelled_stops_no_fusion(last: bool, failing: Failing) -> None:
+    lenient = dataclasses.replace(STRICT, strict=False)
+    stages = failing.run(WAYS["spelled"].graph(), lenient, at=None)
+    assert stages[0] == stages[-1] == "spell"
+    runner_module.warn_once.cache_clear()
+    graph = WAYS["spelled"].graph()
+    with pytest.warns(UserWarning, match="mixorder failed in stage 'spell'"):
+        failing.run(graph, lenient, len(stages) - 1 if last else 0)
+    assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
     graph.lint()
 
 

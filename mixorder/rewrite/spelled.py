@@ -10,9 +10,7 @@ No result differs by a bit. What no region takes is spelled as it was at the end
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,49 +43,93 @@ _OF_ROWS = {
 _BYTES = (torch.uint8, torch.int8)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spelled:
-    """A node that reads `made[-1]`, a reduction, and how it was spelled before. `joining`: no region is
-    looked for that reduction."""
+class Spelling:
+    """The nodes of a graph that are spelled as reductions. `joining`: those reductions that may join a
+    region, but that none is to be looked for."""
 
-    node: Node
-    made: tuple[Node, ...]
-    before: tuple[Any, ...]
-    joining: bool = True
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.found: list[_Spelled] = []
 
-    def end(self, graph: Graph) -> None:
-        """Restore the node, unless it was erased or what it reads was taken; else erase what it read."""
-        if self.node.args and self.node.args[0] is self.made[-1]:
-            self.node.target, self.node.args, self.node.kwargs = self.before
-            for made in reversed(self.made):
-                graph.erase_node(made)
-            return
-        dead = [self.before[1][0]]
-        while dead:
-            if not (node := dead.pop()).users and node.op == "call_function" and node.graph is graph:
-                dead += node.all_input_nodes
-                graph.erase_node(node)
+    @property
+    def joining(self) -> frozenset[Node]:
+        return frozenset(one.made[-1] for one in self.found if one.joins and one.made)
 
-
-@contextlib.contextmanager
-def spelled_as_reductions(graph: Graph) -> Iterator[frozenset[Node]]:
-    """Spell nodes as reductions. Gives those that may join a region, but that none is to be looked for. At
-    the end those that no region has taken are spelled as before."""
-    found: list[_Spelled] = []
-    try:
-        nodes = [n for n in graph.nodes if n.op == "call_function"]
+    def begin(self) -> None:
+        """Spell nodes as reductions."""
+        nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         roots = {root for root, _ in filter(None, map(_reduced_root, nodes))}
         for node in nodes:
             if (kept := _columns(node)) is not None:
-                found.append(_by_columns(graph, node, kept))
+                _by_columns(self.one(node), kept)
             elif (piece := _piece(node)) is not None:
-                found.append(_by_pairs(graph, node, *piece))
+                _by_pairs(self.one(node), *piece)
             elif (other := _reduced_root(node)) and is_permutation(other[0]) and other[0].args[0] in roots:
-                found.append(_unpermuted(graph, node, *other))
-        yield frozenset(one.made[-1] for one in found if one.joining)
-    finally:
-        for one in reversed(found):
-            one.end(graph)
+                _unpermuted(self.one(node), *other)
+
+    def one(self, node: Node) -> _Spelled:
+        self.found.append(_Spelled(self.graph, node))
+        return self.found[-1]
+
+    def end(self) -> None:
+        """Spell those that no region has taken as before."""
+        for one in reversed(self.found):
+            one.end(set(self.graph.nodes))
+        self.found.clear()
+
+
+class _Spelled:
+    """A node that comes to read `made[-1]`, a reduction. `before`: how it was spelled. `joins`: no region is
+    looked for that reduction."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+        self.before = node.target, node.args, node.kwargs
+        self.made: list[Node] = []
+        self.joins = True
+
+    @property
+    def source(self) -> Node:
+        """What the node reads."""
+        source = self.before[1][0]
+        assert isinstance(source, Node)
+        return source
+
+    def add(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        shape: Sequence[int | torch.SymInt],
+        dtype: torch.dtype,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Node:
+        """Add a node before this one."""
+        with self.graph.inserting_before(self.node):
+            made = self.graph.call_function(target, args, kwargs or {})
+        self.made.append(made)
+        made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
+        val = fake(self.node)
+        assert val is not None
+        with val.fake_mode:  # type: ignore[attr-defined]
+            made.meta["val"] = val.new_empty(shape, dtype=dtype)
+        return made
+
+    def respell(self, target: Any, *args: Any, **kwargs: Any) -> None:
+        """Spell the node as a function of the last one that was added."""
+        self.node.target, self.node.args, self.node.kwargs = target, (self.made[-1], *args), kwargs
+
+    def end(self, alive: set[Node]) -> None:
+        """Restore the node, unless it was erased or what it reads was taken; erase what nothing reads then.
+        `alive`: the nodes of the graph."""
+        if self.made and self.node.args and self.node.args[0] is self.made[-1]:
+            self.node.target, self.node.args, self.node.kwargs = self.before
+        todo = [self.source, *self.made]
+        while todo:
+            node = todo.pop()
+            if node in alive and not node.users and node.op == "call_function" and not node.is_impure():
+                todo += node.all_input_nodes
+                self.graph.erase_node(node)
+                alive.discard(node)
 
 
 def _columns(node: Node) -> int | None:
@@ -103,15 +145,14 @@ def _columns(node: Node) -> int | None:
     return columns[0] if len(long) > 1 and columns and product(shape) != 0 else None
 
 
-def _by_columns(graph: Graph, node: Node, kept: int) -> _Spelled:
+def _by_columns(one: _Spelled, kept: int) -> None:
     """Put the reduction over all other dims before a node, which then reduces that one's result."""
-    write = _Writer(graph, node)
-    val = fake(write.source)
+    val, (target, args, kwargs) = fake(one.source), one.before
     assert val is not None
     dims = [d for d in range(val.ndim) if d != kept]
     shape = [n if d == kept else 1 for d, n in enumerate(val.shape)]
-    write.add(_OF_ROWS[node.target], (write.source, dims, True), shape, val.dtype)  # type: ignore[index]
-    return write.respelled(node.target, (write.made[-1], *node.args[1:]), node.kwargs)
+    one.add(_OF_ROWS[target], (one.source, dims, True), shape, val.dtype)  # type: ignore[index]
+    one.respell(target, *args[1:], **kwargs)
 
 
 def _piece(node: Node) -> tuple[int, int, int] | None:
@@ -139,27 +180,25 @@ def _packs(count: int) -> bool:
     return 1 < count <= PACKED and count & (count - 1) == 0
 
 
-def _by_pairs(graph: Graph, node: Node, dim: int, count: int, which: int) -> _Spelled:
+def _by_pairs(one: _Spelled, dim: int, count: int, which: int) -> None:
     """Put the reduction over `count` elements next to each other before a node; all but one of them are 0."""
-    write = _Writer(graph, node)
-    val, result = fake(write.source), fake(node)
+    val, result, value = fake(one.source), fake(one.node), one.source
     assert val is not None and result is not None
     shape = list(val.shape)
-    if node.target is aten.slice.Tensor:
+    if one.node.target is aten.slice.Tensor:
         shape[dim : dim + 1] = [shape[dim] // count, count]
         dim += 1
-        write.add(aten.reshape.default, (write.source, shape), shape, val.dtype)
-    value = write.made[-1] if write.made else write.source
+        value = one.add(aten.reshape.default, (value, shape), shape, val.dtype)
     kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
-    place = write.add(prims.iota.default, (count,), [count], torch.int64, kwargs)
+    place = one.add(prims.iota.default, (count,), [count], torch.int64, kwargs)
     along = [count if d == dim else 1 for d in range(len(shape))]
-    place = write.add(aten.reshape.default, (place, along), along, torch.int64)
-    mask = write.add(aten.eq.Scalar, (place, which), along, torch.bool)
+    place = one.add(aten.reshape.default, (place, along), along, torch.int64)
+    mask = one.add(aten.eq.Scalar, (place, which), along, torch.bool)
     kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
-    zero = write.add(aten.full.default, ([], 0), [], val.dtype, kwargs)
-    one = write.add(aten.where.self, (mask, value, zero), shape, val.dtype)
-    write.add(prims.xor_sum.default, (one, [dim]), result.shape, val.dtype)
-    return write.respelled(aten.reshape.default, (write.made[-1], list(result.shape)), {})
+    zero = one.add(aten.full.default, ([], 0), [], val.dtype, kwargs)
+    value = one.add(aten.where.self, (mask, value, zero), shape, val.dtype)
+    one.add(prims.xor_sum.default, (value, [dim]), result.shape, val.dtype)
+    one.respell(aten.reshape.default, list(result.shape))
 
 
 def _reduced_root(node: Node) -> tuple[Node, list[Node]] | None:
@@ -178,61 +217,19 @@ def _reduced_root(node: Node) -> tuple[Node, list[Node]] | None:
     return source, between
 
 
-def _unpermuted(graph: Graph, node: Node, permuted: Node, between: Sequence[Node]) -> _Spelled:
+def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
     """Put the same reduction of what is permuted before a node, which then permutes that one's result."""
-    write = _Writer(graph, node)
     value, order = permuted.args[0], [d % len(permuted.args[1]) for d in permuted.args[1]]  # type: ignore[arg-type,union-attr,operator]
     assert isinstance(value, Node)
-    val, result, kind = fake(value), fake(node), reduction_kind(node)
+    val, result, kind = fake(value), fake(one.node), reduction_kind(one.node)
     assert val is not None and result is not None and kind is not None
-    for one in reversed(between):
-        args = tuple(value if arg in (permuted, *between) else arg for arg in one.args)
-        value = write.add(one.target, args, val.shape, fake(one).dtype, dict(one.kwargs))  # type: ignore[union-attr]
-    gone, kept = [order[d] for d in reduced_dims(node)], keeps_dims(node)
+    for node in reversed(between):
+        args = tuple(value if arg in (permuted, *between) else arg for arg in node.args)
+        value = one.add(node.target, args, val.shape, fake(node).dtype, dict(node.kwargs))  # type: ignore[union-attr]
+    gone, kept = [order[d] for d in reduced_dims(one.node)], keeps_dims(one.node)
     left = [d for d in order if kept or d not in gone]
     shape = [1 if d in gone else val.shape[d] for d in sorted(left)]
     target = aten.amax.default if kind is AMAX else aten.amin.default
-    write.add(target, (value, sorted(gone), kept), shape, result.dtype)
-    back = [sorted(left).index(d) for d in left]
-    spelled = write.respelled(aten.permute.default, (write.made[-1], back), {})
-    return dataclasses.replace(spelled, joining=False)
-
-
-class _Writer:
-    """Adds nodes before a node."""
-
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
-        self.made: list[Node] = []
-
-    @property
-    def source(self) -> Node:
-        """What the node reads."""
-        source = self.node.args[0]
-        assert isinstance(source, Node)
-        return source
-
-    def add(
-        self,
-        target: Any,
-        args: tuple[Any, ...],
-        shape: Sequence[int | torch.SymInt],
-        dtype: torch.dtype,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Node:
-        with self.graph.inserting_before(self.node):
-            made = self.graph.call_function(target, args, kwargs or {})
-        made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
-        val = fake(self.node)
-        assert val is not None
-        with val.fake_mode:  # type: ignore[attr-defined]
-            made.meta["val"] = val.new_empty(shape, dtype=dtype)
-        self.made.append(made)
-        return made
-
-    def respelled(self, target: Any, args: tuple[Any, ...], kwargs: Any) -> _Spelled:
-        """Spell the node as a function of the last one that was added."""
-        node = self.node
-        before = node.target, node.args, node.kwargs
-        node.target, node.args, node.kwargs = target, args, kwargs
-        return _Spelled(node, tuple(self.made), before)
+    one.add(target, (value, sorted(gone), kept), shape, result.dtype)
+    one.respell(aten.permute.default, [sorted(left).index(d) for d in left])
+    one.joins = False

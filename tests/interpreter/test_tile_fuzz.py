@@ -33,13 +33,15 @@ SPECIAL = (0.0, float("inf"), float("nan"), 1e-39)
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """One cast: along rows, columns or squares, by blocks of so many elements. `turned`: transposed."""
+    """One cast: along rows, columns or squares, by blocks of so many elements. `turned`: transposed.
+    `packed`: the low halves of two bytes in one, where the dtype is an integer."""
 
     side: str
     block: int
     turned: bool
     power: bool
     dtype: torch.dtype
+    packed: bool = False
 
     def of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, cols = x.shape
@@ -63,6 +65,8 @@ class Cast:
             values = values.nan_to_num(0.0).round()
         values = values.clamp(-LARGEST[self.dtype], LARGEST[self.dtype])
         data = values.to(self.dtype).view(rows, cols)
+        if self.packed and self.dtype == torch.int8:
+            data = (data[:, ::2] & 15) | (data[:, 1::2] << 4)
         return scale.view(rows // down, cols // across), data.t() if self.turned else data
 
 
@@ -73,12 +77,20 @@ casts = st.builds(
     st.booleans(),
     st.booleans(),
     st.sampled_from(list(LARGEST)),
+    st.booleans(),
 )
+BESIDE = {
+    "nothing": lambda z: (),
+    "columns": lambda z: (z.amax(0),),  # which needs all rows
+    "all": lambda z: (z.abs().amax(), z.min()),
+    "rows both ways": lambda z: (z.amax(1), z.t().amin(1)),
+}
 seen: collections.Counter[str] = collections.Counter()
 
 
-def check(shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], top: bool) -> None:
-    """`top`: also the maximum of each column, which needs all rows."""
+def check(
+    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str = "nothing"
+) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(shape) * torch.exp2(torch.randint(-8, 8, (shape[0], 1))) for _ in range(2))
     for i, value in enumerate(SPECIAL):
@@ -88,7 +100,7 @@ def check(shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[C
     def function(*args: Any) -> Any:
         z = BEFORE[before](*args)
         results = [result for kind in kinds for result in kind.of(z)]
-        return (*results, z.amax(0)) if top else tuple(results)
+        return *results, *BESIDE[beside](z)
 
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
@@ -110,21 +122,21 @@ def check(shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[C
     st.sampled_from([bf16, f16, f32]),
     st.sampled_from(sorted(BEFORE)),
     st.lists(casts, min_size=1, max_size=3),
-    st.booleans(),
+    st.sampled_from(sorted(BESIDE)),
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
 def test_casts_by_blocks(
-    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], top: bool
+    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str
 ) -> None:
-    check(shape, dtype, before, kinds, top)
+    check(shape, dtype, before, kinds, beside)
 
 
 def test_tiles_were_among_them() -> None:
-    check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)], False)
+    check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)])
     assert seen[TILE.name]
 
 
 def test_blocks_of_many_lengths() -> None:
     """Squares within squares, beside a maximum of whole columns, have more axes than there are letters."""
     kinds = [Cast("square", n, False, False, torch.float8_e4m3fn) for n in (64, 32, 16)]
-    check((128, 640), bf16, "nothing", kinds, True)
+    check((128, 640), bf16, "nothing", kinds, "columns")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from graphs import bf16, f32, snapshot, traced
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from mixorder.region.find import find_regions
 from mixorder.region.nodes import reduced
 from mixorder.region.orders import is_permutation
-from mixorder.rewrite.spelled import spelled_as_reductions
+from mixorder.rewrite.spelled import Spelling
 
 aten = torch.ops.aten
 FULL = (64, 48), bf16
@@ -30,6 +32,14 @@ class Run(Interpreter):
             value, (dim,) = args
             return functools.reduce(torch.bitwise_xor, value.unbind(dim))
         return super().call_function(target, args, kwargs)
+
+
+@contextlib.contextmanager
+def spelled_as_reductions(graph: Graph) -> Iterator[frozenset[Node]]:
+    spelling = Spelling(graph)
+    spelling.begin()
+    yield spelling.joining
+    spelling.end()
 
 
 def run(graph: Graph, *args: torch.Tensor) -> Any:

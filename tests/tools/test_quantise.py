@@ -70,8 +70,21 @@ def test_arguments() -> None:
 def test_recipes_give_scales_and_bytes(name: str) -> None:
     recipe = RECIPES[name]
     results = recipe.function(*quantised.inputs(recipe, 256, 512, "cpu"))
+    if name == "mx4_both":  # two to a byte
+        assert [tuple(r.shape) for r in results[1::2]] == [(256, 256), (512, 128)]
+        return
     data = [r for r in results if r.dtype == F8]
     assert data and all(r.shape in ((256, 512), (512, 256)) for r in data)
+
+
+def test_fp4_is_the_nearest_number() -> None:
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    x = torch.cat([torch.linspace(-7, 7, 1001), (numbers[1:] + numbers[:-1]) / 2])
+    codes = quantised.e2m1(x).long()
+    found = numbers[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
+    distance = (x[:, None].abs() - numbers).abs()
+    assert ((found - x).abs() == distance.amin(1)).all() and (found.sign() * x.sign() >= 0).all()
+    assert (codes[1001:] & 1 == 0).all()  # halfway between two: to even
 
 
 def test_mx_is_the_nearest_number_below_the_largest_power_of_two() -> None:
