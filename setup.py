@@ -71,7 +71,7 @@ setup(
     # that it was built with. `python -m mixorder doctor` says what is missing.
     install_requires=[],
     extras_require={
-        "torch": ["torch>=2.11", "triton; platform_system == 'Linux'"],
+        "torch": ["torch>=2.11"],  # no triton: which one belongs to a torch, `doctor` says
         "test": DEVELOPMENT,
         "plot": ["matplotlib"],
         "progress": ["tqdm"],

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import mixorder
 
@@ -67,6 +68,7 @@ def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
     required = [line for line in lines if line.startswith("Requires-Dist:")]
     assert required and all("extra ==" in line for line in required)
     assert any(line.startswith("Requires-Dist: torch>=2.11") for line in required)
+    assert not any("triton" in line for line in required)
 
 
 def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
@@ -93,10 +95,12 @@ def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path
 
 # An editable installation.
 
+# Another folder in an environment that has the packages of the Python that it was made from.
+WITH_TORCH = str(Path(torch.__file__).parents[1])
 CODE = """
 import sys, site
 site.addsitedir({site!r})  # where it is installed
-sys.path.append({torch!r})  # and not what lines in this folder's .pth files would add
+sys.path += {torch!r}  # and not what lines in this folder's .pth files would add
 """
 
 
@@ -114,7 +118,7 @@ def clone(tmp_path: Path) -> Path:
 
 def beside(clone: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code from the clone's parent folder, where `mixorder` is the clone, with nothing else installed."""
-    paths = {"site": str(clone.parent / "site"), "torch": sysconfig.get_path("purelib")}
+    paths = {"site": str(clone.parent / "site"), "torch": [sysconfig.get_path("purelib"), WITH_TORCH]}
     return subprocess.run(
         [sys.executable, "-S", "-c", CODE.format(**paths) + code],
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},

@@ -51,8 +51,9 @@ def text(found: Checked) -> str:
         rows.append([one.name, one.dtype, shape, *errors])
     more = len(found.compared) - SHOWN
     lines = [
-        f"Errors of gradients and results, worst first: ||g - ref|| / ||ref||, ref from {found.reference}.",
+        f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {found.reference}.",
         "stock: Inductor without mixorder. allowed: the largest error of mixorder's that counts as rounding.",
+        "The first row is the worst: its error is nearest to, or furthest above, what is allowed.",
         table(rows),
         *([f"  and {more} more"] if more > 0 else []),
         *(f"note: {note}" for note in found.notes),

@@ -67,11 +67,15 @@ def explain(
                 compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
                 notes += _backward(compiled(*args, **kwargs), watch)
                 if watch.calls.same:
-                    notes.append("some modules run the same compiled graph; its regions are listed once")
+                    notes.append(
+                        "some modules run the same compiled graph; its regions are listed once, "
+                        "and count in the totals as often as it ran"
+                    )
         finally:
             torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
-        graphs, graph_breaks = tuple(watch.graphs), watch.breaks.count()
+        graphs = tuple(dataclasses.replace(g, runs=n) for g, n in zip(watch.graphs, watch.runs, strict=True))
+        graph_breaks = watch.breaks.count()
         notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
@@ -103,12 +107,14 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is recorded while the model runs. `went_back`: whether a backward graph has run."""
+    """What is recorded while the model runs. `runs`: how often each graph ran. `went_back`: whether a
+    backward graph has run."""
 
     graphs: list[GraphRecord]
     calls: Calls
     breaks: Breaks
     seen: Callable[[GraphRecord], None] | None
+    runs: list[int] = dataclasses.field(default_factory=list)
     went_back: bool = False
 
 
@@ -181,8 +187,11 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
             )
         if watch.seen is not None:
             watch.seen(watch.graphs[-1])
+        place = len(watch.runs)
+        watch.runs.append(0)
 
         def note() -> None:
+            watch.runs[place] += 1
             watch.went_back |= kind == "backward"
 
         return frontend.run_by_node(gm, note)

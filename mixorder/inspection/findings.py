@@ -15,13 +15,14 @@ from ..schedule.device import DeviceInfo
 class GraphRecord:
     """One graph that Inductor would compile: `forward` or `backward`, its number of nodes, and what the pass
     made of it, in order. `gradients`: names of nodes that are gradients, and of what: `norm.weight`.
-    `failures`: the bugs of mixorder that kept it from fusing a pair."""
+    `failures`: the bugs of mixorder that kept it from fusing a pair. `runs`: how often it ran."""
 
     kind: str
     num_nodes: int
     records: tuple[RegionRecord | Decline, ...]
     gradients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     failures: tuple[MixorderError, ...] = ()
+    runs: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over all regions.
+    """Sums over all regions, each as often as its graph ran: `runs` in all.
 
     `launches_apart`, `bytes_apart`: the least without mixorder. `launches`, `bytes`: with mixorder.
     `limit_us`, `fused_us`, `outside_us`, `apart_us`: predicted microseconds of the limit, of the kernels, of
@@ -44,6 +45,7 @@ class Totals:
     """
 
     regions: int
+    runs: int
     misses: int
     launches_apart: int
     launches: int
@@ -94,18 +96,19 @@ class Findings:
     @property
     def totals(self) -> Totals:
         """Sums over all regions."""
-        regions = self.regions
+        ran = [r for g in self.graphs for r in g.runs * g.records if isinstance(r, RegionRecord)]
         return Totals(
-            len(regions),
+            len(self.regions),
+            len(ran),
             len(self.misses),
-            sum(r.expected.launches_apart for r in regions),
-            sum(r.expected.launches for r in regions),
-            sum(r.traffic.apart for r in regions),
-            sum(r.traffic.total for r in regions),
-            sum(r.expected.limit_us for r in regions),
-            sum(r.expected.fused_us for r in regions),
-            sum(r.expected.outside_us for r in regions),
-            sum(r.expected.apart_us for r in regions),
+            sum(r.expected.launches_apart for r in ran),
+            sum(r.expected.launches for r in ran),
+            sum(r.traffic.apart for r in ran),
+            sum(r.traffic.total for r in ran),
+            sum(r.expected.limit_us for r in ran),
+            sum(r.expected.fused_us for r in ran),
+            sum(r.expected.outside_us for r in ran),
+            sum(r.expected.apart_us for r in ran),
         )
 
     def graph_of(self, i: int) -> GraphRecord:
@@ -133,7 +136,12 @@ class Findings:
                 "totals": dataclasses.asdict(self.totals) | {"saved_us": self.totals.saved_us},
                 "norms": [dataclasses.asdict(norm) for norm in self.norms],
                 "graphs": [
-                    {"kind": g.kind, "num_nodes": g.num_nodes, "records": [as_dict(r) for r in g.records]}
+                    {
+                        "kind": g.kind,
+                        "num_nodes": g.num_nodes,
+                        "runs": g.runs,
+                        "records": [as_dict(r) for r in g.records],
+                    }
                     for g in self.graphs
                 ],
             },

@@ -95,6 +95,7 @@ def totals(report: Findings) -> str:
     sums = report.totals
     share = f"{sums.limit_us / sums.fused_us:.0%} of the limit"
     regions = "1 region" if sums.regions == 1 else f"{sums.regions} regions"
+    regions += f", run {sums.runs} times" if sums.runs != sums.regions else ""
     measured = all(region.expected.measured for region in report.regions)
     scaled = "" if measured else " (the H200's times, scaled by bandwidth)"
     return (

@@ -477,3 +477,26 @@ def test_activations_that_the_forward_pads() -> None:
     assert set(strides.values()) == {3008} and gradient.over in strides
     before, after = region.peak
     assert after - region.traffic.workspace <= before
+
+
+class Repeated(nn.Module):
+    """Dynamo compiles it once for all modules that are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.RMSNorm(256), nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.linear(self.norm(x))
+        torch._dynamo.graph_break()
+        return y
+
+
+def test_a_graph_that_runs_for_several_modules_counts_as_often() -> None:
+    x = torch.randn(512, 256, requires_grad=True)
+    one, three = (mixorder.explain(nn.Sequential(*(Repeated() for _ in range(n))))(x) for n in (1, 3))
+    assert len(three.regions) == len(one.regions) == 1 and (one.totals.runs, three.totals.runs) == (1, 3)
+    assert three.totals.saved_us == pytest.approx(3 * one.totals.saved_us)
+    assert three.totals.bytes == 3 * one.totals.bytes
+    assert "1 region, run 3 times: " in str(three) and ", run " not in str(one)
+    assert any("as often as it ran" in note for note in three.notes)
