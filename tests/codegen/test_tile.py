@@ -16,7 +16,10 @@ from offline import TARGETS, compiled, needs_a_compiler, spilled
 
 from mixorder.codegen.source import KernelSource
 from mixorder.codegen.tile import tile_kernel
-from mixorder.ir.program import LoopProgram
+from mixorder.ir.program import BufferRole, LoopProgram
+from mixorder.region.find import find_regions
+from mixorder.region.region import Region
+from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
@@ -307,6 +310,25 @@ def test_it_compiles(name: str, target: str, tmp_path: Path) -> None:
         assert ptx.count("ld.global") + ptx.count("st.global") >= wide
         found = sum(".v4.b32" in line and "global" in line for line in ptx.splitlines())
         assert found == wide
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
+def test_packed_codes_compile(target: str, tmp_path: Path) -> None:
+    """Codes are packed within a thread, and both packed tensors are stored in whole words."""
+    graph = traced(lambda x: quantised.mx4_both(x), ((16384, 4096), bf16))
+    spelling = Spelling(graph)
+    spelling.begin()
+    (region,) = (r for r in find_regions(graph, spelling.joining) if isinstance(r, Region))
+    program = merged(region)
+    schedule = tile.choose(TILE.facts(program), H200)
+    (source,) = TILE.generate(TILE.place(program, schedule), schedule, "test")
+    gpu, device = TARGETS[target]
+    kernel = compiled(program, source, gpu)
+    assert kernel.metadata.shared <= device.shared_memory and not spilled(kernel, tmp_path)
+    stores = [line for line in kernel.asm["ptx"].splitlines() if "st.global" in line]
+    assert len(program.role(BufferRole.OUTPUT)) == len(stores) == 4
+    assert sum(".v4.b32" in line for line in stores) == 2
 
 
 @needs_a_compiler
