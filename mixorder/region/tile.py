@@ -352,9 +352,13 @@ class _Growth:
         return node in self.orders
 
     def stays(self, node: Node) -> bool:
-        """Whether users outside compute a member again: it is cheap, and needs no result of the region."""
-        cheap = not self.members[node] and self.analysis.recomputed(node) and not self.is_stored(node)
-        return cheap and all(self.stays(a) for a in operands(node) if a in self.members)
+        """Whether users outside compute a member again: it is cheap, and needs no result of the region, or
+        smaller ones only."""
+        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
+        if not cheap or (self.members[node] and not self.analysis.is_full(node)):
+            return False
+        needed = [a for a in operands(node) if a in self.members]
+        return all((self.members[a] and not self.analysis.is_full(a)) or self.stays(a) for a in needed)
 
     def is_stored(self, node: Node) -> bool:
         return not is_view(node) and not is_permutation(node) and self.analysis.is_written_anyway(node)

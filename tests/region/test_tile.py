@@ -316,3 +316,22 @@ def test_is_within_tile(shape: tuple[int, ...], dims: tuple[int, ...], within: b
     graph = traced(lambda x: x.amax(dims), (shape, f32))
     (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.amax.default)
     assert is_within_tile(node) == within
+
+
+def test_what_loops_compute_again_from_small_results_is_not_written() -> None:
+    """A norm over channels that lie across memory: its normalised input, which the norm's backward needs
+    again, would be float32."""
+
+    def function(x: Any, w: Any) -> Any:
+        y = x.permute(0, 2, 1).float()
+        variance, mean = torch.var_mean(y, 2, keepdim=True, correction=0)
+        normed = (y - mean) * torch.rsqrt(variance + 1e-5)
+        product = torch.bmm(normed.to(bf16), w)
+        return (product.float() * normed).to(bf16)
+
+    graph = traced(lambda *x: function(*x), ((8, 128, 1024), bf16), ((8, 128, 128), bf16))
+    (region,) = regions(graph)
+    assert region.orders is not None
+    shapes = sorted((str(n.meta["val"].dtype), tuple(n.meta["val"].shape)) for n in region.outputs)
+    assert [s for s in shapes if s[1] == (8, 1024, 128)] == [("torch.bfloat16", (8, 1024, 128))]
+    assert all(shape == (8, 1024, 1) for _, shape in shapes[1:]) and len(shapes) > 1
