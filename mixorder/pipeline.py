@@ -1,8 +1,9 @@
 """The table of contents: every stage that a graph goes through, in order.
 
 `run` is the post-grad pass; `fuse` takes one region from the graph to its kernels; `build` has the stages
-from the region to its loops and their schedule. No stage before the rewrite changes the graph. A region that
-is declined, or that a bug stops, leaves the graph to Inductor as it was.
+from the region to its loops and their schedule. Before regions are looked for, some nodes are spelled as
+reductions, and those that no region takes are spelled as before at the end. No other stage before the rewrite
+changes the graph: a region that is declined, or that a bug stops, leaves it to Inductor as it was.
 """
 
 from __future__ import annotations

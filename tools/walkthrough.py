@@ -32,6 +32,7 @@ These are the stages in their order. `mixorder/pipeline.py` has one call for eac
 ```
 FX graph of forward or backward, after Inductor's own passes
    |
+   |  spell          a maximum of all elements, or a packed byte, becomes a reduction that a region can take
    |  find, grow     inner and outer reductions of the same elements, and the pointwise work around them
    v                 -> Region, or Decline with a reason
    |  lower          pointwise ops through Inductor's own lowerings
@@ -57,7 +58,8 @@ FX graph of forward or backward, after Inductor's own passes
    v                 -> LoopProgram, Schedule
    |  codegen        main kernel and finalisation
    v                 -> Triton source
-   |  rewrite        the only stage that changes the graph, all or nothing
+   |  rewrite        the region becomes launches, all or nothing; before that, nothing else has changed
+   |  spell          what no region has taken is as it was
    v
 FX graph with two kernel launches in place of the region; Inductor carries on
 ```
@@ -136,8 +138,8 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "fx_after.txt": (
         "Rewrite",
         "text",
-        "Two launches replace the region in the graph (`rewrite/rewrite.py`, the only stage that "
-        "changes it), and Inductor continues.",
+        "Two launches replace the region in the graph (`rewrite/rewrite.py`; only the modules of "
+        "`rewrite/` change it), and Inductor continues.",
     ),
 }
 
