@@ -5,7 +5,8 @@ rows, as a pair's outer one, and may be computed where a region has the tensor a
 a tensor is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 The largest of each row of `x.t()` is that of each column of `x`: a pair with the largest of its rows.
 
-No result differs by a bit. What no region takes is spelled as it was at the end.
+No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
+is. What no region takes is spelled as it was at the end.
 """
 
 from __future__ import annotations
