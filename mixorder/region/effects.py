@@ -56,10 +56,13 @@ def has_effect(node: Node) -> bool:
 
 
 def _draws_nothing(node: Node) -> bool:
-    """Whether a random operator draws no numbers for its arguments: attention without dropout."""
+    """Whether a random operator draws no numbers for its arguments: attention without dropout, or a backward
+    of attention, which gets the state of the generator that its forward has drawn with."""
     if not _is_random(node.target) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     places = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "philox_seed" in places:
+        return True
     if "dropout_p" not in places:
         return False
     place = places.index("dropout_p")

@@ -55,7 +55,7 @@ class Members(dict[Node, bool]):
         """Whether users outside compute a node again instead of reading it."""
         if not self.analysis.recomputed(node):
             return False
-        view = is_view(node) or is_gather_view(node)
+        view = is_view(node) or is_gather_view(node) or is_constant(node)
         if self.writes and not view and self.analysis.is_written_anyway(node):
             self.written.add(node)
             return False

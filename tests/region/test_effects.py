@@ -134,3 +134,17 @@ def test_inductor_is_not_told_of_the_order_of_random_operators_and_stated_effect
     assert not may_be_reordered(graph_of(looks_pure, looks_pure))
     attention = aten._scaled_dot_product_flash_attention.default
     assert not may_be_reordered(graph_of(attention, attention))
+
+
+def test_the_backward_of_attention_draws_nothing() -> None:
+    """It gets the seed and offset of its forward, also with dropout. In GPT-2's backward under autocast
+    Inductor ordered nothing for less memory, 2% more at the peak (H200, torch 2.11)."""
+    backward = aten._scaled_dot_product_efficient_attention_backward.default
+    names = [argument.name for argument in backward._schema.arguments]
+    graph = Graph()
+    args = [graph.placeholder(name) for name in names[: names.index("dropout_p")]]
+    nodes = [graph.call_function(backward, (*args, 0.1, [True] * 4)) for _ in range(2)]
+    assert torch.Tag.nondeterministic_seeded in backward.tags
+    assert not any(map(has_effect, nodes)) and not may_be_reordered(graph)
+    forward = aten._scaled_dot_product_efficient_attention.default
+    assert has_effect(graph.call_function(forward, (*args[:3], None, True, 0.1)))
