@@ -31,18 +31,17 @@ def _polynomial(x: str, coefficients: tuple[str, ...]) -> list[str]:
 
 
 def _tanh() -> str:
-    """1 - 2 / (exp(2 |x|) + 1), and 1 from 9.01 on; below 0.6 an odd polynomial."""
+    """1 - 2 / (exp(2 |x|) + 1); below 0.6 an odd polynomial. The library selects 1 from 9.01 on, which the
+    formula gives there by itself. GELU's casts, 16384x4096: 165.9 us with that selection, 160.2 without."""
     return " ".join(
         (
-            ".reg .f32 t, v, r, b; .reg .pred q, h; .reg .b32 g, k;",
+            ".reg .f32 t, v, r, b; .reg .pred h; .reg .b32 g, k;",
             "abs.ftz.f32 t, $1;",
             "mul.f32 b, t, 0f4038AA3B;",
             "ex2.approx.ftz.f32 b, b;",
             "add.f32 b, b, 0f3F800000;",
             "rcp.approx.ftz.f32 b, b;",
             "fma.rn.ftz.f32 b, b, 0fC0000000, 0f3F800000;",
-            "setp.ge.f32 q, t, 0f41102CB4;",
-            "selp.f32 b, 0f3F800000, b, q;",
             *_SIGNED,
             "mul.f32 v, $1, $1;",
             *_polynomial("v", ("0f3C80F082", "0fBD563CAE", "0f3E085941", "0fBEAAA9ED", "0f00000000")),
