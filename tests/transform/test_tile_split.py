@@ -73,3 +73,12 @@ def test_results_that_do_not_lie_column_by_column_are_declined() -> None:
 def test_a_sum_in_a_program_of_other_sizes() -> None:
     program = split_spanning(lowered(with_sums, 96, 2048))
     assert program.nests[1].loops[0].size == 2048
+
+
+def test_a_sum_comes_right_behind_its_operands() -> None:
+    """`x` and `z` are needed for the casts before it, and for nothing else after it."""
+    main = split_spanning(lowered(lambda x, z: (*quantised.mx_both(x - z), (x * z).sum(0)))).nests[0]
+    names = [type(s).__name__ for s in main.body]
+    at = names.index("PartialAccumulate")
+    assert main.body[at].value.name == main.body[at - 1].name  # type: ignore[union-attr]
+    assert "Store" not in names[:at] and "Reduce" not in names[:at]
