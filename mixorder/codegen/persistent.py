@@ -6,6 +6,8 @@ reduction. Its loads state which (`Load.again`).
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..inductor.printing import texpr
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulate, Store
 from ..schedule.device import H200
@@ -71,7 +73,8 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
         writer.store_partial(acc)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-    return writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
+    source = writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
+    return dataclasses.replace(source, registers=schedule.max_registers)
 
 
 def _has_rows(writer: Writer, schedule: Schedule) -> bool:

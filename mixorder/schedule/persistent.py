@@ -42,6 +42,10 @@ BUSY_INSTRUCTIONS = 30
 # longer than memory. H200, GELU by tanh, 16384x16384 bf16: blocks of 2048, a row and 3 stages 587 us, with 4
 # stages 444; blocks of 1024, 2 rows and 3 stages 501, with 4 stages 396.
 BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
+# Registers of a thread at most, there. ptxas mixes more elements' instructions if it is told so, though it
+# would take fewer by itself. H200: 16384x16384 533 us without, 404 with; 37120x3072 231 and 215; 262144x3072,
+# by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower.
+BUSY_REGISTERS = 168
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:
@@ -141,7 +145,14 @@ def choose(
         period=period,
         chunks=chunks,
         overlap=device.overlaps and facts.numbered,
+        max_registers=_most_registers(facts, tile.num_warps * per_sm, device),
     )
+
+
+def _most_registers(facts: Facts, warps: int, device: DeviceInfo) -> int:
+    """The most registers of a thread, where a multiprocessor has so many warps; 0 where ptxas decides."""
+    fits = warps * device.warp_size * BUSY_REGISTERS <= device.registers
+    return BUSY_REGISTERS if fits and _is_computing(facts) else 0
 
 
 def even(tiles: int, num_splits: int) -> int:

@@ -104,7 +104,8 @@ class PersistentSpace:
         A program that is alone there is counted only once: it gets all registers, and spills the rest.
         """
         tile, per_thread = schedule.tile, self._per_thread(schedule)
-        registers = registers_of(self.facts, per_thread, schedule.chunks)
+        estimated = registers_of(self.facts, per_thread, schedule.chunks)
+        registers = max(estimated, schedule.max_registers)  # ptxas takes all that a limit allows
         of_program = registers * tile.num_warps * self.device.warp_size
         staged = tile.xblock * schedule.r0_block * max(self.facts.load_bytes, self.facts.staged_bytes)
         shared = staged * (tile.num_stages - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 # Fields for blocks in a tile alone.
-TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols", "max_registers")
+TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Schedule:
     all tiles; 0 for one for each tile. `backwards`: they begin at the last tile, whose inputs L2 may still
     have from the kernel before. `band`: tiles along the first axis that follow one another before the next
     one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
-    threads over all rows first. `warp_cols`: columns next to each other that a warp loads. `max_registers`:
-    the most that a thread gets, of 32 bits; 0 where the compiler decides.
+    threads over all rows first. `warp_cols`: columns next to each other that a warp loads.
+
+    `max_registers`: the most that a thread gets, of 32 bits; 0 where the compiler decides.
     """
 
     tile: Tile
@@ -67,7 +68,8 @@ class Schedule:
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self)]
         if not self.extents:
-            names = [name for name in names if name not in TILES_ALONE]
+            unlimited = () if self.max_registers else ("max_registers",)
+            names = [name for name in names if name not in (*TILES_ALONE, *unlimited)]
         return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 

@@ -18,6 +18,7 @@ from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.persistent import (
+    BUSY_REGISTERS,
     MAX_COLS,
     MAX_REGISTERS,
     NOT_SPILLED,
@@ -141,6 +142,19 @@ def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
     assert plain.num_splits == branching.num_splits
     narrow = dataclasses.replace(work, cols=128, batch=1, divergent=True)
     assert choose(narrow, H200).tile.xblock * 128 == 8 * 32 * choose(narrow, H200).tile.num_warps
+
+
+def test_registers_have_a_limit_where_a_kernel_computes_much() -> None:
+    """docs/tuning.md, section 38."""
+    work = Facts(16384, 1024, 4, 2, 4, instructions=44, levels=0, batch=16)
+    schedule, little = choose(work, H200), choose(dataclasses.replace(work, instructions=8), H200)
+    per_sm = -(-schedule.num_splits * work.batch // H200.num_sm)
+    assert per_sm * schedule.tile.num_warps * H200.warp_size * BUSY_REGISTERS <= H200.registers
+    assert schedule.max_registers == BUSY_REGISTERS and "max_registers = 168" in str(schedule)
+    assert little.max_registers == 0 and "max_registers" not in str(little)
+    assert choose(dataclasses.replace(work, levels=1), H200).max_registers == 0
+    fewer = dataclasses.replace(H200, registers=H200.registers // 4)
+    assert choose(work, fewer).max_registers == 0
 
 
 def test_what_branches_and_what_follows_from_one_another_is_seen() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.persistent import choose, layouts
+from mixorder.schedule.persistent import BUSY_REGISTERS, choose, layouts
 from mixorder.schedule.persistent_space import PARTS, PersistentSpace
 from mixorder.schedule.schedule import Schedule, Tile
 
@@ -76,6 +76,14 @@ def test_more_registers_than_a_thread_has_are_not_compiled() -> None:
     per_thread = here.start.tile.xblock * here.start.r0_block // (here.start.tile.num_warps * 32)
     assert (8 + 1) * per_thread * 2 > 255
     assert not here.legal(with_tile(here.start, xblock=2 * here.start.tile.xblock))
+
+
+def test_as_many_warps_as_a_limit_on_registers_leaves_room_for() -> None:
+    """ptxas gives a thread all that the limit allows, and a kernel that does not fit is not launched."""
+    here = space(16384, 1024, held_words=2, instructions=44, levels=0)
+    assert here.start.max_registers == BUSY_REGISTERS
+    for schedule in here.near(here.start):
+        assert schedule.tile.num_warps * H200.warp_size * schedule.max_registers <= H200.registers
 
 
 def test_twice_the_rows_take_half_the_programs_where_both_do_not_fit() -> None:
