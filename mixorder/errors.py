@@ -23,7 +23,7 @@ class DeclineReason(Enum):
     TOO_SMALL = (
         "too-small",
         "The tensors are so small that a fused kernel would save next to nothing.",
-        "Leave it: there is little to gain. To fuse it anyway, set `mixorder_min_numel` to fewer elements.",
+        "Leave it: there is little to gain. To fuse it anyway, set `mixorder_min_numel` to a smaller number.",
     )
     SLOWER = (
         "slower",

@@ -49,8 +49,9 @@ class Options:
     strict: bool = field(default=False, metadata={"env": "MIXORDER_STRICT"})
     """Raise on an internal error instead of warning and leaving the graph to Inductor."""
 
-    min_numel: int = field(default=65536, metadata={"minimum": 0})
-    """Regions with fewer than this many elements (rows * columns) are left alone."""
+    min_numel: int = field(default=4096, metadata={"minimum": 0})
+    """Regions with fewer than this many elements (rows * columns) are left alone. Casts by blocks and sums
+    alone need 16 times as many (`schedule.predicted.UNPAIRED`)."""
 
     dump_dir: str = field(default="", metadata={"env": "MIXORDER_DUMP"})
     """A directory that gets one numbered text file per stage and region; empty for none."""

@@ -160,7 +160,8 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         for region in tried:
             try:
                 plans = plans_of(region, make, runner)
-                runner.step("gate", check_size, plans[0].facts, runner.options.min_numel)
+                is_pair = bool(region.inner) and not plans[0].loops.blocked
+                runner.step("gate", check_size, plans[0].facts, runner.options.min_numel, is_pair)
                 fitting.append(fastest_within_peak(plans, timeline, runner))
             except Decline as decline:
                 refusal = refusal or decline

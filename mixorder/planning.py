@@ -26,9 +26,9 @@ from .schedule.apart import kernels_of
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
-from .schedule.kernel_time import TIMES, moving_us
+from .schedule.kernel_time import CHOOSING, moving_us
 from .schedule.outside import apart_us, outside
-from .schedule.predicted import Expected, check_saves, check_spares
+from .schedule.predicted import Expected, check_saves, check_spares, saves
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -111,7 +111,8 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 
 
 def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
-    """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction."""
+    """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
+    those that are faster than Inductor's kernels."""
     whole = _possible(region, build, runner)
     if whole.loops.blocked:
         return _of_tile(whole, build, runner)
@@ -126,7 +127,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
             plans.append(runner.step("cost", _with_outside, one, whole.region))
         except Decline:
             continue
-    return sorted(plans, key=lambda one: one.expected.ours_us)
+    return sorted(plans, key=lambda one: (not saves(one.expected), one.expected.ours_us))
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
@@ -243,7 +244,7 @@ def improved(
     def us(tried: Schedule) -> float:
         workspace = cost.workspace_bytes(loops, tried.num_splits)
         moved = cost.Traffic(0, 0, workspace, 0, 0)
-        return fused_kernels(loops, tried, facts, moved, stretch).us(device, TIMES)
+        return fused_kernels(loops, tried, facts, moved, stretch).us(device, CHOOSING)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
 

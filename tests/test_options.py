@@ -30,7 +30,7 @@ def test_the_list_of_options() -> None:
         ("mixorder_split_size", 0, None),
         ("mixorder_autotune", False, None),
         ("mixorder_strict", False, "MIXORDER_STRICT"),
-        ("mixorder_min_numel", 65536, None),
+        ("mixorder_min_numel", 4096, None),
         ("mixorder_dump_dir", "", "MIXORDER_DUMP"),
         ("mixorder_interpret", False, None),
     ]

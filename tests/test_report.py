@@ -129,7 +129,7 @@ def of_heads(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
 SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385, torch.float64),
     DeclineReason.SLOWER: lambda: traced(of_heads, ((256, 768), f32), ((12, 256), f32)),
-    DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(255, 256),
+    DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(63, 64),
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,
     DeclineReason.INPUT_MUTATED: mutated,
@@ -254,7 +254,7 @@ def test_collectors_nest_and_end() -> None:
     with collect() as outer:
         with collect() as inner:
             pipeline.run(graphs.pair_graph(4096), OPTIONS)
-        pipeline.run(graphs.pair_graph(255, 256), OPTIONS)
+        pipeline.run(graphs.pair_graph(63, 64), OPTIONS)
     pipeline.run(graphs.pair_graph(4096), OPTIONS)
     assert [type(r) for r in inner] == [RegionRecord]
     assert [type(r) for r in outer] == [RegionRecord, Decline]
@@ -277,7 +277,7 @@ def test_dump_has_one_numbered_file_per_stage(tmp_path: Path) -> None:
 
 def test_dump_of_a_declined_region_ends_with_the_reason(tmp_path: Path) -> None:
     options = Options(**{**vars(OPTIONS), "dump_dir": str(tmp_path)})
-    run(graphs.pair_graph(255, 256), options)
+    run(graphs.pair_graph(63, 64), options)
     files = sorted(p for p in tmp_path.rglob("*") if p.is_file())
     assert files[-1].name.endswith("_declined.txt")
     assert "too-small" in files[-1].read_text()

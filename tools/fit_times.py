@@ -33,14 +33,17 @@ SWEEPS = [DATA / "h200.json", DATA / "entries.json"]
 FACTORS = (1.3, 1.1, 1.03)
 FOLDS = 5
 LIMITS = {  # what is physically possible; else a number takes over what another stands for
-    "start_us": (5.0, 7.0),
+    "start_us": (3.0, 3.8),
     "sharpness": (2.0, 6.0),
     "l2_mb_us": (4.0, 12.0),
-    "share": (0.4, 1.1),
-    "latency_us": (0.1, 12.0),
+    "share": (0.2, 1.1),
+    "latency_us": (0.7, 5.0),
     "instructions_sm_us": (150_000.0, 320_000.0),  # 128 threads each cycle, of which counting misses some
     "requests_sm_us": (5000.0, 56000.0),  # 32 threads each cycle
     "program_us": (0.001, 0.3),
+    "row_us": (0.005, 0.3),
+    "turn_us": (0.02, 1.0),
+    "tile_us": (0.005, 0.5),
     "in_flight_us": (0.5, 2.0),
     "full_warps": (3.0, 64.0),
     "uneven": (0.05, 1.5),
@@ -53,6 +56,7 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "narrow": (0.05, 1.5),
     "spill_us": (0.005, 2.0),
     "tree_us": (0.02, 1.2),
+    "plain_tree_us": (0.02, 1.2),
 }
 LEVEL, LEVEL_US = 0.03, 1.0  # of two times that count as equal
 
@@ -108,9 +112,12 @@ def changes(times: Times) -> list[Callable[[Times, float], Times]]:
 
         return change
 
-    kinds = ("share", "latency_us")
+    kinds = ("share", "latency_us", "turn_us", "tile_us")
     names = [f.name for f in dataclasses.fields(times) if f.name not in (*kinds, "memory_mb_us", "fused")]
-    found = [*map(number, names), *map(of_fused, (f.name for f in dataclasses.fields(times.fused)))]
+    found = [
+        *map(number, names),
+        *map(of_fused, (f.name for f in dataclasses.fields(times.fused) if f.name in LIMITS)),
+    ]
     return found + [of_kind(name, kind) for name in kinds for kind in getattr(times, name)]
 
 
@@ -191,7 +198,7 @@ def main() -> None:
     always = 2 * norms + 2 * schedules
     times = fitted(TIMES, data + always)
     names = ["numbers", "what", "samples", "Inductor median %", "p95 %", "ours median %", "p95 %", "right %"]
-    others = left_out(data, always, args.folds)
+    others = left_out(data, always, args.folds) if args.folds else []
     rows = [
         ["before", "duels", *figures([(s, TIMES) for s in data])],
         ["fitted", "duels", *figures([(s, times) for s in data])],

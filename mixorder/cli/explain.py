@@ -18,6 +18,7 @@ from mixorder.cli.factory import HELP, Example, add_factory, error_of, make
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
+from mixorder.options import Options
 
 if TYPE_CHECKING:
     from mixorder.inspection.explanation import Report
@@ -142,7 +143,7 @@ def _parser() -> Parser:
         "--min-numel",
         type=at_least(0),
         metavar="N",
-        help="leave regions of fewer elements alone (default: 65536)",
+        help=f"leave regions of fewer elements alone (default: {Options.min_numel})",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--json", action="store_true", help="print everything there is, as JSON")

@@ -20,6 +20,7 @@ _TITLES = {
     Kind.COLUMNS: "over rows",
     Kind.MIXED: "along and over rows",
     Kind.POINTWISE: "no reduction",
+    Kind.FINAL: "over partial sums",
 }
 _PARTIAL = "partial sums"
 
@@ -80,11 +81,13 @@ def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow
 
 
 def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[Kernel]:
-    """The kernels that add up partial sums: one for each result, if there are as many."""
+    """The kernels that add up partial sums and, some of them, cast the sums: as many for each result, if they
+    can be divided so."""
     title = "adds up partial sums"
-    if launches != len(results):
+    each, rest = divmod(launches, len(results))
+    if rest or not each:
         return [Kernel(title, launches, partial, tuple(results))]
-    return [Kernel(title, 1, partial, (result,)) for result in results]
+    return [Kernel(title, each, partial, (result,)) for result in results]
 
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:

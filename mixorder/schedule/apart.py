@@ -13,6 +13,7 @@ import sympy
 
 from ..ir.program import (
     AxisClass,
+    BufferRole,
     Load,
     LoopProgram,
     Nest,
@@ -23,48 +24,59 @@ from ..ir.program import (
     closure,
     operands,
 )
+from . import split
 from .cost import without
 from .device import DeviceInfo
-from .kernel_time import Kind, Times
+from .kernel_time import Kind, Times, Walk
+from .layout import offsets, sizes_of
 from .schedule import next_power_of_2
 from .work import ACCESS, Access, Work, accesses, against, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
-SPLIT_PROGRAMS = 64  # times multiprocessors: with fewer columns a reduction over rows is split into two
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
-ACROSS = 16  # requests for an element that lies across a tile in memory: its sector has as many of 2 bytes
+# Requests for an element that lies across a tile in memory: its sector has as many of 2 bytes. Where as many
+# tensors lie across as along, Inductor's tile has several rows, and reads more of each sector at once.
+ACROSS, ACROSS_AND_ALONG = 16, 2
 BLOCK = 1024  # elements of a program of a kernel without rows
-# Of sums over parts of the rows: requests for an element of each load beyond the first, and the elements that
-# keep all programs busy, so that more cost no more (H200; docs/tuning.md, section 35).
-OVER_ROWS, ALL_BUSY = 8, 5e6
+ROW_LANES = 256  # of narrower rows, a program of a kernel that keeps whole rows has several
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """One of Inductor's kernels. `programs`: how many it can be divided into. `launches`: itself, and
-    one for each reduction that is split. `sums`: reductions of partial sums by kernels of PyTorch's.
-    `lanes`: of a row that a program keeps with its sums."""
+    one for each reduction that is split. `walk`: through the parts of the rows. `sums`: reductions of
+    partial sums by kernels of PyTorch's; `casts`: kernels that cast their results. `partials`: of each of so
+    many `outputs`."""
 
     kind: Kind
     work: Work
     programs: int
     launches: int
     accesses: tuple[Access, ...]
+    walk: Walk = Walk()
     sums: int = 0
-    lanes: int = 0
+    casts: int = 0
+    partials: int = 1
+    outputs: int = 0
+
+    def us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds, with those of the kernels that finish its sums, without launches."""
+        own = times.us(self.kind, self.work, device, self.programs, self.walk)
+        finishing = self.launches - 1 - self.sums - self.casts
+        moved = 4 * self.partials * self.outputs
+        return (
+            own
+            + self.sums * times.summing_us(self.partials, self.outputs, device)
+            + self.casts * times.latency_us[Kind.POINTWISE.value]
+            + finishing * times.us(Kind.FINAL, Work(moved, moved), device)
+        )
 
 
 def microseconds(kernels: Sequence[Kernel], device: DeviceInfo, times: Times) -> float:
     """Predicted time of kernels, one after the other."""
-    us = times.start_us
-    for kernel in kernels:
-        crowded = 1 + (kernel.lanes / times.crowded_lanes) ** 2  # what does not fit the registers
-        us += crowded * times.us(kernel.kind, kernel.work, device, kernel.programs)
-        us += times.sum_us * kernel.sums + times.latency_us[Kind.COLUMNS.value] * (
-            kernel.launches - 1 - kernel.sums
-        )
-    return us + times.launch_us * (sum(kernel.launches for kernel in kernels) - 1)
+    launches = times.launch_us * (sum(kernel.launches for kernel in kernels) - 1)
+    return times.start_us + launches + sum(kernel.us(device, times) for kernel in kernels)
 
 
 def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
@@ -76,7 +88,7 @@ def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
         own, others = _by_dependence(program, nests[1])
         nests = [nest for nest in (nests[0], own, others) if nest is not None]
         if own is not None and _is_mixed(program):
-            found.append(_mixed(program, (nests[0], own)))
+            found.append(_mixed(program, (nests[0], own), device))
             stored.update(_stores(nests[0]))
             nests = nests[2:]
     for nest in nests:
@@ -99,18 +111,20 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     work = total(moves) + computing(program, nest, statements)
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
-        split = cols * outside < SPLIT_PROGRAMS * device.num_sm and rows > 32
+        parts = split.parts(rows, cols * outside, device)
         sums = sum(row.symbol in s.axes for s in reductions)
-        if split:
-            further = max(0, _loads(statements, row.symbol) - 1)
-            work += Work(0, 0, requests=OVER_ROWS * further * min(rows * cols * outside, ALL_BUSY))
-        return Kernel(Kind.COLUMNS, work, blocks, 1 + split * sums, moves)
+        walk = split.walk(rows, cols * outside, parts, _loads(statements, row.symbol))
+        if rows % parts:
+            work = dataclasses.replace(work, dram=split.UNEVEN * work.dram)
+        launches, outputs = 1 + (parts > 1) * sums, cols * outside
+        return Kernel(Kind.COLUMNS, work, blocks, launches, moves, walk, partials=parts, outputs=outputs)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
-    work += Work(0, 0, requests=ACROSS * against(moves))
+    alike = 2 * sum(a.turned for a in moves) >= sum(a.tiled for a in moves)
+    work += Work(0, 0, requests=(ACROSS_AND_ALONG if alike else ACROSS) * against(moves))
     if cols <= PERSISTENT_COLS:
-        work = _in_lanes(work, cols)
-        return Kernel(Kind.ROWS, work, min(rows * outside, blocks), 1, moves)
+        programs = rows * outside * min(ROW_LANES, next_power_of_2(cols)) // ROW_LANES
+        return Kernel(Kind.ROWS, _in_lanes(work, cols), max(1, programs), 1, moves)
     above = nest.reductions_above()
     passes = 1 + max(above[s.name] for s in reductions)
     passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
@@ -122,6 +136,12 @@ def _loads(statements: Sequence[Statement], row: sympy.Symbol) -> int:
     own = {s.name for s in statements if isinstance(s, Value)}
     stored = {name for s in statements for name in operands(s)} - own
     return len(stored) + sum(isinstance(s, Load) and row in s.index.free_symbols for s in statements)
+
+
+def _masks(program: LoopProgram, found: Sequence[Access]) -> int:
+    """The tensors of bytes over rows and columns that are read."""
+    buffers = [program.buffer(a.buffer) for a in found if a.tiled]
+    return len({b.name for b in buffers if b.role is BufferRole.INPUT and b.dtype.itemsize == 1})
 
 
 def _in_lanes(work: Work, cols: int) -> Work:
@@ -206,6 +226,7 @@ def _is_mixed(program: LoopProgram) -> bool:
     reads = [{s.buffer for s in found} for found in loads]
     full = {row.symbol, last.symbol}
     inner = [s for s in first.statements if isinstance(s, Reduce)]
+    needed = closure(first.statements, inner)
     outer = [s for s in second.statements if isinstance(s, Reduce)]
     return (
         bool(inner)
@@ -217,25 +238,40 @@ def _is_mixed(program: LoopProgram) -> bool:
         and cols <= MIXED_COLS
         and len(reads[0] | reads[1]) <= MIXED_READS
         and all(s.kind.name in ("sum", "prod") for s in outer)
-        and all(_is_plain(s.index, last.symbol) for s in loads[0])
+        and all(_is_plain(program, s.index) for s in needed if isinstance(s, Load))
     )
 
 
-def _is_plain(index: sympy.Expr, last: sympy.Symbol) -> bool:
-    """Whether the columns are next to each other or the same, all along a row."""
-    rest = sympy.expand(index)
-    return rest.coeff(last) in (0, 1) and last not in (rest - last * rest.coeff(last)).free_symbols
+def _is_plain(program: LoopProgram, index: sympy.Expr) -> bool:
+    """Whether the second column is next to the first, or the same; Inductor looks at no others."""
+    first, second = offsets(index.xreplace(dict(program.hints)), sizes_of(program), (1, 2))
+    return second - first in (0, 1)
 
 
-def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:
+def _mixed(program: LoopProgram, nests: tuple[Nest, Nest], device: DeviceInfo) -> Kernel:
     row, last = program.tile_axes
     tile = (1, program.hint(last.size))
     found = [a for n in nests for a in accesses(program, n, n.statements, tile)]
     work = total(_once(found))
     for nest in nests:
         work += computing(program, nest, nest.statements)
-    sums = sum(isinstance(s, Reduce) and row.symbol in s.axes for s in nests[1].statements)
+    sums = [s.name for s in nests[1].statements if isinstance(s, Reduce) and row.symbol in s.axes]
     cols = program.hint(last.size)
     work = _in_lanes(work, cols)
     rows, lanes = program.hint(row.size), next_power_of_2(cols)
-    return Kernel(Kind.MIXED, work, rows, 1 + sums, tuple(found), sums, lanes)
+    each = split.rows_of_mixed(rows, device)
+    partials = -(-rows // each)
+    stored = (s for s in nests[1].statements if isinstance(s, Store))
+    casts = sum(program.buffer(s.buffer).dtype.itemsize < 4 for s in stored)
+    return Kernel(
+        Kind.MIXED,
+        work,
+        rows,
+        1 + len(sums) + casts,
+        tuple(found),
+        split.mixed_walk(rows, lanes, each, _masks(program, found)),
+        sums=len(sums),
+        casts=casts,
+        partials=partials,
+        outputs=cols,
+    )

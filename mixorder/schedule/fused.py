@@ -22,8 +22,13 @@ from .work import ACCESS, Access, Work, accesses, against, computing, total
 
 ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
-# the other one, 32 threads with 4 elements each find what they read in 2 of them.
-BANK_CONFLICTS = 16
+# the other one, 32 threads with 4 elements each find what they read in 2 of them. Where such a tensor repeats
+# its elements along a row, three regions took 1.3 to 3.5 times what was predicted without REPEATED (H200).
+BANK_CONFLICTS, REPEATED = 16, 1.6
+
+# A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
+# of wider tensors are apart from those of its neighbours, and each moves a whole sector for half of one.
+HALVES = 2
 
 # Tiles of several rows, loaded in less than 16 bytes a thread: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
@@ -68,7 +73,7 @@ class Fused:
             times.start_us
             + times.launch_us * (self.launches - 1)
             + self.main_us(device, times)
-            + times.us(Kind.COLUMNS, last, device, self.finalising)
+            + times.us(Kind.FINAL, last, device, self.finalising)
             + (moving_us(2 * self.copied, device, times) if self.copied else 0.0)
         )
 
@@ -90,17 +95,24 @@ class Fused:
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             turns * self.steps * self._step_us(times),
-            turns * self.steps * own.load_us * (ACCESS / self.width) ** own.narrow / self.ahead,
+            turns * self.steps * own.load_us * self._more_loads() ** own.narrow / self.ahead,
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
         alone = self.width < ACCESS and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
-        tree = own.tree_us * self.sums * math.log2(self.rows * self.warps + 1)
+        added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
+        levels = math.log2(added * self.warps + 1)
+        tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
         return own.latency_us + (NARROW_ALONE if alone else 1.0) * times.joined(parts) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
         """Programs that run at once on a multiprocessor, and how often others take their place."""
         return min(self.resident, math.ceil(each)), max(1, math.ceil(each / self.resident))
+
+    def _more_loads(self) -> float:
+        """A thread's loads over those of 16 bytes each."""
+        each = self.tile_bytes / (self.warps * H200.warp_size)
+        return max(1.0, each / self.width) / max(1.0, each / ACCESS)
 
     def _step_us(self, times: Times) -> float:
         """Microseconds of a tile that nothing overlaps."""
@@ -181,7 +193,10 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
     moves = total(found)
-    turned = Work(0, 0, requests=BANK_CONFLICTS * against(found))
+    if _has_mask(loops, found):
+        moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
+    conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
+    turned = Work(0, 0, requests=conflicts * against(found))
     lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
@@ -193,6 +208,13 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(found, schedule, facts)
+
+
+def _has_mask(loops: LoopProgram, found: Sequence[Access]) -> bool:
+    """Whether a tensor of bytes is loaded over rows and columns, beside wider ones."""
+    full = [loops.buffer(a.buffer) for a in found if a.tiled]
+    sizes = {b.dtype.itemsize for b in full if b.role is BufferRole.INPUT}
+    return 1 in sizes and len(sizes) > 1
 
 
 def _width(found: Sequence[Access], schedule: Schedule, facts: Facts) -> int:

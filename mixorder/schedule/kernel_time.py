@@ -17,6 +17,9 @@ from typing import Any
 from .device import H200, DeviceInfo
 from .work import Work
 
+# PyTorch has a thread add up fewer partial sums than SERIAL one after the other, and those of so few columns.
+SERIAL, SERIAL_COLS = 1024, 128
+
 
 class Kind(enum.Enum):
     """How one of Inductor's kernels walks through its tensors."""
@@ -26,6 +29,17 @@ class Kind(enum.Enum):
     COLUMNS = "columns"  # reduces over rows
     MIXED = "mixed"  # Inductor's own fusion of both
     POINTWISE = "pointwise"
+    FINAL = "final"  # adds up the partial sums of a kernel before it; ours as well
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """What a program of a kernel of Inductor's does one after the other (`turns`). Of a sum over rows: the
+    loads beyond the first of each of its tiles. Of Inductor's own fusion: its tiles. `tiles`: the turns of
+    all programs."""
+
+    turns: int = 0
+    tiles: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +52,9 @@ class FusedTimes:
     between programs, `parts_us` for each doubling of these; `load_us` for its loads of 16 bytes, without
     prefetching; `narrow`: the power of so many times more loads, where they are narrower, that this takes.
     `spill_us`: of a million words that find no register. `tree_us`: of a sum over a program's rows at its
-    end, for each doubling of rows and warps. `latency_us`: of a kernel without work."""
+    end, for each doubling of rows and warps, and `plain_tree_us`, where no reduction runs along a row;
+    `tree_rows`: of a tile at most, more are added up by a thread itself; `free_rows`: of a tile that has no
+    such sum. `latency_us`: of a kernel without work."""
 
     share: float
     in_flight_us: float
@@ -53,45 +69,77 @@ class FusedTimes:
     narrow: float
     spill_us: float
     tree_us: float
+    plain_tree_us: float
+    tree_rows: float
+    free_rows: float
     latency_us: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
     """Microseconds, and rates. `start_us`: of a graph with one kernel, beyond its work; `launch_us`: of each
-    further kernel; `sum_us`: of PyTorch's sum of partial sums. `crowded_lanes`: of a row, with which
-    Inductor's own fusion takes twice as long. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
+    further kernel; `sum_us`: of PyTorch's sum of many partial sums, beyond moving them, and `serial_us`: for
+    each of few. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
     `instructions_sm_us`, `requests_sm_us`: per multiprocessor and microsecond. `program_us`: from one
-    program's start on a multiprocessor to the next one's. `sharpness`: how little the lesser of these times
+    program's start on a multiprocessor to the next one's; `row_us`: the same of one that keeps a row in
+    registers. By kind of kernel, `turn_us`: of a turn of its walk, and `tile_us`: of each tile of a
+    multiprocessor. `sharpness`: how little the lesser of these times
     add to the largest. `share`: of the memory's rate that a kind of Inductor's kernels reaches; `latency_us`:
     of such a kernel without work. `fused`: of ours."""
 
     start_us: float
     launch_us: float
     sum_us: float
-    crowded_lanes: float
+    serial_us: float
     memory_mb_us: float
     l2_mb_us: float
     instructions_sm_us: float
     requests_sm_us: float
     program_us: float
+    row_us: float
     sharpness: float
     share: dict[str, float]
     latency_us: dict[str, float]
+    turn_us: dict[str, float]
+    tile_us: dict[str, float]
     fused: FusedTimes
 
-    def us(self, kind: Kind, work: Work, device: DeviceInfo, programs: float = math.inf) -> float:
+    def us(
+        self,
+        kind: Kind,
+        work: Work,
+        device: DeviceInfo,
+        programs: float = math.inf,
+        walk: Walk = Walk(),  # noqa: B008
+    ) -> float:
         """Microseconds of one of Inductor's kernels, without its launch."""
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
+        program = self.row_us if kind is Kind.ROWS else self.program_us
         parts = (
             slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
             (work.light + work.heavy) / (self.instructions_sm_us * busy),
             work.requests / (self.requests_sm_us * busy),
-            0.0 if math.isinf(programs) else programs / device.num_sm * self.program_us,
+            0.0 if math.isinf(programs) else programs / device.num_sm * program,
         )
-        return self.latency_us[kind.value] + self.joined(parts)
+        waiting = self._waiting_us(kind, walk, device)
+        if kind is Kind.MIXED:  # a turn reduces along the row and adds to the sums before the next one loads
+            return self.latency_us[kind.value] + self.joined(parts) + waiting
+        return self.latency_us[kind.value] + self.joined((*parts, waiting))
+
+    def _waiting_us(self, kind: Kind, walk: Walk, device: DeviceInfo) -> float:
+        if kind.value not in self.turn_us:
+            return 0.0
+        turns, tiles = walk.turns, walk.tiles / device.num_sm
+        return turns * self.turn_us[kind.value] + tiles * self.tile_us[kind.value]
+
+    def summing_us(self, partials: int, cols: int, device: DeviceInfo) -> float:
+        """Microseconds of PyTorch's sum of partial sums in float32 of so many columns."""
+        if partials < SERIAL or cols < SERIAL_COLS:
+            return self.serial_us * min(partials, SERIAL)
+        slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
+        return self.sum_us + slower * 4 * partials * cols / 1e6 / self.memory_mb_us
 
     def joined(self, parts: Sequence[float]) -> float:
         """The time of parts that overlap."""
@@ -104,13 +152,16 @@ class Times:
 FILE = Path(__file__).with_name("times.json")
 
 
-def read(path: Path = FILE) -> Times:
+def read(path: Path = FILE, name: str = "times") -> Times:
     """The numbers of a file that `tools/fit_times.py` wrote."""
-    found: dict[str, Any] = json.loads(path.read_text())["times"]
+    found: dict[str, Any] = json.loads(path.read_text())[name]
     return Times(**found | {"fused": FusedTimes(**found["fused"])})
 
 
 TIMES = read()
+CHOOSING = read(name="choosing")
+"""By which schedules are chosen: as they were when the schedules were timed. `TIMES` tells Inductor's kernels
+from ours better, and the schedules of one region worse (docs/tuning.md, section 38)."""
 
 
 def moving_us(moved: float, device: DeviceInfo, times: Times = TIMES) -> float:

@@ -24,6 +24,10 @@ LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save. 292 subgraphs on an H200: what wrong choices cost is
 # 144 us with 0, 65 with 1%, 68 with 2%, 87 with 5%; slower than stock are 12, 10, 9 and 9 of those fused.
 LEAST_SAVED = 0.02
+# Of `mixorder_min_numel`, for what is no pair. H200: all 38 pairs of 4,352 to 49,152 elements took as long as
+# Inductor's kernels or less, but one (6.7 us, 6.4); casts by blocks of 16,384 took 9.2 to 10.8 us, Inductor's
+# kernels 6.8 to 8.6, and a sum alone of 24,576 took 6.4 and 5.0.
+UNPAIRED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +93,22 @@ def expected(
     )
 
 
-def check_size(facts: Facts, min_numel: int) -> None:
-    """Raise `Decline` for a space of fewer than `min_numel` elements."""
-    if facts.numel < min_numel:
-        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {min_numel}")
+def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
+    """Raise `Decline` for a space of fewer than `min_numel` elements, or `UNPAIRED` times as many where no
+    reductions along rows and over rows share their reads."""
+    least = min_numel if is_pair else UNPAIRED * min_numel
+    if facts.numel < least:
+        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {least}")
+
+
+def saves(expected: Expected) -> bool:
+    """Whether fusing pays, by prediction."""
+    return expected.saved_us >= LEAST_SAVED * expected.apart_us
 
 
 def check_saves(expected: Expected, min_numel: int) -> None:
     """Raise `Decline` where the prediction says that fusing does not pay; never with a `min_numel` of 0."""
-    if min_numel and expected.saved_us < LEAST_SAVED * expected.apart_us:
+    if min_numel and not saves(expected):
         raise Decline(DeclineReason.SLOWER, _both_times(expected))
 
 

@@ -260,7 +260,7 @@ def expected_of_tile(
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     if moved.workspace:
         partials = Work(moved.workspace, moved.workspace)
-        launch += times.launch_us + times.us(Kind.COLUMNS, partials, device)
+        launch += times.launch_us + times.us(Kind.FINAL, partials, device)
     others = kernels_of(lowered)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,

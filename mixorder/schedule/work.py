@@ -173,9 +173,10 @@ def _access(
     begins = cut and offsets(index, sizes, (1, 1))[0] % elements_each != 0
     requests = everywhere / (1 if begins else elements_each)
     both = {symbol for symbol, _ in sizes} <= index.free_symbols
-    # Sectors beside a row are of another index of the batch, whose programs run at the same time.
+    # Sectors beside a row are of another index of the batch, whose programs run at the same time. Those of
+    # rows that lie across memory are of the next rows, which find them in L2.
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
-    shared = batched and elements >= _footprint(program, buffer)
+    shared = (batched or down) and elements >= _footprint(program, buffer)
     return Access(
         buffer.name,
         touched,

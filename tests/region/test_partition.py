@@ -216,7 +216,7 @@ def test_fp64_takes_two_words() -> None:
 
 
 def test_a_decline_costs_the_graph_nothing() -> None:
-    graph = graphs.pair_graph(8, 8191)
+    graph = graphs.pair_graph(8, 511)
     before = graphs.snapshot(graph)
     with report.collect() as records:
         pipeline.run(graph, dataclasses.replace(OPTIONS))

@@ -11,9 +11,9 @@ from graphs import bf16, f32, layer_norm_backward, only, pair, pair_graph, rms_n
 from torch.fx import Graph
 
 from mixorder.lowering.lower import lower
-from mixorder.schedule.apart import ALL_BUSY, OVER_ROWS, Kernel, kernels_of, microseconds
+from mixorder.schedule.apart import Kernel, kernels_of, microseconds
 from mixorder.schedule.device import H200
-from mixorder.schedule.kernel_time import TIMES, Kind
+from mixorder.schedule.kernel_time import SERIAL, SERIAL_COLS, TIMES, Kind, Walk
 from mixorder.schedule.work import Access, Work
 
 
@@ -33,12 +33,12 @@ def kinds(graph: Graph) -> list[tuple[str, int]]:
         (512, 768, [("rows", 1), ("columns", 3)]),
         (4096, 1024, [("rows", 1), ("columns", 3)]),  # 4.2 million elements, of at least 5
         (4096, 1025, [("looped", 1), ("columns", 3)]),  # too wide for registers
-        (32768, 768, [("mixed", 3)]),
+        (32768, 768, [("mixed", 5)]),
         (65536, 64, [("rows", 1), ("columns", 3)]),  # enough rows, too few elements
-        (8192, 4096, [("mixed", 3)]),
+        (8192, 4096, [("mixed", 5)]),
         (8192, 8192, [("looped", 1), ("columns", 3)]),  # fewer than two rows for each column
         (16384, 16384, [("looped", 1), ("columns", 1)]),  # as many programs as are wanted without a split
-        (65536, 16384, [("mixed", 3)]),
+        (65536, 16384, [("mixed", 5)]),
         (65536, 16385, [("looped", 1), ("columns", 1)]),
     ],
 )
@@ -47,15 +47,16 @@ def test_layer_norm(rows: int, cols: int, expected: list[tuple[str, int]]) -> No
 
 
 def test_rms_norm_has_one_sum_of_partial_sums_where_layer_norm_has_two() -> None:
-    """PyTorch adds up the partial sums of each result of a mixed kernel."""
+    """PyTorch adds up the partial sums of each result of a mixed kernel; each in bf16 is cast behind that."""
     (rms,), (layer,) = kernels(rms_norm_backward(32768, 768)), kernels(layer_norm_backward(32768, 768))
-    assert (rms.sums, rms.launches) == (1, 2)
-    assert (layer.sums, layer.launches) == (2, 3)
+    assert (rms.sums, rms.casts, rms.launches) == (1, 1, 3)
+    assert (layer.sums, layer.casts, layer.launches) == (2, 2, 5)
 
 
 def test_few_rows_are_not_split() -> None:
     assert kinds(pair_graph(32, 2048)) == [("looped", 1), ("columns", 1)]
-    assert kinds(pair_graph(64, 2048)) == [("looped", 1), ("columns", 2)]
+    assert kinds(pair_graph(128, 2048)) == [("looped", 1), ("columns", 1)]
+    assert kinds(pair_graph(129, 2048)) == [("looped", 1), ("columns", 2)]
 
 
 LARGE = (32768, 1024)
@@ -77,7 +78,7 @@ def test_sums_of_different_tensors_have_a_kernel_each() -> None:
 
 
 def test_sums_of_the_same_tensors_have_one_kernel() -> None:
-    """Each load more than the first takes requests, up to the elements that keep all programs busy."""
+    """Programs wait for each load beyond the first, tile by tile: 128 rows are 4 tiles, 512 are 64."""
 
     def one(x: Any, dy: Any) -> Any:
         dx = torch.ops.aten.gelu_backward(dy, x)
@@ -90,9 +91,10 @@ def test_sums_of_the_same_tensors_have_one_kernel() -> None:
     for rows in (4096, 65536):
         inputs = ((rows, 1024), bf16), ((rows, 1024), bf16)
         assert kinds(traced(both, *inputs)) == [("pointwise", 1), ("columns", 3)]
-        few, many = (kernels(traced(f, *inputs))[1].work.requests for f in (one, both))
-        vectors = rows * 1024 / 8  # of 16 bytes
-        assert many - few == pytest.approx(OVER_ROWS * min(rows * 1024, ALL_BUSY) + vectors, rel=0.01)
+        few, many = (kernels(traced(f, *inputs))[1].walk for f in (one, both))
+        assert few == Walk()
+        assert many.turns == {4096: 4, 65536: 64}[rows]
+        assert many.tiles == rows * 1024 / 512
 
 
 def largest(x: Any, dy: Any) -> Any:
@@ -166,18 +168,23 @@ ROUND = dataclasses.replace(
     start_us=10.0,
     launch_us=2.0,
     sum_us=7.0,
+    serial_us=0.5,
     memory_mb_us=1.0,
     l2_mb_us=1e9,
     program_us=0.0,
     sharpness=1000.0,
     share={kind.value: 1.0 for kind in Kind},
-    latency_us={kind.value: 0.0 for kind in Kind} | {"columns": 1.0},
+    latency_us={kind.value: 0.0 for kind in Kind} | {"columns": 1.0, "final": 1.0},
 )
 
 
 def reading(buffer: str, size: int = TENSOR, launches: int = 1, sums: int = 0) -> Kernel:
     access = Access(buffer, size, size, size)
-    return Kernel(Kind.COLUMNS, Work(size, size), 10**6, launches, (access,), sums)
+    partials = {"partials": SERIAL, "outputs": SERIAL_COLS}
+    return Kernel(Kind.COLUMNS, Work(size, size), 10**6, launches, (access,), sums=sums, **partials)
+
+
+PARTIAL_US = 4 * SERIAL * SERIAL_COLS / 1e6  # of moving all partial sums
 
 
 @pytest.mark.parametrize(
@@ -187,12 +194,19 @@ def reading(buffer: str, size: int = TENSOR, launches: int = 1, sums: int = 0) -
         ([reading("a"), reading("b")], 10 + 7 + 2 + 7),
         (
             [reading("a", launches=2)],
-            10 + 7 + 2 + 1,
-        ),  # the second of a split reduction has no work to speak of
-        ([reading("a", launches=3, sums=2)], 10 + 7 + 2 * (2 + 7)),
+            10 + 7 + 2 + 1 + PARTIAL_US,
+        ),
+        ([reading("a", launches=3, sums=2)], 10 + 7 + 2 * (2 + 7 + PARTIAL_US)),
         # No part of a tensor is found in L2 by the next kernel.
         ([reading("a"), reading("a")], 10 + 7 + 2 + 7),
     ],
 )
 def test_time_of_kernels_one_after_the_other(sequence: list[Kernel], expected: float) -> None:
     assert microseconds(sequence, H200, ROUND) == pytest.approx(expected, rel=1e-2)
+
+
+def test_few_partial_sums_are_added_one_after_the_other() -> None:
+    """By PyTorch, and those of few columns."""
+    few, many = (ROUND.summing_us(n, SERIAL_COLS, H200) for n in (SERIAL - 1, SERIAL))
+    assert few == 0.5 * (SERIAL - 1) > many == pytest.approx(7 + PARTIAL_US)
+    assert ROUND.summing_us(4 * SERIAL, SERIAL_COLS - 1, H200) == 0.5 * SERIAL

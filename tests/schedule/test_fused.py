@@ -59,7 +59,7 @@ def us(**changes: float) -> float:
         {"tile_bytes": 512.0},  # too little under way to hide memory's latency
         {"spilled": 1e9},
         {"sums": 8},
-        {"rows": 64, "warps": 8},  # sums over more rows at a program's end
+        {"warps": 32},  # sums over the rows of more threads at a program's end
         {"resident": 1, "steps": 100},  # programs take turns
         {"exchanges": 2, "steps": 500, "parts": 8},
         {"finalising": 10**6},
@@ -69,6 +69,17 @@ def us(**changes: float) -> float:
 )
 def test_what_takes_longer(changes: dict[str, float]) -> None:
     assert us(**changes) > 1.05 * us()
+
+
+def test_sums_at_a_programs_end() -> None:
+    """A tile of one row has none, and more than four rows are a thread's own."""
+    assert us(rows=1) == us(rows=1, sums=8, warps=8) < us(rows=2) < us(rows=4) == us(rows=64)
+    assert us(rows=1, levels=0) < us(rows=4, levels=0)
+
+
+def test_a_thread_with_few_elements_has_no_more_loads() -> None:
+    few = {"tile_bytes": 128.0, "steps": 1000}
+    assert us(width=2) > us() and us(**few, width=2) == us(**few)
 
 
 def test_functions_need_warps_to_overlap() -> None:

@@ -67,13 +67,13 @@ def swept(kind: str) -> Iterator[tuple[int, int, Target]]:
             yield rows, cols, target
 
 
-# Mean and largest error, relative to the best schedule of a sweep. LayerNorm at 4097 columns is predicted 21%
-# too fast, RMSNorm with a million rows 13% too slow.
+# Mean and largest error, relative to the best schedule of a sweep. LayerNorm at 2048x2048 takes 14 us and is
+# predicted 31% too slow, at 4097 columns 21% too fast.
 @pytest.mark.parametrize(
     ("kind", "targets", "mean", "most"),
     [
-        ("rms", 22, 0.08, 0.15),
-        ("layer", 22, 0.08, 0.22),
+        ("rms", 22, 0.04, 0.17),
+        ("layer", 22, 0.06, 0.32),
         ("gelu", 4, 0.13, 0.16),
         ("gelu-tanh", 4, 0.13, 0.16),
     ],
@@ -183,9 +183,9 @@ def test_fusing_has_to_spare_bytes_or_launches() -> None:
 
 def test_a_space_of_few_elements() -> None:
     facts = facts_of(record_of("rms", 512, 128).loops)
-    check_size(facts, 512 * 128)
+    check_size(facts, 512 * 128, True)
     with pytest.raises(Decline) as small:
-        check_size(facts, 512 * 128 + 1)
+        check_size(facts, 512 * 128 + 1, True)
     assert small.value.reason is DeclineReason.TOO_SMALL
 
 

@@ -334,7 +334,7 @@ def test_the_users_split_is_kept() -> None:
 
 def test_a_region_that_is_declined_is_not_timed() -> None:
     with collect() as records:
-        pipeline.run(graphs.pair_graph(255, 256), STRICT)
+        pipeline.run(graphs.pair_graph(63, 64), STRICT)
     assert len(records) == 1 and not FakeBench.built
 
 

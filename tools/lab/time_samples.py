@@ -24,10 +24,10 @@ from mixorder.ir.program import BufferRole, LoopProgram
 from mixorder.options import Options
 from mixorder.record import RegionRecord
 from mixorder.report import collect
-from mixorder.schedule import apart
+from mixorder.schedule import apart, tile
 from mixorder.schedule.apart import Kernel
 from mixorder.schedule.cost import Traffic, workspace_bytes
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
@@ -49,6 +49,21 @@ class Seen(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Blocked:
+    """A region whose reductions end in blocks: `Fused` does not describe its kernel."""
+
+    record: RegionRecord
+
+    def us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of all kernels."""
+        record, strategy = self.record, strategy_of(self.record)
+        facts, stretch = strategy.facts(record.loops), strategy.stretch(0)
+        nests = record.apart, record.loops
+        takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, stretch, times)
+        return takes.fused_us
+
+
+@dataclasses.dataclass(frozen=True)
 class Sample:
     """A subgraph whose nodes are all in regions. `stock_us`, `ours_us`: measured; None if stock was not.
     `ours`, `stock`: the kernels of each region. `weight`: in the mean error."""
@@ -60,7 +75,7 @@ class Sample:
     space: str
     stock_us: float | None
     ours_us: float
-    ours: tuple[Fused, ...]
+    ours: tuple[Fused | Blocked, ...]
     stock: tuple[tuple[Kernel, ...], ...]
     weight: float = 1.0
 
@@ -173,7 +188,7 @@ def _sample(
     ours_us: float,
 ) -> Sample:
     space = " + ".join(record.space for record in records)
-    stock = tuple(tuple(apart.kernels_of(record.apart, H200)) for record in records)
+    stock = tuple(map(_of_inductor, records))
     return Sample(key, kind, families, recipes, space, stock_us, ours_us, tuple(map(fused, records)), stock)
 
 
@@ -196,11 +211,23 @@ def _schedule(fields: dict[str, Any]) -> Schedule:
     return Schedule(**{k: v for k, v in fields.items() if k in known} | {"tile": Tile(**fields["tile"])})
 
 
-def fused(record: RegionRecord) -> Fused:
+def strategy_of(record: RegionRecord) -> Strategy:
+    return next(s for s in STRATEGIES if s.name == record.strategy.split(",")[0])
+
+
+def fused(record: RegionRecord) -> Fused | Blocked:
     """The kernels of a region's record, for a prediction."""
-    strategy = next(s for s in STRATEGIES if s.name == record.strategy.split(",")[0])
+    strategy = strategy_of(record)
+    if strategy.blocked:
+        return Blocked(record)
     stretch = strategy.stretch(len(record.loops.role(BufferRole.WORKSPACE)))
     return fused_kernels(record.loops, record.schedule, facts_of(record.loops), record.traffic, stretch)
+
+
+def _of_inductor(record: RegionRecord) -> tuple[Kernel, ...]:
+    """Inductor's kernels for a region's record."""
+    blocked = strategy_of(record).blocked
+    return tuple(tile.kernels_of(record.apart) if blocked else apart.kernels_of(record.apart, H200))
 
 
 def planned(entry: Entry) -> list[RegionRecord]:
