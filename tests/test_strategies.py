@@ -12,6 +12,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32
+from torch import Tensor
 
 import mixorder
 from mixorder import pipeline, strategies
@@ -23,7 +24,7 @@ from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule
-from mixorder.strategies import PERSISTENT, REREAD, STRATEGIES, Strategy
+from mixorder.strategies import PERSISTENT, REREAD, SHORT_ROWS, SHORT_SUMS, STRATEGIES, Strategy
 from mixorder.tune import tuner
 
 PACKAGE = Path(mixorder.__file__).parent
@@ -41,13 +42,15 @@ DECLINED = {
     # A reduction along rows needs them whole; without one there is nothing to read again.
     *{("rms", "blocks of columns"), ("layer", "blocks of columns"), ("narrow", "blocks of columns")},
     ("bias", "reread"),
+    # No sum is compensated, or what a program keeps of a row does not fit without the compensation either.
+    *((norm, "short sums") for norm in ("rms", "layer", "narrow", "bias")),
     # Their reductions span more than a tile.
     *((norm, "blocks in a tile") for norm in ("rms", "layer", "narrow", "bias")),
 }
 
 
 def test_every_entry_is_listed_once() -> None:
-    assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "REREAD", "TILE"} == ENTRIES
+    assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "SHORT_SUMS", "REREAD", "TILE"} == ENTRIES
     assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == len(ENTRIES)
 
 
@@ -85,6 +88,34 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
     space = strategy.space(facts, H200, schedule, False)
     assert space.start == schedule and space.legal(schedule) and space.near(schedule)
     assert strategy.stretch(1) >= 1.0
+
+
+def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> None:
+    """GPT-NeoX under autocast: two norms of one activation. Programs have few rows, whatever is tuned."""
+
+    def two_norms(x: Tensor, a: Tensor, b: Tensor, v: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
+        a, b, x = a.float(), b.float(), x * rstd
+        scaled = a * v + b * w
+        dx = scaled - scaled.mean(-1, keepdim=True) - x * (scaled * x).mean(-1, keepdim=True)
+        return x + rstd * dx, (a * x).sum(0), (b * x).sum(0), a.sum(0)
+
+    full, weight = (16384, 6144), ((6144,), f32)
+    tensors = (full, f32), (full, bf16), (full, bf16), weight, weight, ((16384, 1), f32)
+    graph = graphs.traced(two_norms, *tensors)
+    (record,) = pipeline.run(graph, OPTIONS, pipeline.Setting(H200, (PERSISTENT, SHORT_SUMS)))
+    assert record.strategy == "short sums" and len(record.outer) == 3
+    assert -(-16384 // record.schedule.num_splits) <= SHORT_ROWS
+    merged = graphs.merged(graphs.only(graphs.layer_norm_backward(16384, 4096, f32)))
+    loops = SHORT_SUMS.transform(merged)
+    facts = SHORT_SUMS.facts(loops)
+    assert facts.held_words == PERSISTENT.facts(merged).held_words - 2
+    schedule = SHORT_SUMS.choose(facts, H200, 0, FITTED)
+    near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
+    assert near and {s.num_splits for s in near} == {schedule.num_splits} == {16384 // SHORT_ROWS}
+    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0, FITTED).num_splits < 1000
+    for rows, split_size in ((16384, SHORT_ROWS + 1), (2**18, 0)):
+        with pytest.raises(TooWide, match=f"at most {SHORT_ROWS} rows"):
+            SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size, FITTED)
 
 
 def test_a_program_whose_reductions_end_within_a_tile() -> None:

@@ -1,4 +1,5 @@
-"""Regions that read their rows twice: at widths where they must, and at small ones where they are made to."""
+"""Regions that read their rows twice, or whose programs have few rows: at widths where they must, and at small
+ones where they are made to."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from mixorder.errors import TooWide
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.strategies import PERSISTENT, REREAD
+from mixorder.strategies import PERSISTENT, REREAD, SHORT_ROWS, SHORT_SUMS
 
 from lab.cases import CASES  # isort: skip
 
@@ -97,3 +98,31 @@ def test_random_programs(seed: int) -> None:
     for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
         error, reference = (float((t.double() - truth).norm()) for t in (mine, theirs))
         assert error <= 2 * reference + 1e-5 * float(truth.norm())
+
+
+@pytest.fixture
+def few_rows(plan_with: Callable[..., None]) -> None:
+    """Every program whose sums would be compensated has few rows instead."""
+    plan_with(strategies=(SHORT_SUMS, PERSISTENT))
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", ["LayerNorm", "softmax with bias", "cat after", "fp32 residual stream"])
+def test_the_family_by_short_sums(name: str) -> None:
+    check_case(CASES[name], CASES[name].shapes.small, f32, "cpu", compiled(ON), compiled(OFF))
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_short_sums_are_as_exact_as_compensated_ones_in_another_order() -> None:
+    """2200 rows: more than a program for each multiprocessor, and a last one with fewer rows."""
+    module, x = nn.LayerNorm(16), torch.randn(2200, 16)
+    dy = torch.randn_like(x)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.strategy == SHORT_SUMS.name
+    assert 2200 % record.schedule.num_splits and "error" not in record.kernels[0].text
+    assert -(-2200 // record.schedule.num_splits) <= SHORT_ROWS
+    exact = gradients(module.double(), x.double(), dy.double(), OFF)
+    for mine, truth in zip(ours, exact, strict=True):
+        assert float((mine.double() - truth).norm() / truth.norm()) < 1.2e-7

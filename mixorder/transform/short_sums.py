@@ -1,0 +1,25 @@
+"""Leave out the compensation of sums over rows, for programs of so few rows that it gains nothing.
+
+Takes a merged program; returns one whose sums take half the registers. The rounding error of a sum grows with
+the number of rows that a program adds up one after the other. The partial results are still added up in fp64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import LoopProgram, PartialAccumulate
+
+
+def without_compensation(program: LoopProgram) -> LoopProgram:
+    """The program with plain sums. Raises `Decline` where no sum is compensated."""
+    main, *others = program.nests
+    body = [s for s in main.body if isinstance(s, PartialAccumulate)]
+    if not any(s.compensated for s in body):
+        raise Decline(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
+    plain = (
+        dataclasses.replace(s, compensated=False) if isinstance(s, PartialAccumulate) else s
+        for s in main.body
+    )
+    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(plain)), *others))
