@@ -217,7 +217,20 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         for n in outers
         if n is outer or not analysis.depends_on(n, analysis.inner, set()) or _leaves(analysis, n) <= known
     }
-    return by_position(inner), by_position(outers)
+    return by_position(inner), by_position(outers | _of_same_reads(analysis, inner, outers))
+
+
+def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:
+    """The outer reductions that read nothing but what others read anyway: of two norms of one activation, both
+    have their own gradient, which the second one's db reads alone."""
+    read = frozenset[Node]().union(*(_leaves(analysis, n) for n in (*inner, *outers)))
+    return {
+        n
+        for n in analysis.outer - outers
+        if (leaves := _leaves(analysis, n))
+        and leaves <= read
+        and not analysis.depends_on(n, analysis.inner, set())
+    }
 
 
 def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:

@@ -246,6 +246,17 @@ def test_bias_gradient_of_a_linear_rides_along() -> None:
     assert len(region.outer) == 2 and len(region.outputs) == 3
 
 
+def test_a_sum_of_what_is_read_anyway_joins() -> None:
+    """Two norms of one activation, side by side: db of the second reads its own gradient alone."""
+
+    def side_by_side(x: Any, a: Any, b: Any, other: Any) -> Any:
+        dx = a - x * (a * x).mean(-1, keepdim=True)
+        return dx, (a * x).sum(0), a.sum(0), (b * x).sum(0), b.sum(0), other.sum(0)
+
+    (region,) = convex(traced(side_by_side, FULL, FULL, FULL, FULL))
+    assert len(region.outer) == 4 and len(region.inputs) == 3
+
+
 def test_epilogue_of_an_outer_reduction_joins() -> None:
     def function(x: Any, dy: Any, w: Any) -> Any:
         dx, dw = pair(x, dy)
