@@ -192,6 +192,10 @@ def _tile(
         xblock //= 2  # too few rows: more programs instead of larger tiles
     if facts.along_rows:
         xblock = max(xblock, min(_per_access(facts), _floor_power_of_2(2 * resident // r0_block)))
+    # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers: 64 rows
+    # and one stage 122 us, 32 rows and two stages 90. Where a row is reduced, `by_time` looks for such tiles.
+    while xblock > 1 and not (facts.levels or _fits_ahead(facts, per_sm * xblock * r0_block, 1, device)):
+        xblock //= 2
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements, constants)
     min_threads = share * constants.min_warps_per_sm * device.warp_size
@@ -259,11 +263,15 @@ def _stages(
     wanted = int(BUSY_IN_FLIGHT * wanted) if _is_computing(facts) else wanted
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
     stages = max(constants.stages, min(most, 1 + round(wanted / max(1, useful))))
-    # Triton keeps stages - 1 tiles of each pipelined load in shared memory.
-    staged = per_sm * elements * max(facts.load_bytes, facts.staged_bytes)
-    while stages > 1 and staged * (stages - 1) > device.shared_memory:
+    while stages > 1 and not _fits_ahead(facts, per_sm * elements, stages - 1, device):
         stages -= 1
     return stages
+
+
+def _fits_ahead(facts: Facts, elements: int, tiles: int, device: DeviceInfo) -> bool:
+    """Whether shared memory has room for so many tiles of each load, of `elements` in all programs of a
+    multiprocessor. Triton keeps one tile less there than there are stages."""
+    return tiles * elements * max(facts.load_bytes, facts.staged_bytes) <= device.shared_memory
 
 
 def _per_access(facts: Facts) -> int:
