@@ -28,7 +28,7 @@ from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import CHOOSING, moving_us
 from .schedule.outside import apart_us, outside
-from .schedule.predicted import Expected, check_saves, check_spares, saves
+from .schedule.predicted import Expected, check_saves, check_spares, saves, spares
 from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -112,7 +112,7 @@ Build = Callable[[Hashable | None, Region], Plan | TooWide]
 
 def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
-    those that are faster than Inductor's kernels."""
+    those that pay."""
     whole = _possible(region, build, runner)
     if whole.loops.blocked:
         return _of_tile(whole, build, runner)
@@ -127,7 +127,11 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
             plans.append(runner.step("cost", _with_outside, one, whole.region))
         except Decline:
             continue
-    return sorted(plans, key=lambda one: (not saves(one.expected), one.expected.ours_us))
+    return sorted(plans, key=lambda one: (not _pays(one), one.expected.ours_us))
+
+
+def _pays(plan: Plan) -> bool:
+    return saves(plan.expected) and spares(plan.expected, plan.traffic)
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:

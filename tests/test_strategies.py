@@ -118,6 +118,15 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
             SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size, FITTED)
 
 
+def test_a_program_of_symbolic_rows_has_no_short_sums() -> None:
+    """With another size, as many programs would have more rows each."""
+    full = ((4096, 512), f32)
+    graph = graphs.traced_rows(graphs.pair, full, full)
+    with pytest.raises(Decline, match="other sizes"):
+        SHORT_SUMS.applies(graphs.merged(graphs.only(graph)))
+    SHORT_SUMS.applies(graphs.merged(graphs.only(graphs.pair_graph())))
+
+
 def test_a_program_whose_reductions_end_within_a_tile() -> None:
     """Only one entry runs it."""
     program = lower_tile(graphs.within_tile(graphs.block_scales(4096, 2048)))

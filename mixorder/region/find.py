@@ -221,8 +221,8 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:
-    """The outer reductions that read nothing but what others read anyway: of two norms of one activation, both
-    have their own gradient, which the second one's db reads alone."""
+    """The outer reductions that read nothing but what others read anyway. Of two norms of one activation, the
+    second one's db reads a gradient that its dw reads as well."""
     read = frozenset[Node]().union(*(_leaves(analysis, n) for n in (*inner, *outers)))
     return {
         n

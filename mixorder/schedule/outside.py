@@ -86,9 +86,15 @@ def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:
             if operand in computed:
                 todo += [operand] if operand not in seen else []
                 seen.add(operand)
-            elif operand not in nodes and (node in computed or not is_view(node)):
+            elif operand not in nodes and (node in computed or _is_read(node, nodes)):
                 found.add(operand)
     return found
+
+
+def _is_read(node: Node, nodes: set[Node]) -> bool:
+    """Whether loops that compute some nodes read the operands of one of them. They do not for a view of a
+    result."""
+    return not is_view(node) or any(user in nodes for user in node.users)
 
 
 def _stored_anyway(nodes: Collection[Node]) -> set[Node]:

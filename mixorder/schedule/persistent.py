@@ -192,8 +192,8 @@ def _tile(
         xblock //= 2  # too few rows: more programs instead of larger tiles
     if facts.along_rows:
         xblock = max(xblock, min(_per_access(facts), _floor_power_of_2(2 * resident // r0_block)))
-    # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers: 64 rows
-    # and one stage 122 us, 32 rows and two stages 90. Where a row is reduced, `by_time` looks for such tiles.
+    # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers:
+    # 122 us with 64 rows and one stage, 90 with 32 and two. Where a row is reduced, `by_time` does this.
     while xblock > 1 and not (facts.levels or _fits_ahead(facts, per_sm * xblock * r0_block, 1, device)):
         xblock //= 2
     elements = xblock * r0_block

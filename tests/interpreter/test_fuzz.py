@@ -72,7 +72,12 @@ def test_programs_in_which_a_bug_was_found() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "found"),
-    [("", "persistent"), ("cooperative", "cooperative, 2 programs to 2 rows"), ("reread", "reread")],
+    [
+        ("", "persistent"),
+        ("cooperative", "cooperative, 2 programs to 2 rows"),
+        ("reread", "reread"),
+        ("short sums", "short sums"),
+    ],
 )
 def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: str) -> None:
     wide = NORM if not strategy else dataclasses.replace(NORM, shape=(5, 200), strategy=strategy)

@@ -1,5 +1,5 @@
-"""Regions that read their rows twice, or whose programs have few rows: at widths where they must, and at small
-ones where they are made to."""
+"""Regions that read their rows twice, or whose programs have few rows: at widths where they must, and at
+small ones where they are made to."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class Program:
     puts nan or inf at a place (modulo the size) of an input. `backward`: what counts are the gradients of the
     inputs. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program is
     run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1. `strategy`:
-    the way to run rows that is tried first (`cooperative` or `reread`); empty for the pipeline's own
-    choice. `seed` is that of the inputs' numbers.
+    the way to run rows that is tried first (`cooperative`, `reread` or `short sums`); empty for the
+    pipeline's own choice. `seed` is that of the inputs' numbers.
     """
 
     shape: Shape
@@ -266,7 +266,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         backward,
         dynamic,
         draw.pick((0, 0, 0, 1, 3, 64)),
-        draw.pick(("", "", "cooperative", "reread")),
+        draw.pick(("", "", "cooperative", "reread", "short sums")),
         seed,
         draw.pick(INTS),
         draw.pick(FP8),
