@@ -3,6 +3,7 @@
     python tools/duel.py CORPUS --out duels --seconds 540             # the most frequent first
     python tools/duel.py CORPUS --out more --skip duels/duels.jsonl   # the others
     python tools/duel.py CORPUS --out all --left duels/duels.jsonl --fuse-all  # was it right not to fuse?
+    python tools/duel.py CORPUS --out tuned --keys 5d27a8 --tuned    # by mixorder_autotune
     python tools/duel.py --report duels/duels.jsonl more/duels.jsonl  # no GPU
 
 Processes compile side by side; what runs on the GPU runs alone (`lab/duel.py`). In --out: `duels.jsonl`,
@@ -27,7 +28,7 @@ from lab.duels import Duel, interleaved, load
 from lab.measuring import append, measuring
 from lab.pool import Broken
 
-ENTRY_S = 120  # an entry that takes longer counts as hung
+ENTRY_S, TUNED_S = 120, 600  # an entry that takes longer counts as hung; tuned ones wait for each other
 CPU = "cpu: in Triton's interpreter, for tests"
 TO_FINISH_S = 45  # from the last start of an entry to the end
 
@@ -57,11 +58,12 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     print(f"{len(todo)} entries", flush=True)
     with measuring("lab.duel", args.device, max(1, min(args.workers, len(todo)))) as (pool, turn):
-        rest = (str(args.corpus), args.device, turn, not args.no_kernels, args.code, args.fuse_all)
-        tasks = [Task(entry.key, *rest) for entry in todo]
-        ends = started + args.seconds
+        where = (str(args.corpus), args.device, turn)
+        what = (not args.no_kernels, args.code, args.fuse_all, args.tuned)
+        tasks = [Task(entry.key, *where, *what) for entry in todo]
+        ends, limit = started + args.seconds, TUNED_S if args.tuned else ENTRY_S
         until = ends - min(TO_FINISH_S, args.seconds / 4)
-        for i, (task, result) in enumerate(pool.run(tasks, ENTRY_S, until, ends=ends), 1):
+        for i, (task, result) in enumerate(pool.run(tasks, limit, until, ends=ends), 1):
             duel, code = taken(task, result)
             append(args.out / "duels.jsonl", dataclasses.asdict(duel))
             if code:
@@ -112,6 +114,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-kernels", action="store_true", help="without the profiler")
     parser.add_argument("--code", action="store_true", help="keep stock's output code")
     parser.add_argument("--fuse-all", action="store_true", help="fuse also what is predicted to be slower")
+    parser.add_argument("--tuned", action="store_true", help="with mixorder_autotune, one entry at a time")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/duels")))
     args = parser.parse_args(argv)
     if bool(args.corpus) == bool(args.report):

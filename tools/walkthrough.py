@@ -46,6 +46,7 @@ FX graph of forward or backward, after Inductor's own passes
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
+   |                   short sums    as persistent, with few rows to a program: its sums need fewer registers
    |                   reread        a program reads the row again after each reduction
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element

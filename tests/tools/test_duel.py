@@ -15,7 +15,7 @@ from typing import Any
 import duel as tool
 import pytest
 import torch
-from lab import duel_report
+from lab import compilers, duel_report
 from lab.corpus import Entry, Input, Place, save
 from lab.duel import kind_of, moved, propagated
 from lab.duels import Duel, Way, interleaved, load, parse
@@ -244,6 +244,20 @@ def test_what_is_left_to_inductor_is_judged_by_a_duel_with_all_fused() -> None:
     assert "| ... not to (2 of 3 judged) | 50.0% | |" in lines
     assert "| decisions that were right (2) | 50.0% | 98% |" in lines
     assert "| 30.0 " not in text and "measured again" not in text
+
+
+def test_what_is_tuned_has_figures_of_its_own() -> None:
+    """By a stricter bar, and it takes the place of no result without tuning."""
+    plain, slow = made_up("slow", 20.0, 22.0), made_up("slow", 20.0, 20.3, tuned=True)
+    fast = made_up("fast", 40.0, 20.0, tuned=True)
+    text = duel_report.report([[plain, slow], [made_up("fast", 40.0, 25.0), fast]])
+    lines = [re.sub(" +", " ", line) for line in text.splitlines()]
+    assert "| tuned (2): slower by more than 1% | 1: slow | 0 |" in lines
+    assert f"| ... geometric mean | {math.sqrt(2 * 20 / 20.3):.3f} | |" in lines
+    assert "| slower by more than 3% and 1 us | 1: slow | 0 |" in lines and "| 25.0 " in text
+    assert "tuned" not in duel_report.report([[plain]])
+    assert compilers.as_shipped(True, None, True)["mixorder_autotune"]
+    assert "mixorder_autotune" not in compilers.as_shipped(False, None, True) | compilers.as_shipped(True)
 
 
 def test_small_errors_are_as_good_as_none() -> None:

@@ -37,7 +37,7 @@ from .processes import Turn, cpu_seconds
 from .sources import lost, told
 from .stopwatch import Gpu, Host, Stopwatch
 
-MOST_LOCKED_S = 20
+MOST_LOCKED_S, MOST_TUNED_S = 20, 90
 MOST_TOLD = 2000  # characters of an exception's text
 MOST_DETAIL = 200  # and of a decline's
 
@@ -45,7 +45,8 @@ MOST_DETAIL = 200  # and of a decline's
 @dataclasses.dataclass(frozen=True)
 class Task:
     """An entry by its key, the corpus's file, the device, the file of the `Turn`. `profiled`: with each
-    kernel's time; `code`: with the text of stock's output code; `fuse_all`: fuse whatever is predicted."""
+    kernel's time; `code`: with the text of stock's output code; `fuse_all`: fuse whatever is predicted;
+    `tuned`: by `mixorder_autotune`."""
 
     key: str
     corpus: str
@@ -54,6 +55,7 @@ class Task:
     profiled: bool = True
     code: bool = False
     fuse_all: bool = False
+    tuned: bool = False
 
 
 @dataclasses.dataclass
@@ -104,14 +106,15 @@ def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:
     watch = stopwatch(task.device)  # the first one starts the GPU's context, which takes seconds
     gm, fakes = entry.module(task.device), faked(entry, task.device)
     results = propagated(gm, fakes)
-    duel.forced = task.fuse_all
+    duel.forced, duel.tuned = task.fuse_all, task.tuned
     duel.kind, duel.num_bytes = kind_of(gm), moved(fakes, results)
     ways = {"stock": duel.stock, "ours": duel.ours}
     calls, texts = {}, {}
     for name, way in ways.items():
-        calls[name], texts[name] = compiled(
-            way, entry.module(task.device), fakes, task.device, name == "ours", task.fuse_all
-        )
+        tuned = task.tuned and name == "ours"
+        with Turn(task.turn, MOST_TUNED_S) if tuned else contextlib.nullcontext():
+            compiles = ahead_of_time(task.device, name == "ours", 0 if task.fuse_all else None, tuned)
+            calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
     if task.code:
         outcome.code = texts["stock"]
     if any(way.status != "ok" for way in ways.values()):
@@ -147,15 +150,13 @@ def propagated(gm: GraphModule, fakes: Sequence[Any]) -> list[Any]:
 
 
 def compiled(
-    way: Way, gm: GraphModule, fakes: Sequence[Any], device: str, mixorder: bool, fuse_all: bool = False
+    way: Way, gm: GraphModule, fakes: Sequence[Any], compiles: Callable[..., Any]
 ) -> tuple[Callable[..., Any] | None, str]:
     """What runs the graph, and its output code; None with an error in `way`."""
     started = cpu_seconds()
     try:
         with collect() as records:
-            call, texts = run_and_get_code(
-                ahead_of_time(device, mixorder, 0 if fuse_all else None), gm, fakes
-            )
+            call, texts = run_and_get_code(compiles, gm, fakes)
     except Exception as error:
         way.status, way.message = "failed", told(error)[:MOST_TOLD]
         return None, ""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from .duels import Duel
+from .duels import SLOWER_TUNED, Duel
 from .tables import table
 
 HEAD = [
@@ -22,18 +22,25 @@ BIN = 0.05  # of the logarithm to base 2 of stock's time over ours
 
 
 def latest(groups: Sequence[Sequence[Duel]]) -> list[Duel]:
-    """Of an entry with several records the last; one with all regions fused only where there is no other."""
-    return [([d for d in records if not d.forced] or records)[-1] for records in groups]
+    """Of an entry with several records the last; one that is tuned, or with all regions fused, only where
+    there is no other."""
+    return [(as_predicted(records) or records)[-1] for records in groups]
+
+
+def as_predicted(records: Sequence[Duel]) -> list[Duel]:
+    """The records in which mixorder fused what it predicted to be faster."""
+    return [d for d in records if not (d.forced or d.tuned)]
 
 
 def report(groups: Sequence[Sequence[Duel]]) -> str:
     """The whole text. A record with all regions fused says whether it was right to leave one to Inductor."""
     duels = latest(groups)
     forced = {d.key: d for records in groups for d in records if d.forced and d.timed}
+    tuned = list({d.key: d for records in groups for d in records if d.tuned and d.timed}.values())
     timed = sorted((d for d in duels if d.timed), key=lambda d: -d.loss_us)
-    parts = [table(HEAD, map(cells, timed)), table(["figure", "found", "bar"], figures(duels, timed, forced))]
-    free = [[duel for duel in records if not duel.forced] for records in groups]
-    parts += [repeated(free), seconds(timed), *failures(duels)]
+    found = [*figures(duels, timed, forced), *figures_tuned(tuned)]
+    parts = [table(HEAD, map(cells, timed)), table(["figure", "found", "bar"], found)]
+    parts += [repeated(list(map(as_predicted, groups))), seconds(timed), *failures(duels)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -85,6 +92,15 @@ def figures(duels: Sequence[Duel], timed: Sequence[Duel], forced: Mapping[str, D
     lines.append(["peak memory above stock's by 0.5%", named(d for d in timed if d.more_memory), "0"])
     lines.append(["without a result", named(d for d in duels if not d.timed), "0"])
     return lines
+
+
+def figures_tuned(tuned: Sequence[Duel]) -> list[list[str]]:
+    """The same of what was tuned, if anything was."""
+    if not tuned:
+        return []
+    slower = named(d for d in tuned if d.ratio < 1 / SLOWER_TUNED)
+    ratio = mean(d.ratio for d in tuned)
+    return [[f"tuned ({len(tuned)}): slower by more than 1%", slower, "0"], ["... geometric mean", ratio, ""]]
 
 
 _TIMES: tuple[Callable[[Duel], float | None], ...] = (lambda d: d.stock.us, lambda d: d.ours.us)

@@ -13,6 +13,7 @@ from typing import Any
 from .measuring import known, read
 
 SLOWER, SLOWER_US = 1.03, 1.0  # the issue's bar: slower by more than this factor and these microseconds
+SLOWER_TUNED = 1.01  # and the bar of what is tuned
 MORE_ERROR, NO_ERROR = 1.25, 1e-6  # errors below the latter are a few roundings of fp32, in another order
 MORE_MEMORY = 1.005
 MIXED_TYPES = "autocast"
@@ -52,7 +53,8 @@ class Duel:
     """One entry's results. `status`: ok, failed, hung or crashed. `where`: family, recipe, direction of each
     occurrence. `kind`: norm (an inner and an outer reduction), bias (outer ones only) or other. `num_bytes`:
     of the inputs and results, each once; `limit_us`: torch.add's time for as many. `forced`: mixorder fused
-    whatever it predicted. `reference`: what errors are against. `locked`: seconds on the GPU, by step."""
+    whatever it predicted. `tuned`: by `mixorder_autotune`. `reference`: what errors are against. `locked`:
+    seconds on the GPU, by step."""
 
     key: str
     status: str = "ok"
@@ -64,6 +66,7 @@ class Duel:
     num_bytes: int = 0
     limit_us: float | None = None
     forced: bool = False
+    tuned: bool = False
     reference: str = ""
     stock: Way = field(default_factory=Way)
     ours: Way = field(default_factory=Way)
