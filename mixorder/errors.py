@@ -126,6 +126,10 @@ class TooWide(Decline):
         self.words = words
 
 
+class GainsNothing(Decline):
+    """A strategy is of no use for a program, whatever its size. Users are not told: it is no reason."""
+
+
 class CannotExplain(RuntimeError):
     """`mixorder.explain` cannot analyse this model on this device; the message says what to do."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from .codegen.source import KernelSource
-from .errors import Decline, DeclineReason, MixorderError, TooWide
+from .errors import Decline, DeclineReason, GainsNothing, MixorderError, TooWide
 from .ir.program import BufferRole, LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
@@ -235,7 +235,8 @@ def by_first_strategy(
     if not too_wide:
         raise refusals[0]
     others = refusals[refusals.index(too_wide[0]) :]
-    details = "; ".join(dict.fromkeys(refusal.detail for refusal in others))
+    told = (refusal.detail for refusal in others if not isinstance(refusal, GainsNothing))
+    details = "; ".join(dict.fromkeys(told))
     return TooWide(too_wide[0].words, details, too_wide[0].reason)
 
 

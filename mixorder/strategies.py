@@ -15,7 +15,7 @@ from .codegen.kernel import MainKernel, generate
 from .codegen.persistent import persistent_kernel
 from .codegen.source import KernelSource
 from .codegen.tile import tile_kernel
-from .errors import Decline, DeclineReason, TooWide
+from .errors import Decline, DeclineReason, GainsNothing, TooWide
 from .ir.program import Exchange, LoopProgram
 from .ir.verify import Form
 from .schedule import cooperative, persistent, tile
@@ -159,7 +159,7 @@ def _rows(schedule: Schedule) -> str:
 
 def _has_known_rows(program: LoopProgram) -> None:
     if not program.tile_axes[0].size.is_number:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, "with other sizes, a program may have more rows")
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "with other sizes, a program may have more rows")
 
 
 def _choose_few_rows(

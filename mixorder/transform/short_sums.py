@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..errors import Decline, DeclineReason
+from ..errors import DeclineReason, GainsNothing
 from ..ir.program import LoopProgram, PartialAccumulate
 
 
 def without_compensation(program: LoopProgram) -> LoopProgram:
-    """The program with plain sums. Raises `Decline` where no sum is compensated."""
+    """The program with plain sums. Raises `GainsNothing` where no sum is compensated."""
     main, *others = program.nests
     body = [s for s in main.body if isinstance(s, PartialAccumulate)]
     if not any(s.compensated for s in body):
-        raise Decline(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
     plain = (
         dataclasses.replace(s, compensated=False) if isinstance(s, PartialAccumulate) else s
         for s in main.body

@@ -17,7 +17,6 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule, Interpreter
 
 from mixorder import pipeline
-from mixorder.errors import TooWide
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -57,12 +56,12 @@ def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
     dy = torch.randn_like(x)
     with collect() as records:
         ours = gradients(module, x, dy, ON)
-    (record,) = records
-    if name == "residual" and dtype == f32:  # weight, bias and a compensated sum leave too few registers
-        assert isinstance(record, TooWide)
-        return
-    assert isinstance(record, RegionRecord) and record.inner and record.outer
-    assert "evict_last" in record.kernels[0].text
+    # Weight, bias and a compensated sum leave too few registers for the whole: one sum is a region of its own.
+    parts = ["short sums", "reread"] if (name, cols, dtype) == ("residual", 16384, f32) else ["reread"]
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == parts
+    for record in records:
+        assert isinstance(record, RegionRecord) and record.inner and record.outer
+        assert ("evict_last" in record.kernels[0].text) == (record.strategy == "reread")
     check_gradients(ours, module, x, dy, cols)
 
 

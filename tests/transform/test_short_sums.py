@@ -8,7 +8,7 @@ import graphs
 import pytest
 from graphs import bf16, f32, merged, only
 
-from mixorder.errors import Decline
+from mixorder.errors import GainsNothing
 from mixorder.ir.program import Load, LoopProgram, PartialAccumulate, Reduce
 from mixorder.ir.verify import Form, verify
 from mixorder.schedule.facts import facts_of
@@ -38,5 +38,5 @@ def test_partial_results_are_still_added_up_in_fp64() -> None:
 
 
 def test_a_program_without_compensated_sums_is_declined() -> None:
-    with pytest.raises(Decline, match="no sum over rows is compensated"):
+    with pytest.raises(GainsNothing, match="no sum over rows is compensated"):
         without_compensation(layer(bf16))
