@@ -212,7 +212,7 @@ _INSTRUCTIONS = {
     **dict.fromkeys(
         ("exp", "sigmoid", "truediv", "div_rn", "reciprocal", "sqrt", "asin", "acos", "atan"), 12
     ),
-    "branchless_tanh": 16,
+    "branchless_tanh": 14,
     "branchless_erf": 22,
     "lgamma": 200,
 }

@@ -56,7 +56,7 @@ def test_wide_rows(name: str, cols: int, dtype: torch.dtype) -> None:
     dy = torch.randn_like(x)
     with collect() as records:
         ours = gradients(module, x, dy, ON)
-    # Weight, bias and a compensated sum leave too few registers for the whole: one sum is a region of its own.
+    # Weight, bias and a compensated sum leave too few registers for the whole: a sum is its own region.
     parts = ["short sums", "reread"] if (name, cols, dtype) == ("residual", 16384, f32) else ["reread"]
     assert [r.strategy for r in records if isinstance(r, RegionRecord)] == parts
     for record in records:
