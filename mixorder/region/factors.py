@@ -54,8 +54,10 @@ def flat(order: Order) -> Run:
 
 def divided(factors: Run, shape: Sequence[Size]) -> Order | None:
     """A flat index as one of `shape`, row major; None if a dim begins within a factor that it does not
-    divide, or a size is symbolic."""
+    divide, a size is symbolic, or there are no elements."""
     left, dims = list(factors), list[Run]()
+    if 0 in shape or any(factor.size == 0 for factor in factors):
+        return None
     for n in reversed(shape):
         run: list[Factor] = []
         if not isinstance(n, int):

@@ -66,8 +66,23 @@ VARIANCE = Program(
 )
 
 
-def test_programs_in_which_a_bug_was_found() -> None:
-    check(VARIANCE, "interpreter")
+# Truth values are stored transposed, in a graph that is compiled for no rows.
+NO_ROWS = Program(
+    shape=(1, 7, 12),
+    inner=(2,),
+    outer=(0, 1),
+    steps=(Step("v1", "row_bool_eq", ("ri", "ri"), 4), Step("v6", "col_sum_flat", ("x", "y"), 1)),
+    outputs=(("v1", "twice"), ("v6", "transposed")),
+    layouts=("contiguous", "offset", "contiguous", "expanded"),
+    dynamic=True,
+    sizes=(0, 2),
+    oblivious=True,
+)
+
+
+@pytest.mark.parametrize("program", [VARIANCE, NO_ROWS], ids=["variance", "no rows"])
+def test_programs_in_which_a_bug_was_found(program: Program) -> None:
+    check(program, "interpreter")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def test_a_shape_that_cuts_through_a_factor(shape: tuple[int, ...]) -> None:
     assert divided((Factor(1, 12), Factor(12, 8)), shape) is None
 
 
+@pytest.mark.parametrize("shape", [(5, 0), (0,), (2, 3)])
+def test_no_elements_have_no_factors(shape: tuple[int, ...]) -> None:
+    assert divided((Factor(1, 0),), shape) is None and divided((Factor(1, 6),), (0, 6)) is None
+
+
 def test_joined_where_one_follows_the_other() -> None:
     assert joined((Factor(12, 8), Factor(1, 12))) == (Factor(1, 96),)
     assert joined((Factor(1, 12), Factor(12, 8))) == (Factor(1, 12), Factor(12, 8))
