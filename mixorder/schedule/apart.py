@@ -27,7 +27,7 @@ from ..ir.program import (
 from . import split
 from .cost import without
 from .device import DeviceInfo
-from .kernel_time import Kind, Times, Walk
+from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
 from .schedule import next_power_of_2
 from .work import ACCESS, Access, Work, accesses, against, computing, total
@@ -54,7 +54,7 @@ class Kernel:
     programs: int
     launches: int
     accesses: tuple[Access, ...]
-    walk: Walk = Walk()
+    walk: Walk = NO_WALK
     sums: int = 0
     casts: int = 0
     partials: int = 1

@@ -42,6 +42,9 @@ class Walk:
     tiles: int = 0
 
 
+NO_WALK = Walk()  # nothing waits for what came before
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedTimes:
     """Of mixorder's main kernel (`fused.Fused`). `share`: of the memory's rate that it reaches.
@@ -110,7 +113,7 @@ class Times:
         work: Work,
         device: DeviceInfo,
         programs: float = math.inf,
-        walk: Walk = Walk(),  # noqa: B008
+        walk: Walk = NO_WALK,
     ) -> float:
         """Microseconds of one of Inductor's kernels, without its launch."""
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
