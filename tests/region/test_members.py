@@ -9,6 +9,7 @@ import torch
 from graphs import bf16, f32, find, only, traced
 
 from mixorder.region.find import find_regions
+from mixorder.region.nodes import CONSTANTS
 from mixorder.region.partition import leaner
 from mixorder.region.region import Region
 
@@ -96,3 +97,17 @@ def test_a_scale_that_a_later_norm_reads_keeps_no_cast_outside() -> None:
 
     first, second = find(traced(function, FULL, ((256, 256), F8), ((), f32), FULL))
     assert full_outputs(first) == [str(F8)] and full_outputs(second) == ["torch.float32"]
+
+
+def test_a_constant_that_a_product_reads_is_not_written() -> None:
+    """It is made outside again, which reads nothing."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        ones = torch.ones(512, 256, dtype=torch.bfloat16)
+        scaled_dy = dy + ones
+        dx = dy - x * (scaled_dy * x).sum(-1, keepdim=True)
+        return dx, (scaled_dy * x).sum(0), ones @ w
+
+    (region,) = find(traced(function, FULL, FULL, SQUARE))
+    assert any(n.target in CONSTANTS for n in region.nodes)
+    assert not any(n.target in CONSTANTS for n in region.outputs)
