@@ -11,6 +11,7 @@ from graphs import bf16, f32, layer_norm_backward, only, pair, pair_graph, rms_n
 from torch.fx import Graph
 
 from mixorder.lowering.lower import lower
+from mixorder.schedule import split
 from mixorder.schedule.apart import Kernel, kernels_of, microseconds
 from mixorder.schedule.device import H200
 from mixorder.schedule.kernel_time import SERIAL, SERIAL_COLS, TIMES, Kind, Walk
@@ -138,6 +139,14 @@ def test_a_pointwise_result_and_its_sum() -> None:
     # The sum reads what the first has written instead of computing it again from two tensors.
     assert columns.work.dram == size + 2 * LARGE[1]
     assert pointwise.work.light > 10 * columns.work.light
+
+
+def test_rows_that_its_parts_do_not_divide_take_longer() -> None:
+    """The loads of the last part are masked by their row."""
+    graphs = (traced(largest, ((rows, 1024), f32), ((rows, 1024), f32)) for rows in (16384, 16381))
+    even, odd = (kernels(graph)[1] for graph in graphs)
+    assert split.parts(16384, 1024, H200) == split.parts(16381, 1024, H200) > 1
+    assert odd.work.dram / even.work.dram == pytest.approx(split.UNEVEN, rel=0.01)
 
 
 def test_a_row_in_a_loop_is_read_once_for_each_sum_that_needs_another() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import graphs
 import pytest
+import torch
 from graphs import f32
 
 from mixorder import pipeline
@@ -13,7 +15,7 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
-from mixorder.schedule.fused import Fused, fused_kernels
+from mixorder.schedule.fused import HALVES, Fused, fused_kernels, main_work
 from mixorder.schedule.kernel_time import TIMES
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.work import Work
@@ -141,3 +143,24 @@ def test_a_norm_of_384_columns_has_small_programs(norm: RegionRecord) -> None:
     assert norm.schedule.tile.num_warps <= 4 and norm.schedule.num_splits > SM
     whole = dataclasses.replace(norm.schedule, tile=Tile(8, 8, 5), r0_block=512, chunks=1, num_splits=SM)
     assert kernels(norm.schedule, norm).us(H200, TIMES) < 0.92 * kernels(whole, norm).us(H200, TIMES)
+
+
+def test_tensors_beside_a_mask_of_bytes_move_half_sectors() -> None:
+    """A thread has 16 elements of each, and its accesses of float32 are apart from those of its neighbours."""
+
+    def function(x: Any, dy: Any, mask: Any) -> Any:
+        dy = dy * mask
+        return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
+
+    moved = {}
+    for dtype in (torch.bool, f32):
+        graph = graphs.traced(function, *[((4096, 512), d) for d in (f32, f32, dtype)])
+        with collect() as records:
+            pipeline.run(graph, Options(enabled=True, interpret=True, min_numel=0))
+        (record,) = records
+        assert isinstance(record, RegionRecord)
+        facts = facts_of(record.loops)
+        moved[dtype] = main_work(record.loops, record.schedule, facts, 1.0)[0].l2 / facts.numel
+    # Two float32 and a mask are read, and one float32 is written.
+    assert moved[torch.bool] == pytest.approx(HALVES * (3 * 4 + 1), rel=0.05)
+    assert moved[f32] == pytest.approx(4 * 4, rel=0.05)
