@@ -146,7 +146,7 @@ def test_a_norm_of_384_columns_has_small_programs(norm: RegionRecord) -> None:
 
 
 def test_tensors_beside_a_mask_of_bytes_move_half_sectors() -> None:
-    """A thread has 16 elements of each, and its accesses of float32 are apart from those of its neighbours."""
+    """A thread has 16 elements of each: its accesses of float32 are apart from those of its neighbours."""
 
     def function(x: Any, dy: Any, mask: Any) -> Any:
         dy = dy * mask
