@@ -2,7 +2,8 @@
 
 It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
 by number, and the metadata of every tensor. It holds no names, and nothing of the graph around the region
-but whether a result leaves the graph, and for a tensor of other strides than row-major, who reads it.
+but whether a result leaves the graph, which values an operator outside has rounded, and for a tensor of other
+strides than row-major, who reads it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def structural_key(region: Region) -> Hashable | None:
             tuple(number[n] for n in region.outer),
             tuple(sorted(number[n] for n in region.made_contiguous)),
             tuple(sorted(number[n] for n in region.widened)),
+            tuple(sorted(number[n] for n in region.rounded)),
             tuple(sorted(number[n] for n in region.padded)),
         )
     except _Unknown:

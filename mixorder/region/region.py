@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping
 
 from torch.fx import Node
 
 from .axes import Space
 from .factors import Order
+from .gathers import is_gather
 from .moves import Steps, moved
-from .nodes import float_bytes, operands
-from .space_analysis import SpaceAnalysis
+from .nodes import float_bytes, is_view, operands
+from .space_analysis import SpaceAnalysis, takes_operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +104,22 @@ class Region:
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:
-        """Outputs in half precision from which a wider output is computed, such as a softmax's sum.
+        """Members in half precision whose rounded values the region computes with: outputs from which a wider
+        output is computed, such as a softmax's sum, and those that the region reads a function of.
 
-        The wider output is computed from rounded values, so that it agrees with the stored ones.
+        So what is computed agrees with the stored values.
         """
+        return self._outputs_below_wider_ones() | self._operands_of_inputs()
+
+    def _operands_of_inputs(self) -> frozenset[Node]:
+        """Members that an operator outside, such as a custom one, reads in memory, where the region reads the
+        operator's result: in `v - op(v)` both are of the rounded `v`."""
+        members = set(self.nodes)
+        sources = (source for source in map(_without_views, self.inputs) if source.op == "call_function")
+        read = (a for s in sources if not (takes_operands(s) or is_gather(s)) for a in operands(s))
+        return frozenset(a for a in map(_without_views, read) if a in members and float_bytes(a) == 2)
+
+    def _outputs_below_wider_ones(self) -> frozenset[Node]:
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
         found = []
@@ -132,3 +146,10 @@ class Region:
             *(f"    {n.format_node()}" for n in self.nodes),
         ]
         return "\n".join(lines)
+
+
+def _without_views(node: Node) -> Node:
+    """The tensor that a node shows; of an item of several results, the operator that gives them."""
+    while is_view(node) or node.target is operator.getitem:
+        node = operands(node)[0]
+    return node

@@ -80,7 +80,24 @@ NO_ROWS = Program(
 )
 
 
-@pytest.mark.parametrize("program", [VARIANCE, NO_ROWS], ids=["variance", "no rows"])
+# A custom operator's result, less what it is computed from: nothing is left of values that are both rounded.
+ROUNDED = Program(
+    shape=(2, 3, 4, 5),
+    inner=(2, 3),
+    outer=(0, 2, 3),
+    steps=(
+        Step("v5", "mul_row", ("x", "r"), 1),
+        Step("v7", "note", ("v5",), 4),
+        Step("v8", "row_sum", ("x", "x"), 3),
+        Step("v9", "col_sum_flat", ("v5", "v7"), 5),
+    ),
+    outputs=(("v8", "plain"), ("v9", "plain")),
+    dtype="float16",
+    weight_dtype="float16",
+)
+
+
+@pytest.mark.parametrize("program", [VARIANCE, NO_ROWS, ROUNDED], ids=["variance", "no rows", "rounded"])
 def test_programs_in_which_a_bug_was_found(program: Program) -> None:
     check(program, "interpreter")
 

@@ -189,6 +189,22 @@ def test_a_cast_that_a_matmul_needs_is_written_here() -> None:
     assert node(graph, "convert_element_type") in region.outputs
 
 
+@pytest.mark.parametrize("behind", ["a product", "a scan", "nothing"])
+def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> None:
+    """The region computes `v` again, but the product has read the `v` that is in memory."""
+
+    def function(x: Any, scale: Any, w: Any, other: Any) -> Any:
+        v = x * scale
+        read = {"a product": lambda: v @ w, "a scan": lambda: v.cumsum(0), "nothing": lambda: other @ w}[
+            behind
+        ]()
+        return (x * x).sum(-1), (v - read).sum(0)
+
+    half, square, row = ((512, 256), bf16), ((256, 256), bf16), ((512, 1), bf16)
+    (region,) = convex(traced(function, half, row, square, half))
+    assert names(region.rounded) == ({"mul"} if behind != "nothing" else set())
+
+
 def test_a_cast_that_the_region_waits_for_is_recomputed() -> None:
     """The matmul comes before the region's end: written here, the cast would close a cycle."""
 
