@@ -13,7 +13,6 @@ import sympy
 
 from ..ir.program import (
     AxisClass,
-    BufferRole,
     Load,
     LoopProgram,
     Nest,
@@ -30,7 +29,7 @@ from .device import DeviceInfo
 from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
 from .schedule import next_power_of_2
-from .work import ACCESS, Access, Work, accesses, against, computing, total
+from .work import ACCESS, Access, Work, accesses, against, computing, masks, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
@@ -136,12 +135,6 @@ def _loads(statements: Sequence[Statement], row: sympy.Symbol) -> int:
     own = {s.name for s in statements if isinstance(s, Value)}
     stored = {name for s in statements for name in operands(s)} - own
     return len(stored) + sum(isinstance(s, Load) and row in s.index.free_symbols for s in statements)
-
-
-def _masks(program: LoopProgram, found: Sequence[Access]) -> int:
-    """The tensors of bytes over rows and columns that are read."""
-    buffers = [program.buffer(a.buffer) for a in found if a.tiled]
-    return len({b.name for b in buffers if b.role is BufferRole.INPUT and b.dtype.itemsize == 1})
 
 
 def _in_lanes(work: Work, cols: int) -> Work:
@@ -269,7 +262,7 @@ def _mixed(program: LoopProgram, nests: tuple[Nest, Nest], device: DeviceInfo) -
         rows,
         1 + len(sums) + casts,
         tuple(found),
-        split.mixed_walk(rows, lanes, each, _masks(program, found)),
+        split.mixed_walk(rows, lanes, each, len(masks(program, found))),
         sums=len(sums),
         casts=casts,
         partials=partials,

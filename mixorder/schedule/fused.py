@@ -18,7 +18,7 @@ from .device import H200, DeviceInfo
 from .facts import Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
-from .work import ACCESS, Access, Work, accesses, against, computing, total
+from .work import ACCESS, Access, Work, accesses, against, computing, full_inputs, masks, total
 
 ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
@@ -193,7 +193,7 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
     moves = total(found)
-    if _has_mask(loops, found):
+    if (bytewise := masks(loops, found)) and bytewise < full_inputs(loops, found):
         moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
     conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
     turned = Work(0, 0, requests=conflicts * against(found))
@@ -208,13 +208,6 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(found, schedule, facts)
-
-
-def _has_mask(loops: LoopProgram, found: Sequence[Access]) -> bool:
-    """Whether a tensor of bytes is loaded over rows and columns, beside wider ones."""
-    full = [loops.buffer(a.buffer) for a in found if a.tiled]
-    sizes = {b.dtype.itemsize for b in full if b.role is BufferRole.INPUT}
-    return 1 in sizes and len(sizes) > 1
 
 
 def _width(found: Sequence[Access], schedule: Schedule, facts: Facts) -> int:

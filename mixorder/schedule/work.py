@@ -117,6 +117,17 @@ def accesses(
     return found
 
 
+def full_inputs(program: LoopProgram, found: Iterable[Access]) -> set[str]:
+    """The tensors over rows and columns that some accesses read."""
+    names = {a.buffer for a in found if a.tiled}
+    return {name for name in names if program.buffer(name).role is BufferRole.INPUT}
+
+
+def masks(program: LoopProgram, found: Iterable[Access]) -> set[str]:
+    """Those of the same that have one byte for an element, such as a dropout's mask."""
+    return {name for name in full_inputs(program, found) if program.buffer(name).dtype.itemsize == 1}
+
+
 def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement]) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
     elements; what has 64 bits takes two."""
