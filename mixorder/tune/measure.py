@@ -15,6 +15,7 @@ import functools
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -34,6 +35,13 @@ T = TypeVar("T")
 
 SETTLE_S = 0.05  # replays before the first sample
 SAMPLES_S = 1.0  # limit on the samples of one call; long kernels get fewer
+
+alone_on_gpu: Callable[[], AbstractContextManager[object]] = nullcontext
+"""Entered for all that runs on the GPU, but not to compile. Where processes share a GPU, one that waits."""
+
+
+Compiled = Mapping[Candidate, Sequence[tuple[KernelSource, Any]]]
+"""The kernels of each candidate, as source and as compiled by Triton, in the order of their launches."""
 
 
 class Way(Protocol):
@@ -71,7 +79,13 @@ class Bench:
 
     def __call__(self, candidates: Sequence[Candidate], reps: int) -> dict[Candidate, float]:
         """Microseconds of those candidates that compile and run, from about `reps` samples each."""
-        return self._on_device(lambda: self._times(self._graphs(candidates), reps))
+
+        def times() -> dict[Candidate, float]:
+            compiled = self._compiled(candidates)
+            with alone_on_gpu():
+                return self._times(self._graphs(compiled), reps)
+
+        return self._on_device(times)
 
     def beside_inductor(self, candidate: Candidate, reps: int) -> Beside:
         """Microseconds of a candidate and of Inductor's kernels for the same nodes and inputs, in turns.
@@ -80,10 +94,12 @@ class Bench:
         """
 
         def in_turns() -> Beside:
+            compiled = self._compiled([candidate])
             if self.inductors is None:
                 self.inductors = self._inductors()
-            ours = self._graphs([candidate])[candidate]
-            times = self._times({"ours": ours, "Inductor's": self.inductors.graph}, reps)
+            with alone_on_gpu():
+                ours = self._graphs(compiled)[candidate]
+                times = self._times({"ours": ours, "Inductor's": self.inductors.graph}, reps)
             return Beside(times["ours"], times["Inductor's"])
 
         return self._on_device(in_turns)
@@ -108,12 +124,14 @@ class Bench:
     def _inductors(self) -> Captured[Any]:
         """Inductor's kernels for the region's nodes, captured."""
         assert self.alone is not None
-        inputs = [self._made(i.name, i.dtype, i.shape, i.stride, filled=True) for i in self.alone.inputs]
-        likes = [(i.dtype, i.shape, i.stride) for i in self.alone.inputs]
+        named = [(i.name, i.dtype, i.shape, i.stride) for i in self.alone.inputs]
+        likes = [(dtype, shape, stride) for _, dtype, shape, stride in named]
         try:
-            step = functools.partial(compile_as_shipped(self.alone.module(), likes, self.device), inputs)
-            step()  # Inductor chooses among its kernels' configurations
-            return capture(step, torch.cuda.Stream())
+            compiled = compile_as_shipped(self.alone.module(), likes, self.device)
+            with alone_on_gpu():
+                step = functools.partial(compiled, [self._made(*like, filled=True) for like in named])
+                step()  # Inductor chooses among its kernels' configurations
+                return capture(step, torch.cuda.Stream())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of Inductor's, whatever it is: there is nothing to compare with
@@ -136,8 +154,8 @@ class Bench:
         program = next(iter(self.ways.values())).loops
         return program.role(BufferRole.INPUT) + program.role(BufferRole.OUTPUT)
 
-    def _graphs(self, candidates: Sequence[Candidate]) -> dict[Candidate, torch.cuda.CUDAGraph]:
-        """Each candidate's two launches, captured."""
+    def _compiled(self, candidates: Sequence[Candidate]) -> Compiled:
+        """The kernels of those candidates that compile, in the order of their launches."""
         assert self.target is not None
         sources = {
             c: self.ways[c.variant].strategy.generate(self.ways[c.variant].loops, c.schedule, self.label)
@@ -146,18 +164,17 @@ class Bench:
         jobs = {
             (c, s): job_of(self.ways[c.variant].loops, s, self.target) for c in sources for s in sources[c]
         }
-        compiled = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
+        found = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
+        pairs = {c: [(s, found.get(jobs[c, s])) for s in sources[c]] for c in candidates}
+        return {c: pair for c, pair in pairs.items() if all(kernel is not None for _, kernel in pair)}
+
+    def _graphs(self, compiled: Compiled) -> dict[Candidate, torch.cuda.CUDAGraph]:
+        """The launches of each candidate that runs, captured."""
         stream = torch.cuda.Stream()
         graphs = {}
-        for candidate, pair in sources.items():
-            kernels = [compiled.get(jobs[candidate, source]) for source in pair]
-            if None in kernels:
-                continue
+        for candidate, kernels in compiled.items():
             try:
-                launches = [
-                    self._launch(candidate, source, kernel)
-                    for source, kernel in zip(pair, kernels, strict=True)
-                ]
+                launches = [self._launch(candidate, source, kernel) for source, kernel in kernels]
                 before = (*self._copies(candidate), *self._fills(candidate))
                 step = functools.partial(_in_order, (*before, *launches))
                 step()  # the first launch loads its kernel

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import graphs
@@ -44,7 +45,7 @@ def bench_of(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, Cand
 def no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step instead of a CUDA graph of it."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(measure, "capture", lambda step, _: types.SimpleNamespace(outputs=step()))
+    monkeypatch.setattr(measure, "capture", lambda step, _: types.SimpleNamespace(outputs=step(), graph=None))
 
 
 @pytest.mark.usefixtures("no_graphs")
@@ -69,6 +70,37 @@ def test_what_inductor_raises(error: Exception, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(NotComparable if type(error) is RuntimeError else torch.OutOfMemoryError):
         bench._inductors()
     assert stock.compile_as_shipped is not compile_as_shipped
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_what_runs_on_the_gpu_waits_for_others_and_what_compiles_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processes that share a GPU time alone, and compile side by side."""
+    bench, candidate, _ = bench_of(graphs.pair_graph(512, 256), monkeypatch)
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        seen.append("taken")
+        yield
+        seen.append("given back")
+
+    def noted(what: str, result: Any) -> Callable[..., Any]:
+        return lambda *_, **__: seen.append(what) or result
+
+    monkeypatch.setattr(measure, "alone_on_gpu", turn)
+    monkeypatch.setattr(bench, "_on_device", lambda measured: measured())
+    monkeypatch.setattr(bench, "_compiled", noted("compiled", {}))
+    monkeypatch.setattr(measure, "compile_as_shipped", noted("compiled", noted("run", [])))
+    monkeypatch.setattr(bench, "_graphs", noted("captured", {candidate: None}))
+    monkeypatch.setattr(bench, "_times", noted("timed", {"ours": 1.0, "Inductor's": 2.0}))
+    bench([candidate], 1)
+    assert seen == ["compiled", "taken", "captured", "timed", "given back"]
+    seen.clear()
+    assert bench.beside_inductor(candidate, 1).inductor_us == 2.0
+    ours, inductors = ["taken", "captured", "timed", "given back"], ["taken", "run", "run", "given back"]
+    assert seen == ["compiled", "compiled", *inductors, *ours]
 
 
 def test_an_input_that_is_copied_before_the_launch_is_copied_in_its_time(

@@ -27,6 +27,7 @@ from mixorder.errors import Decline
 from mixorder.inspection.accuracy import largest_error
 from mixorder.region import nodes
 from mixorder.report import RegionRecord, collect
+from mixorder.tune import measure
 
 from .compilers import ahead_of_time
 from .corpus import Entry, load
@@ -110,11 +111,11 @@ def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:
     duel.kind, duel.num_bytes = kind_of(gm), moved(fakes, results)
     ways = {"stock": duel.stock, "ours": duel.ours}
     calls, texts = {}, {}
+    measure.alone_on_gpu = functools.partial(Turn, task.turn, MOST_TUNED_S)
     for name, way in ways.items():
         tuned = task.tuned and name == "ours"
-        with Turn(task.turn, MOST_TUNED_S) if tuned else contextlib.nullcontext():
-            compiles = ahead_of_time(task.device, name == "ours", 0 if task.fuse_all else None, tuned)
-            calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
+        compiles = ahead_of_time(task.device, name == "ours", 0 if task.fuse_all else None, tuned)
+        calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
     if task.code:
         outcome.code = texts["stock"]
     if any(way.status != "ok" for way in ways.values()):
