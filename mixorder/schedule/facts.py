@@ -40,14 +40,14 @@ class Facts:
 
     `rows` x `cols`, at `batch` indices of the batch axis; a program has one index. Symbolic sizes are hints.
     `load_bytes` stream in from full-size tensors. `staged_bytes` are those of all tile loads, including what
-    a gather reads again and what many rows share. `item_bytes`: size of an element of the narrowest full
-    tensor. `held_words` stay in registers from one reduction to the next, including accumulators and column
-    vectors; `column_words` are those of these two, per column. `instructions`: machine instructions that
-    compute with an element. `divergent`: threads of a warp take different branches. `levels`: the longest
-    chain of dependent reductions. `rereads`: tile loads that repeat an earlier phase's. `period`: rows this
-    many apart start at the same distance from a boundary of wide accesses; 1 if all do. `slack`: lanes beyond
-    its columns that a program needs then. `numbered`: every address that the finalisation loads from depends
-    on its program's number.
+    a gather reads again and what many rows share. `item_bytes`, `widest_bytes`: size of an element of the
+    narrowest and of the widest full tensor. `held_words` stay in registers from one reduction to the next,
+    including accumulators and column vectors; `column_words` are those of these two, per column.
+    `instructions`: machine instructions that compute with an element. `divergent`: threads of a warp take
+    different branches. `levels`: the longest chain of dependent reductions. `rereads`: tile loads that repeat
+    an earlier phase's. `period`: rows this many apart start at the same distance from a boundary of wide
+    accesses; 1 if all do. `slack`: lanes beyond its columns that a program needs then. `numbered`: every
+    address that the finalisation loads from depends on its program's number.
 
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
     and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
@@ -65,6 +65,7 @@ class Facts:
     period: int = 1
     slack: int = 0
     item_bytes: int = 2
+    widest_bytes: int = 0
     divergent: bool = False
     levels: int = 1
     column_words: int = 0
@@ -103,7 +104,7 @@ class _Reader:
 
     def facts(self) -> Facts:
         phase = self.program.phase
-        load_bytes, item_bytes = self.streamed()
+        load_bytes, item_bytes, widest_bytes = self.streamed()
         exchanges = [s for s in self.main.body if isinstance(s, Exchange)]
         return Facts(
             self.rows,
@@ -117,6 +118,7 @@ class _Reader:
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
+            widest_bytes=widest_bytes,
             divergent=any(map(is_divergent, _per_element(self.program))),
             levels=self.levels(),
             column_words=self.column_words,
@@ -144,16 +146,17 @@ class _Reader:
     def size(self, buffer: str) -> int:
         return self.program.hint(self.program.buffer(buffer).numel)
 
-    def streamed(self) -> tuple[int, int]:
-        """Bytes per element that stream in, and the element size of the narrowest tensor that does."""
+    def streamed(self) -> tuple[int, int, int]:
+        """Bytes per element that stream in, and the element sizes of the narrowest and the widest tensor that
+        do."""
         size = self.rows * int(self.col.size) * self.batch
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
         full = {b for b in itemsize if self.size(b) >= size}
         # The pieces of a concatenated tensor; a table that many rows share has no predicate.
         pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full
         in_pieces = sum(self.size(b) * itemsize[b] for b in pieces)
-        narrowest = min((itemsize[b] for b in full | pieces), default=4)
-        return sum(itemsize[b] for b in full) + math.ceil(in_pieces / size), narrowest
+        sizes = [itemsize[b] for b in full | pieces] or [4]
+        return sum(itemsize[b] for b in full) + math.ceil(in_pieces / size), min(sizes), max(sizes)
 
     @functools.cached_property
     def last_use(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -23,6 +24,24 @@ MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all o
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 MAX_WARPS = 32
 MOST_CHUNKS = 8  # each has its own code
+# Columns of a chunk at least, and of a row at most, where a thread's accesses of narrow tensors are less than
+# 16 bytes. H200, three or more tensors in bf16 and fp32, 768 columns in 3 chunks instead of 1024 lanes: 8192
+# rows 51 -> 43 and 42 -> 37 us, 16384 rows 68 -> 61 and 65 -> 57, 37120 rows 157 -> 134; 2560 in 3 instead of
+# 4096 lanes 271 -> 185. Two tensors, 16384 rows: 41 -> 45 and 40 -> 41. 6144 columns in 3 chunks 451, by
+# programs that share rows 362.
+NARROWED_CHUNK, MAX_NARROWED = 256, 4096
+# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
+# warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4
+# warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
+# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127.
+REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
+# Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
+# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
+MANY_PROGRAMS = 32
+# Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
+# H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
+# indices, 32 rows 18.7, 16 rows 20.2.
+LEAST_STEPS, LONE_PROGRAMS = 8, 8
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 ACCESS_BYTES = 16
 MIN_BLOCK_BYTES = 64  # of a row: two sectors
@@ -82,11 +101,26 @@ def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
 def lanes_of(facts: Facts, constants: Constants = FITTED) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *others = layouts(facts)
+    narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
+    least, most = narrowed if _is_narrowed(facts) else (constants.min_chunk, NOT_SPILLED)
     for lanes, chunks in reversed(others):
-        worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= constants.min_chunk
-        if worth and _fits_a_thread(facts, chunks * _per_access(facts), chunks):
+        worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= least
+        if worth and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
     return first
+
+
+def _is_narrowed(facts: Facts) -> bool:
+    """Whether a thread has fewer elements of a chunk than the narrowest tensor's accesses of 16 bytes have,
+    since there are wider tensors, and at least three in all."""
+    widest, narrowest = facts.widest_bytes, facts.item_bytes
+    return widest > narrowest and facts.load_bytes > widest + narrowest and facts.cols <= MAX_NARROWED
+
+
+def _per_chunk(facts: Facts) -> int:
+    """A thread's elements of a chunk: as many as an access of 16 bytes has of the narrowest tensor, or of the
+    widest one."""
+    return ACCESS_BYTES // facts.widest_bytes if _is_narrowed(facts) else _per_access(facts)
 
 
 @functools.cache
@@ -123,7 +157,7 @@ def choose(
     if facts.held_words * r0_block + r0_block // chunks > spill_factor * device.registers:
         detail = f"{facts.held_words} tiles of {facts.cols} columns in {device.registers} registers"
         raise TooWide(facts.held_words, detail)
-    tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
+    tile, per_sm = _unstaged(facts, *_tile(facts, r0_block, device, constants, chunks), device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // facts.batch)
@@ -188,6 +222,8 @@ def _tile(
     xblock = _floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_busy(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
+    while facts.batch >= LONE_PROGRAMS * device.num_sm and xblock > 1 and LEAST_STEPS * xblock > facts.rows:
+        xblock //= 2
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     if facts.along_rows:
@@ -203,7 +239,7 @@ def _tile(
         per_thread //= 2
     if chunks > 1:
         # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
-        per_thread = chunks * _per_access(facts)
+        per_thread = chunks * _per_chunk(facts)
         if per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size:
             per_thread //= 2
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
@@ -211,6 +247,17 @@ def _tile(
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
     return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device, constants)), per_sm
+
+
+def _unstaged(facts: Facts, tile: Tile, per_sm: int, device: DeviceInfo) -> tuple[Tile, int]:
+    """The same without prefetching, and with enough warps instead, where loads ahead fill shared memory with
+    what the first-level cache has anyway, or where other programs hide a program's loads."""
+    many = facts.batch >= MANY_PROGRAMS * device.num_sm
+    repeated = facts.staged_bytes >= REPEATED_LOADS * facts.load_bytes and tile.num_stages < MAX_STAGES - 1
+    if facts.rereads or not (many or repeated):
+        return tile, per_sm
+    most = device.registers // (tile.num_warps * device.warp_size * MAX_REGISTERS)
+    return dataclasses.replace(tile, num_stages=1), max(per_sm, min(most, UNSTAGED_WARPS // tile.num_warps))
 
 
 def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:
