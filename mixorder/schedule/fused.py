@@ -39,11 +39,12 @@ NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 @dataclasses.dataclass(frozen=True)
 class Fused:
     """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
-    multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`: the tiles of a program, of `rows` rows; `levels`: dependent reductions
-    of a tile; `warps_of_row`; `ahead`: tiles that are loaded while one is computed with; `tile_bytes` of
-    loads, `width` bytes at a time; `spilled`: words of all threads and steps without a register; `sums` over
-    the rows; `exchanges` of a tile between `parts` programs, `depth` tiles before their results are needed.
-    `finalising`: programs of the last kernel. Bytes of the workspace and of copied inputs."""
+    multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`:
+    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `warps_of_row`; `ahead`:
+    tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
+    `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
+    between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
+    last kernel. Bytes of the workspace and of copied inputs."""
 
     launches: int
     work: Work

@@ -50,8 +50,8 @@ class FusedTimes:
     """Of mixorder's main kernel (`fused.Fused`). `share`: of the memory's rate that it reaches.
     `in_flight_us`: how long the bytes of a load are under way. `full_warps`: per multiprocessor, to reach the
     rate of instructions with branches; `full_chains`: warps times the elements that a thread computes at the
-    same time, to reach that of the others. `uneven`: how much of the last turn of programs is lost where not all
-    have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
+    same time, to reach that of the others. `uneven`: how much of the last turn of programs is lost where not
+    all have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
     dependent reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange
     between programs, `parts_us` for each doubling of these; `load_us` for its loads of 16 bytes, without
     prefetching; `narrow`: the power of so many times more loads, where they are narrower, that this takes.
