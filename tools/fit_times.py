@@ -46,6 +46,7 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "tile_us": (0.005, 0.5),
     "in_flight_us": (0.5, 2.0),
     "full_warps": (3.0, 64.0),
+    "full_chains": (4.0, 256.0),
     "uneven": (0.05, 1.5),
     "step_us": (0.01, 1.0),
     "level_us": (0.01, 0.5),

@@ -39,16 +39,18 @@ NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 @dataclasses.dataclass(frozen=True)
 class Fused:
     """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
-    multiprocessor at once; `steps`: the tiles of a program, of `rows` rows; `levels`: dependent reductions
-    of a tile; `warps_of_row`; `ahead`: tiles that are loaded while one is computed with; `tile_bytes` of
-    loads, `width` bytes at a time; `spilled`: words of all threads and steps without a register; `sums` over
-    the rows; `exchanges` of a tile between `parts` programs, `depth` tiles before their results are needed.
-    `finalising`: programs of the last kernel. Bytes of the workspace and of copied inputs."""
+    multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`:
+    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `warps_of_row`; `ahead`:
+    tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
+    `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
+    between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
+    last kernel. Bytes of the workspace and of copied inputs."""
 
     launches: int
     work: Work
     programs: int
     warps: int
+    chains: int
     resident: int
     steps: int
     rows: int
@@ -88,7 +90,9 @@ class Fused:
         needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
         starved = max(1.0, needed / max(1.0, at_once * self.tile_bytes * self.ahead))
         hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
-        computed = (work.light + work.heavy / hidden) / (times.instructions_sm_us * busy)
+        # A scheduler issues another element's instruction while one waits for its operands.
+        mixed = min(1.0, min(each, at_once) * self.warps * self.chains / own.full_chains)
+        computed = (work.light / mixed + work.heavy / hidden) / (times.instructions_sm_us * busy)
         parts = (
             slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
@@ -141,6 +145,7 @@ def fused_kernels(
         work,
         programs,
         tile.num_warps,
+        max(1, tile.xblock * schedule.chunk // threads),
         _resident(schedule, facts, given * threads),
         steps,
         tile.xblock,

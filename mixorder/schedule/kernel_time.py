@@ -49,8 +49,9 @@ NO_WALK = Walk()  # nothing waits for what came before
 class FusedTimes:
     """Of mixorder's main kernel (`fused.Fused`). `share`: of the memory's rate that it reaches.
     `in_flight_us`: how long the bytes of a load are under way. `full_warps`: per multiprocessor, to reach the
-    rate of instructions with functions. `uneven`: how much of the last turn of programs is lost where not all
-    have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
+    rate of instructions with branches; `full_chains`: warps times the elements that a thread computes at the
+    same time, to reach that of the others. `uneven`: how much of the last turn of programs is lost where not
+    all have one. Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each
     dependent reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange
     between programs, `parts_us` for each doubling of these; `load_us` for its loads of 16 bytes, without
     prefetching; `narrow`: the power of so many times more loads, where they are narrower, that this takes.
@@ -62,6 +63,7 @@ class FusedTimes:
     share: float
     in_flight_us: float
     full_warps: float
+    full_chains: float
     uneven: float
     step_us: float
     level_us: float
@@ -119,17 +121,20 @@ class Times:
         slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
         program = self.row_us if kind is Kind.ROWS else self.program_us
+        computed = (work.light + work.heavy) / (self.instructions_sm_us * busy)
         parts = (
             slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
-            (work.light + work.heavy) / (self.instructions_sm_us * busy),
+            0.0 if kind is Kind.COLUMNS else computed,
             work.requests / (self.requests_sm_us * busy),
             0.0 if math.isinf(programs) else programs / device.num_sm * program,
         )
         waiting = self._waiting_us(kind, walk, device)
         if kind is Kind.MIXED:  # a turn reduces along the row and adds to the sums before the next one loads
             return self.latency_us[kind.value] + self.joined(parts) + waiting
-        return self.latency_us[kind.value] + self.joined((*parts, waiting))
+        # A tile of a sum over rows is loaded after the one before has been computed with.
+        behind = computed if kind is Kind.COLUMNS else 0.0
+        return self.latency_us[kind.value] + self.joined((*parts, waiting)) + behind
 
     def _waiting_us(self, kind: Kind, walk: Walk, device: DeviceInfo) -> float:
         if kind.value not in self.turn_us:

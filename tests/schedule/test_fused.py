@@ -26,6 +26,7 @@ KERNELS = Fused(
     work=Work(1e8, 1e8, requests=1e6),
     programs=4 * SM,
     warps=4,
+    chains=16,
     resident=4,
     steps=10,
     rows=4,
@@ -87,6 +88,19 @@ def test_a_thread_with_few_elements_has_no_more_loads() -> None:
 def test_functions_need_warps_to_overlap() -> None:
     heavy = Work(1e6, 1e6, heavy=1e9)
     assert us(work=heavy, programs=SM, warps=1) > 1.5 * us(work=heavy, programs=4 * SM, warps=1)
+
+
+def test_instructions_need_elements_to_overlap() -> None:
+    """FocalNet's backward on an H200: with 4 elements of each of 4 warps 66 us, 37 predicted without this."""
+    light = {"work": Work(1e6, 1e6, light=1e9), "programs": SM}
+    assert us(**light, warps=4, chains=4) > 1.5 * us(**light, warps=4, chains=16)
+    assert us(**light, warps=4, chains=64) == us(**light, warps=4, chains=16)
+
+
+def test_the_elements_of_a_thread_in_a_chunk(norm: RegionRecord) -> None:
+    chunks = dataclasses.replace(norm.schedule, tile=Tile(2, 1, 2), chunks=3, r0_block=384)
+    whole = dataclasses.replace(chunks, chunks=1, r0_block=512)
+    assert (kernels(chunks, norm).chains, kernels(whole, norm).chains) == (8, 32)
 
 
 def test_a_last_turn_of_few_programs_is_not_free() -> None:

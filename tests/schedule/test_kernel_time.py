@@ -69,6 +69,13 @@ def test_a_kind_of_kernel_takes_time_without_work() -> None:
     assert us(Work(0, 0)) == 0
 
 
+def test_a_sum_over_rows_computes_behind_its_loads() -> None:
+    """FocalNet's sums with erf on an H200: 69 us, 42 predicted without this."""
+    work = Work(100 * MB, 0, light=SM * 7000)
+    assert us(work) == pytest.approx(25, rel=1e-2)
+    assert us(work, Kind.COLUMNS) == pytest.approx(25 + 7, rel=1e-2)
+
+
 def test_few_programs_leave_multiprocessors_idle() -> None:
     """Half as many programs as multiprocessors compute half as fast; memory is as fast as ever."""
     computing, moving = Work(0, 0, light=SM * 7000), Work(100 * MB, 0)
