@@ -113,7 +113,7 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
     assert near and {s.num_splits for s in near} == {schedule.num_splits} == {16384 // SHORT_ROWS}
     assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0, FITTED).num_splits < 1000
-    for rows, split_size in ((16384, SHORT_ROWS + 1), (2**18, 0)):
+    for rows, split_size in ((16384, SHORT_ROWS + 1), (2**19, 0)):
         with pytest.raises(TooWide, match=f"at most {SHORT_ROWS} rows"):
             SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size, FITTED)
 
