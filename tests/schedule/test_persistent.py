@@ -191,6 +191,57 @@ def test_what_a_chunk_computes_with_takes_registers() -> None:
     assert choose(dataclasses.replace(work, load_bytes=6), H200).chunks == 3
 
 
+def test_tensors_of_several_widths_have_chunks_of_accesses_of_the_widest() -> None:
+    """Three tensors or more; of two, and of wider rows, the lanes that chunks save are not worth it."""
+    mixed = dataclasses.replace(RMS, rows=8192, load_bytes=10, held_words=8, widest_bytes=4)
+    schedule = choose(mixed, H200)
+    assert (schedule.r0_block, schedule.chunks) == (768, 3)
+    assert schedule.r0_block // (32 * schedule.tile.num_warps) == 3 * 4  # 16 bytes in fp32
+    bytewise = choose(dataclasses.replace(mixed, load_bytes=11, item_bytes=1), H200)
+    assert (bytewise.r0_block, bytewise.tile.num_warps) == (768, schedule.tile.num_warps)
+    assert choose(dataclasses.replace(mixed, load_bytes=6), H200).chunks == 1
+    assert choose(dataclasses.replace(mixed, widest_bytes=2), H200).chunks == 1
+    held = dataclasses.replace(mixed, cols=2560, held_words=11)
+    assert choose(held, H200).chunks == 3  # 5 would need one register more than there are
+    wide = dataclasses.replace(mixed, cols=6144, held_words=10)
+    assert (6144, 3) in layouts(wide)
+    with pytest.raises(TooWide):  # programs that share the row are faster
+        choose(wide, H200)
+
+
+def test_facts_tell_the_narrowest_and_the_widest_tensor() -> None:
+    def function(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return graphs.pair(x.float(), dy)
+
+    full = 4096, 512
+    facts = facts_of(graphs.merged(graphs.only(graphs.traced(function, (full, bf16), (full, f32)))))
+    assert (facts.item_bytes, facts.widest_bytes, facts.load_bytes) == (2, 4, 6)
+    facts = facts_of(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
+    assert facts.item_bytes == facts.widest_bytes
+
+
+def test_what_caches_have_anyway_is_not_loaded_ahead() -> None:
+    """Rotary embeddings: most of what tiles load are tables, and neighbours of what is loaded beside it."""
+    rotary = Facts(16384, 2048, 5, 4, staged_bytes=20, instructions=12, batch=2, levels=0, widest_bytes=4)
+    few, many = (choose(dataclasses.replace(rotary, staged_bytes=n), H200) for n in (20, 14))
+    assert few.tile.num_stages == 1 < many.tile.num_stages
+    assert few.tile.num_warps * few.num_splits * rotary.batch >= 4 * H200.num_sm
+    fits = choose(dataclasses.replace(rotary, cols=64, rows=100, staged_bytes=15), H200)
+    assert fits.tile.num_stages > 1  # there is room for enough tiles
+
+
+def test_where_programs_follow_one_another_nothing_is_loaded_ahead() -> None:
+    table = Facts(rows=16, cols=128, load_bytes=8, held_words=4, staged_bytes=8, batch=131072, item_bytes=4)
+    assert choose(table, H200).tile.num_stages == 1
+    assert choose(dataclasses.replace(table, batch=31 * H200.num_sm), H200).tile.num_stages > 1
+
+
+def test_a_program_with_all_rows_of_an_index_has_several_tiles() -> None:
+    table = Facts(rows=64, cols=49, load_bytes=4, held_words=3, staged_bytes=4, batch=1568, item_bytes=4)
+    assert choose(table, H200).tile.xblock == 8
+    assert choose(dataclasses.replace(table, batch=392), H200).tile.xblock > 8
+
+
 def test_a_row_that_spills_can_be_asked_for() -> None:
     wide = dataclasses.replace(RMS, cols=16384)
     with pytest.raises(TooWide):

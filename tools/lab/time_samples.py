@@ -90,9 +90,11 @@ class Sample:
 
 def samples(corpus: Path, results: Sequence[Path]) -> Iterator[Sample]:
     """The duels in which mixorder's kernels do all the work: no other kernel ran beside them. Of an entry
-    that was timed several times, the last in which it had a region."""
+    that was timed several times, the last in which it had a region. Tuned ones are left out: some ran without
+    the profiler, so that nothing tells what ran beside them."""
     entries = {entry.key: entry for entry in load_corpus(corpus)}
-    for duel in (([d for d in records if d.ours.regions] or records)[-1] for records in load(results)):
+    plain = ([d for d in records if not d.tuned] for records in load(results))
+    for duel in (([d for d in records if d.ours.regions] or records)[-1] for records in plain if records):
         names = {name for region in duel.ours.regions for name in region["kernels"]}
         copies = sum(region["traffic"]["copies"] for region in duel.ours.regions)
         others = [name for name, _ in duel.ours.kernels if name not in names]
