@@ -1,0 +1,114 @@
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._inductor.memory import FreeableInputBuffer
+from torch._inductor.scheduler import SchedulerNode
+
+from mixorder.inductor import kernel_order
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A stand-in for a scheduler node: `reads` are kernels, or names of the graph's inputs."""
+
+    name: str
+    size: int = 0
+    reads: list = field(default_factory=list)
+    returned: bool = False
+
+    def __post_init__(self):
+        waits = {r for r in self.reads if isinstance(r, Kernel)}
+        self.mpi_node = SimpleNamespace(pred_nodes=waits)
+
+
+def timeline(order, inputs):
+    """As `compute_memory_timeline` has it."""
+    found = []
+    for source in [*inputs, *order]:
+        start = order.index(source) if isinstance(source, Kernel) else 0
+        last = max([start, *(i for i, n in enumerate(order) if source in n.reads)])
+        size = source.size if isinstance(source, Kernel) else inputs[source]
+        buffer = source if isinstance(source, Kernel) else FreeableInputBuffer(source)
+        end = -1 if getattr(source, "returned", False) else last
+        found.append(
+            SimpleNamespace(buffer=buffer, size_alloc=size, size_free=size, start_step=start, end_step=end)
+        )
+    return found
+
+
+def peak(order, inputs):
+    return max(kernel_order.held_at(order, timeline(order, inputs)))
+
+
+def lowered(order, inputs):
+    return kernel_order.lowered(order, lambda nodes: timeline(nodes, inputs))
+
+
+def test_a_copy_waits_until_others_have_freed_what_they_read():
+    inputs = {"saved": 60, "logits": 100}
+    copy = Kernel("copy", 100, ["logits"])
+    product = Kernel("product", 5, [copy], returned=True)
+    free = Kernel("free", 10, ["saved"], returned=True)
+    assert peak([copy, product, free], inputs) == 260
+    order = lowered([copy, product, free], inputs)
+    assert [n.name for n in order] == ["free", "copy", "product"]
+    assert peak(order, inputs) == 210
+
+
+def test_a_result_is_made_later_where_it_is_read_after_the_peak():
+    early = Kernel("early", 50, returned=True)
+    large = Kernel("large", 100, ["x"])
+    sum_ = Kernel("sum", 1, [large], returned=True)
+    order = lowered([early, large, sum_], {"x": 10})
+    assert order.index(early) > order.index(large)
+    assert peak(order, {"x": 10}) < peak([early, large, sum_], {"x": 10})
+
+
+def test_nothing_moves_where_nothing_is_gained():
+    one = Kernel("one", 10, ["x"])
+    two = Kernel("two", 10, [one], returned=True)
+    assert lowered([one, two], {"x": 5}) == [one, two]
+
+
+def test_what_a_loop_writes_over_an_operand_counts_once(monkeypatch):
+    monkeypatch.setattr(kernel_order, "_is_loops", lambda node: node.name == "loops")
+    loops = Kernel("loops", 100, ["x"], returned=True)
+    other = Kernel("other", 100, ["x"], returned=True)
+    assert peak([loops], {"x": 100}) == 100
+    assert peak([other], {"x": 100}) == 200
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_loops_are_kernels_that_inductor_generates(template):
+    class Node(SchedulerNode):
+        def __init__(self):
+            pass
+
+        def is_template(self):
+            return template
+
+    assert kernel_order._is_loops(Node()) is not template
+    assert not kernel_order._is_loops(SimpleNamespace())
+
+
+@st.composite
+def graphs(draw):
+    inputs = {f"i{n}": draw(st.integers(0, 9)) for n in range(draw(st.integers(1, 4)))}
+    order = []
+    for n in range(draw(st.integers(1, 9))):
+        reads = draw(st.lists(st.sampled_from([*inputs, *order]), max_size=3, unique=True))
+        order.append(Kernel(f"k{n}", draw(st.integers(0, 9)), reads, draw(st.booleans())))
+    return order, inputs
+
+
+@given(graphs())
+def test_any_order_is_valid_and_takes_no_more(graph):
+    order, inputs = graph
+    found = lowered(order, inputs)
+    assert sorted(n.name for n in found) == sorted(n.name for n in order)
+    for i, node in enumerate(found):
+        assert node.mpi_node.pred_nodes <= set(found[:i])
+    assert peak(found, inputs) <= peak(order, inputs)
