@@ -8,9 +8,9 @@ gets a launch and its buffers as one node.
 
 Inductor tries several orders, and keeps the one that it expects to take least memory. Its estimate counts a
 result twice that is written where an operand lay, and in torch 2.11 it leaves out what the graph returns. So
-the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's logits
-were copied, for a product, while all else was still saved, and the peak was 30% higher. The orders of a graph
-with our launches are compared by an estimate without these errors.
+the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's
+logits were copied, for a product, while all else was still saved, and the peak was 30% higher. The orders of
+a graph with our launches are compared by an estimate without these errors.
 """
 
 from __future__ import annotations
