@@ -125,6 +125,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.lowering.fallbacks": Set,
     "torch._inductor.lowering.lowerings": dict,
     "torch._inductor.memory": ModuleType,
+    "torch._inductor.memory.FreeableInputBuffer": type,
     "torch._inductor.ops_handler.DefaultHandler": called(0),
     "torch._inductor.runtime.cache_dir_utils.cache_dir": called(0),
     "torch._inductor.runtime.cache_dir_utils.triton_cache_dir": called(1),
@@ -132,8 +133,10 @@ USED: dict[str, Rely] = {
     "torch._inductor.runtime.compile_tasks._set_triton_ptxas_path": called(0),
     "torch._inductor.runtime.triton_helpers": ModuleType,
     "torch._inductor.runtime.triton_helpers.libdevice": ANYTHING,
+    "torch._inductor.scheduler.FusedSchedulerNode": type,
     "torch._inductor.scheduler.GroupedSchedulerNode": called(2),
     "torch._inductor.scheduler.NopKernelSchedulerNode": type,
+    "torch._inductor.scheduler.SchedulerNode": type,
     "torch._inductor.tiling_utils": ModuleType,
     "torch._inductor.utils.IndentedBuffer": called(0),
     "torch._inductor.utils._type_of": called(1),
@@ -212,9 +215,10 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.ir.TensorBox.get_dtype": called(1),
     "torch._inductor.ir.TensorBox.get_size": called(1),
     "torch._inductor.ir.TensorBox.make_loader": called(1),
-    "torch._inductor.memory.reorder_for_peak_memory": wrapped(
-        0, "nodes", "name_to_buf", "name_to_fused_node"
-    ),
+    "torch._inductor.memory.compute_memory_timeline": called(3),
+    "torch._inductor.memory.estimate_peak_memory": wrapped(3),
+    "torch._inductor.memory.get_freeable_input_buf": called(2),
+    "torch._inductor.memory.reorder_for_peak_memory": wrapped(5),
     "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler._default": called(4),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._create_compile_options": wrapped(

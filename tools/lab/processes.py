@@ -83,6 +83,10 @@ class Turn:
             self._since = None
             self._held.close()
 
+    @property
+    def held(self) -> bool:
+        return self._since is not None
+
     def __enter__(self) -> Turn:
         self.take()
         return self

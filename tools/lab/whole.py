@@ -2,7 +2,8 @@
 
 A step is forward and backward. Both ways share parameters and inputs. Building the model, tracing and
 compiling take a processor only and happen side by side with other processes; the backward is compiled with
-the forward, before anything runs. All else happens in a `Turn` on the GPU.
+the forward, before anything runs. All else happens in a `Turn` on the GPU, as does what Inductor times while
+it compiles, such as padded matrix products.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch
+from torch._inductor.runtime import benchmarking
 
 from mixorder.errors import Decline
 from mixorder.inspection.accuracy import largest_error
@@ -70,7 +73,8 @@ def work(task: Task) -> Outcome:
     example = None
     try:
         example = Example(task)
-        play(example, match, turn)
+        with _candidates_in(turn):
+            play(example, match, turn)
     except Exception as error:  # the next model goes on
         match.status, match.message = "failed" if example else "absent", told(error)[:MOST_TOLD]
         outcome.lost = example is not None  # a new process has all memory free
@@ -80,6 +84,22 @@ def work(task: Task) -> Outcome:
         torch.set_float32_matmul_precision("highest")
     match.waited_s, match.seconds = round(turn.waited_s, 2), round(time.perf_counter() - started, 2)
     return outcome
+
+
+@contextlib.contextmanager
+def _candidates_in(turn: Turn) -> Iterator[None]:
+    """Let Inductor time candidates, such as a padded matrix product, in this process's turn on the GPU."""
+    times = type(benchmarking.benchmarker)
+    original = times.benchmark_gpu
+
+    def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
+        if turn.held:
+            return original(*args, **kwargs)
+        with turn:
+            return original(*args, **kwargs)
+
+    with mock.patch.object(times, "benchmark_gpu", benchmark_gpu):
+        yield
 
 
 def play(example: Example, match: Match, turn: Turn) -> None:
