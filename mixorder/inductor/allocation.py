@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from .graphs import kernel_side_table
-from .kernel_order import held_at, lowered
+from .kernel_order import held_at, lowered, tensors
 from .mutation_cache import PREFIX
 from .wrapping import wrap
 
@@ -47,7 +47,7 @@ def allocate_late(module: ModuleType) -> None:
             finally:
                 _ours.reset(token)
             freed = module.get_freeable_input_buf(groups, given)
-            order = lowered(order, lambda order: module.compute_memory_timeline(order, freed, results)[0])
+            order = lowered(order, tensors(order, module.compute_memory_timeline(order, freed, results)[0]))
             flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
             # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
             module.prepare_planning_info(flat, buffers, fused, given, results)
@@ -59,7 +59,7 @@ def allocate_late(module: ModuleType) -> None:
         def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
             if not _ours.get():
                 return original(nodes, *args)
-            held = held_at(nodes, module.compute_memory_timeline(nodes, *args)[0])
+            held = held_at(nodes, tensors(nodes, module.compute_memory_timeline(nodes, *args)[0]))
             return max(held), held
 
         return estimate_peak_memory

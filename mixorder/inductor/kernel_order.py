@@ -7,70 +7,97 @@ each node waits for, and what each buffer takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
-MOVES = 16  # in vain; each takes 1 or 2 ms per 100 kernels
+MOVES = 64  # so many orders are tried in vain
 ROUNDS = 64
 HIGHEST = 8  # so many steps that take most are compared, as layers of a model often take the same
 
-Timeline = list[Any]  # Inductor's records: a buffer, its bytes, the steps that make it and read it last
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Bytes of a buffer when it is made and when it is freed; the node that makes it, None for an input of
+    the graph; those that read it; whether the graph returns it."""
+
+    made: int
+    freed: int
+    maker: Any
+    readers: tuple[Any, ...]
+    returned: bool
 
 
-def lowered(nodes: list[Any], timeline_of: Callable[[list[Any]], Timeline]) -> list[Any]:
+def tensors(nodes: Sequence[Any], timeline: Iterable[Any]) -> list[Tensor]:
+    """What a graph holds. `timeline`: the records of Inductor's `compute_memory_timeline` of these nodes."""
+    found = []
+    for info in timeline:
+        maker = None if _is_given(info.buffer) else nodes[info.start_step]
+        readers = tuple(info.buffer.mpi_buffer.succ_nodes)
+        found.append(Tensor(info.size_alloc, info.size_free, maker, readers, info.end_step < 0))
+    return found
+
+
+def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
     """The kernels in an order that takes no more memory at the peak than the one given."""
-    timeline = timeline_of(nodes)
-    held = held_at(nodes, timeline)
+    order = list(nodes)
+    best = held_at(order, held)
     for _ in range(ROUNDS):
-        for order in islice(_moves(nodes, timeline, held.index(max(held))), MOVES):
-            new = timeline_of(order)
-            now = held_at(order, new)
-            if sorted(now, reverse=True)[:HIGHEST] < sorted(held, reverse=True)[:HIGHEST]:
-                nodes, timeline, held = order, new, now
+        for other in islice(_moves(order, held, best.index(max(best))), MOVES):
+            now = held_at(other, held)
+            if sorted(now, reverse=True)[:HIGHEST] < sorted(best, reverse=True)[:HIGHEST]:
+                order, best = other, now
                 break
         else:
             break
-    return nodes
+    return order
 
 
-def held_at(nodes: list[Any], timeline: Timeline) -> list[int]:
+def held_at(nodes: Sequence[Any], held: Iterable[Tensor]) -> list[int]:
     """The bytes that kernels in this order take at each step. What a loop writes where an operand lay is
     counted once."""
+    step = {node: i for i, node in enumerate(nodes)}
     changes = [0] * (len(nodes) + 1)
     results, operands = Counter[tuple[int, int]](), Counter[tuple[int, int]]()  # by step and bytes
-    for info in timeline:
-        given = _is_given(info.buffer)
-        changes[info.start_step] += info.size_alloc
-        if not given:
-            results[info.start_step, info.size_alloc] += 1
-        if info.end_step < 0:  # the graph returns it
+    for one in held:
+        first, last = _span(one, step)
+        changes[first] += one.made
+        if one.maker is not None:
+            results[first, one.made] += 1
+        if one.returned:
             continue
-        changes[info.end_step + 1] -= info.size_free
-        if given or info.end_step > info.start_step:
-            operands[info.end_step, info.size_free] += 1
-    held = list(accumulate(changes))
-    for (step, size), count in (results & operands).items():
-        held[step] -= size * count * _is_loops(nodes[step])
-    return held
+        changes[last + 1] -= one.freed
+        if one.maker is None or last > first:
+            operands[last, one.freed] += 1
+    found = list(accumulate(changes))
+    for (at, size), count in (results & operands).items():
+        found[at] -= size * count * _is_loops(nodes[at])
+    return found
 
 
-def _moves(nodes: list[Any], timeline: Timeline, peak: int) -> Iterator[list[Any]]:
-    """Orders in which a tensor that is held at the peak is read for the last time before it, or made after
+def _span(one: Tensor, step: dict[Any, int]) -> tuple[int, int]:
+    first = 0 if one.maker is None else step[one.maker]
+    return first, max((step[node] for node in one.readers), default=first)
+
+
+def _moves(nodes: list[Any], held: Iterable[Tensor], peak: int) -> Iterator[list[Any]]:
+    """Orders in which a tensor that is held at the peak is made after it, or read for the last time before
     it; the largest first."""
     if peak >= len(nodes):
         return
     step = {node: i for i, node in enumerate(nodes)}
-    at = [i for i in timeline if i.start_step <= peak and not 0 <= i.end_step <= peak]
-    for info in sorted(at, key=lambda i: -i.size_alloc):
-        if info.end_step > peak:
-            early = _needed(nodes[info.end_step], step, peak)
-            if nodes[peak] not in early:
-                yield _with(nodes, early, peak)
-        if 0 <= info.start_step < peak and not _is_given(info.buffer):
-            late = _waiting(nodes, info.start_step, peak)
+    spans = [(one, *_span(one, step)) for one in held]
+    at = [(one, first, last) for one, first, last in spans if first <= peak and (one.returned or last > peak)]
+    for one, first, last in sorted(at, key=lambda found: -found[0].made):
+        if one.maker is not None and first < peak:
+            late = _waiting(nodes, first, peak)
             if nodes[peak] not in late:
                 yield _with(nodes, late, peak + 1)
+        if not one.returned:
+            early = _needed(nodes[last], step, peak)
+            if nodes[peak] not in early:
+                yield _with(nodes, early, peak)
 
 
 def _needed(node: Any, step: dict[Any, int], first: int) -> set[Any]:
@@ -87,7 +114,7 @@ def _waiting(nodes: list[Any], first: int, last: int) -> set[Any]:
     """The node at a step, and what waits for it up to another step."""
     found = {nodes[first]}
     for node in nodes[first + 1 : last + 1]:
-        if node.mpi_node.pred_nodes & found:
+        if not found.isdisjoint(node.mpi_node.pred_nodes):
             found.add(node)
     return found
 

@@ -24,27 +24,30 @@ class Kernel:
         self.mpi_node = SimpleNamespace(pred_nodes=waits)
 
 
-def timeline(order, inputs):
-    """As `compute_memory_timeline` has it."""
+def tensors(order, inputs):
+    """From what `compute_memory_timeline` would have."""
     found = []
     for source in [*inputs, *order]:
-        start = order.index(source) if isinstance(source, Kernel) else 0
-        last = max([start, *(i for i, n in enumerate(order) if source in n.reads)])
-        size = source.size if isinstance(source, Kernel) else inputs[source]
-        buffer = source if isinstance(source, Kernel) else FreeableInputBuffer(source)
-        end = -1 if getattr(source, "returned", False) else last
+        readers = [n for n in order if source in n.reads]
+        made = isinstance(source, Kernel)
+        start = order.index(source) if made else 0
+        last = max([start, *map(order.index, readers)])
+        size = source.size if made else inputs[source]
+        buffer = SimpleNamespace() if made else FreeableInputBuffer(source)
+        buffer.mpi_buffer = SimpleNamespace(succ_nodes=readers)
+        end = -1 if made and source.returned else last
         found.append(
             SimpleNamespace(buffer=buffer, size_alloc=size, size_free=size, start_step=start, end_step=end)
         )
-    return found
+    return kernel_order.tensors(order, found)
 
 
 def peak(order, inputs):
-    return max(kernel_order.held_at(order, timeline(order, inputs)))
+    return max(kernel_order.held_at(order, tensors(order, inputs)))
 
 
 def lowered(order, inputs):
-    return kernel_order.lowered(order, lambda nodes: timeline(nodes, inputs))
+    return kernel_order.lowered(order, tensors(order, inputs))
 
 
 def test_a_copy_waits_until_others_have_freed_what_they_read():
@@ -65,6 +68,17 @@ def test_a_result_is_made_later_where_it_is_read_after_the_peak():
     order = lowered([early, large, sum_], {"x": 10})
     assert order.index(early) > order.index(large)
     assert peak(order, {"x": 10}) < peak([early, large, sum_], {"x": 10})
+
+
+def test_many_large_tensors_do_not_hide_the_one_to_move():
+    inputs = {"x": 64, "y": 200} | {f"saved{i}": 100 for i in range(30)}
+    grad = Kernel("grad", 64, ["y"])
+    norm = Kernel("norm", 64, [grad])
+    weight = Kernel("weight", 200, ["x"], returned=True)
+    rest = Kernel("rest", 10, [norm, *(name for name in inputs if name.startswith("saved"))], returned=True)
+    order = lowered([grad, norm, weight, rest], inputs)
+    assert order != [grad, norm, weight, rest]
+    assert peak(order, inputs) < peak([grad, norm, weight, rest], inputs)
 
 
 def test_nothing_moves_where_nothing_is_gained():
