@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 MOVES = 64  # so many orders are tried in vain
@@ -44,7 +44,9 @@ def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
     order = list(nodes)
     best = held_at(order, held)
     for _ in range(ROUNDS):
-        for other in islice(_moves(order, held, best.index(max(best))), MOVES):
+        peaks = [i for i, taken in enumerate(best[:-1]) if taken == max(best)]
+        moves = chain.from_iterable(_moves(order, held, peak) for peak in peaks)
+        for other in islice(moves, MOVES):
             now = held_at(other, held)
             if sorted(now, reverse=True)[:HIGHEST] < sorted(best, reverse=True)[:HIGHEST]:
                 order, best = other, now
@@ -84,8 +86,6 @@ def _span(one: Tensor, step: dict[Any, int]) -> tuple[int, int]:
 def _moves(nodes: list[Any], held: Iterable[Tensor], peak: int) -> Iterator[list[Any]]:
     """Orders in which a tensor that is held at the peak is made after it, or read for the last time before
     it; the largest first."""
-    if peak >= len(nodes):
-        return
     step = {node: i for i, node in enumerate(nodes)}
     spans = [(one, *_span(one, step)) for one in held]
     at = [(one, first, last) for one, first, last in spans if first <= peak and (one.returned or last > peak)]

@@ -71,14 +71,14 @@ def test_a_result_is_made_later_where_it_is_read_after_the_peak():
 
 
 def test_many_large_tensors_do_not_hide_the_one_to_move():
-    inputs = {"x": 64, "y": 200} | {f"saved{i}": 100 for i in range(30)}
+    saved = [f"saved{i}" for i in range(30)]
+    inputs = {"x": 64, "y": 200} | dict.fromkeys(saved, 100)
     grad = Kernel("grad", 64, ["y"])
     norm = Kernel("norm", 64, [grad])
     weight = Kernel("weight", 200, ["x"], returned=True)
-    rest = Kernel("rest", 10, [norm, *(name for name in inputs if name.startswith("saved"))], returned=True)
-    order = lowered([grad, norm, weight, rest], inputs)
-    assert order != [grad, norm, weight, rest]
-    assert peak(order, inputs) < peak([grad, norm, weight, rest], inputs)
+    rest = Kernel("rest", 10, [grad, norm, *saved], returned=True)
+    assert peak([grad, norm, weight, rest], inputs) == 3392
+    assert peak(lowered([grad, norm, weight, rest], inputs), inputs) == 3328
 
 
 def test_nothing_moves_where_nothing_is_gained():
