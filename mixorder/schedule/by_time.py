@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .facts import Facts
-from .persistent import MAX_STAGES, spilled
+from .persistent import MAX_STAGES, spilled, stalls
 from .schedule import Schedule
 from .space import Space
 
@@ -22,10 +22,10 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Sch
     """The schedule that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 
-    Only of programs that reduce along their rows, all of them in the same way: of others, what a thread
-    computes decides, and the prediction does not know enough of it.
+    Only of programs that reduce along their rows, all of them in the same way, and that load ahead. Of
+    others, a thread's loads or what it computes decides, and the prediction does not know enough of either.
     """
-    if facts.levels == 0 or facts.divergent or facts.rereads or space.start.parts > 1:
+    if facts.levels == 0 or facts.divergent or facts.rereads or stalls(facts) or space.start.parts > 1:
         return space.start
     known: dict[Schedule, float] = {}
 

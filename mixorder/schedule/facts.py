@@ -28,9 +28,10 @@ from ..ir.program import (
     Reduce,
     operands,
 )
-from .layout import along_rows
+from .layout import along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
+NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`persistent.py`)
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -51,7 +52,8 @@ class Facts:
 
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
     and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
-    loaded of several widths.
+    loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
+    bytes lie next to each other along the rows only; `against`: some do, but not most.
     """
 
     rows: int
@@ -75,6 +77,8 @@ class Facts:
     exchanges: int = 0
     mixed: bool = False
     along_rows: bool = False
+    against: bool = False
+    narrow: bool = False
 
     @property
     def numel(self) -> int:
@@ -127,15 +131,34 @@ class _Reader:
             exchanged=max((len(s.values) for s in exchanges), default=0),
             exchanges=len(exchanges),
             mixed=len(set(map(self.item, self.tiles))) > 1,
-            along_rows=self.along_rows(),
+            along_rows=self.down > self.down_not,
+            against=self.down_not >= self.down > 0,
+            # Rows that are shifted to a boundary have wide accesses.
+            narrow=phase is None and any(self.width(load) <= NARROW for load in self.whole),
         )
 
-    def along_rows(self) -> bool:
-        down, others = set[str](), set[str]()
-        for load in self.tiles:
-            if self.row.symbol in load.index.free_symbols:
-                (down if along_rows(self.program, load) else others).add(load.buffer)
-        return sum(map(self.bytes, down)) > sum(map(self.bytes, others))
+    @functools.cached_property
+    def whole(self) -> list[Load]:
+        """The loads over both rows and columns."""
+        return [load for load in self.tiles if self.row.symbol in load.index.free_symbols]
+
+    def width(self, load: Load) -> int:
+        """Bytes of a thread's access."""
+        index = load.index.xreplace(dict(self.program.hints))
+        return per_access(index, sizes_of(self.program), self.item(load))[0] * self.item(load)
+
+    @functools.cached_property
+    def down(self) -> int:
+        """Bytes of the tensors that lie along the rows."""
+        return sum(map(self.bytes, self.turned))
+
+    @functools.cached_property
+    def down_not(self) -> int:
+        return sum(map(self.bytes, {load.buffer for load in self.whole} - self.turned))
+
+    @functools.cached_property
+    def turned(self) -> set[str]:
+        return {load.buffer for load in self.whole if along_rows(self.program, load)}
 
     def bytes(self, buffer: str) -> int:
         return self.size(buffer) * self.program.buffer(buffer).dtype.itemsize
