@@ -7,7 +7,7 @@ each node waits for, and what each buffer takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -29,14 +29,32 @@ class Tensor:
     returned: bool
 
 
-def tensors(nodes: Sequence[Any], timeline: Iterable[Any]) -> list[Tensor]:
-    """What a graph holds. `timeline`: the records of Inductor's `compute_memory_timeline` of these nodes."""
+def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
+    """What a graph holds. `timeline`: the records of Inductor's `compute_memory_timeline` of these nodes.
+
+    Inductor takes an input for free once a kernel has written over it, though others read what was written.
+    """
+    last = {info.buffer.get_name(): info.end_step for info in timeline}
+    over: dict[str, list[Any]] = {}  # what was written over a buffer, by the buffer's name
+    for buffer in (buffer for node in nodes for buffer in node.get_outputs()):
+        for name in buffer.get_mutations():
+            over.setdefault(name, []).append(buffer)
     found = []
     for info in timeline:
-        maker = None if _is_given(info.buffer) else nodes[info.start_step]
-        readers = tuple(info.buffer.mpi_buffer.succ_nodes)
-        found.append(Tensor(info.size_alloc, info.size_free, maker, readers, info.end_step < 0))
+        given = _is_given(info.buffer)
+        names = list(_written_over(info.buffer, over)) if given else [info.buffer]
+        readers = {node: None for buffer in names for node in buffer.mpi_buffer.succ_nodes}
+        returned = any(last.get(buffer.get_name(), 0) < 0 for buffer in names)
+        maker = None if given else nodes[info.start_step]
+        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned))
     return found
+
+
+def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
+    """A buffer, and all that have its memory after it."""
+    yield buffer
+    for one in over.get(buffer.get_name(), ()):
+        yield from _written_over(one, over)
 
 
 def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:

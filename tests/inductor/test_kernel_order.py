@@ -12,16 +12,26 @@ from mixorder.inductor import kernel_order
 
 @dataclass(eq=False)
 class Kernel:
-    """A stand-in for a scheduler node: `reads` are kernels, or names of the graph's inputs."""
+    """A stand-in for a scheduler node and its result: `reads` are kernels, or names of the graph's inputs."""
 
     name: str
     size: int = 0
     reads: list = field(default_factory=list)
     returned: bool = False
+    over: str = ""  # the input in whose memory it writes
 
     def __post_init__(self):
         waits = {r for r in self.reads if isinstance(r, Kernel)}
         self.mpi_node = SimpleNamespace(pred_nodes=waits)
+
+    def get_outputs(self):
+        return [self]
+
+    def get_name(self):
+        return self.name
+
+    def get_mutations(self):
+        return [self.over] if self.over else []
 
 
 def tensors(order, inputs):
@@ -33,7 +43,7 @@ def tensors(order, inputs):
         start = order.index(source) if made else 0
         last = max([start, *map(order.index, readers)])
         size = source.size if made else inputs[source]
-        buffer = SimpleNamespace() if made else FreeableInputBuffer(source)
+        buffer = source if made else FreeableInputBuffer(source)
         buffer.mpi_buffer = SimpleNamespace(succ_nodes=readers)
         end = -1 if made and source.returned else last
         found.append(
@@ -79,6 +89,15 @@ def test_many_large_tensors_do_not_hide_the_one_to_move():
     rest = Kernel("rest", 10, [grad, norm, *saved], returned=True)
     assert peak([grad, norm, weight, rest], inputs) == 3392
     assert peak(lowered([grad, norm, weight, rest], inputs), inputs) == 3328
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_an_input_that_is_written_over_is_held_while_the_result_is(returned):
+    loss = Kernel("loss", 0, ["logits"], returned, over="logits")
+    other = Kernel("other", 10, [loss])
+    last = Kernel("last", 1, [other], returned=True)
+    held = kernel_order.held_at([loss, other, last], tensors([loss, other, last], {"logits": 100}))
+    assert held[:3] == [100, 110, 111 if returned else 11]
 
 
 def test_nothing_moves_where_nothing_is_gained():
