@@ -239,6 +239,52 @@ def test_where_programs_follow_one_another_nothing_is_loaded_ahead() -> None:
     assert choose(dataclasses.replace(table, batch=31 * H200.num_sm), H200).tile.num_stages > 1
 
 
+def threads_elements(schedule: Any) -> float:
+    return schedule.tile.xblock * schedule.r0_block / (32 * schedule.tile.num_warps)
+
+
+@pytest.mark.parametrize("levels", [0, 1])
+def test_tiles_whose_loads_stall_are_small_and_have_many_warps(levels: int) -> None:
+    windows = Facts(4096, 49, 4, 4, staged_bytes=8, batch=147, levels=levels)
+    whole, narrow = (choose(dataclasses.replace(windows, narrow=n), H200) for n in (False, True))
+    assert (narrow.tile.xblock, narrow.tile.num_warps, narrow.tile.num_stages) == (4, 1, 1)
+    assert whole.tile.num_stages > 1 and narrow.num_splits > 4 * whole.num_splits
+    turned = Facts(16384, 768, 4, 2, staged_bytes=8, levels=levels)
+    plain, against = (choose(dataclasses.replace(turned, against=a), H200) for a in (False, True))
+    assert plain.tile.num_stages > 1 == against.tile.num_stages
+    assert threads_elements(against) == 16 and threads_elements(narrow) == 8
+    assert against.num_splits * against.tile.num_warps == 24 * H200.num_sm
+
+
+def test_rows_next_to_each_other_in_memory_stay_in_one_tile() -> None:
+    turned = Facts(50176, 256, 6, 4, staged_bytes=6, along_rows=True)
+    same, mixed = (choose(dataclasses.replace(turned, mixed=m), H200) for m in (False, True))
+    assert mixed.tile.xblock == same.tile.xblock >= 8
+    assert same.tile.num_stages > 1 == mixed.tile.num_stages
+
+
+def test_facts_tell_loads_that_stall() -> None:
+    def pair(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return graphs.pair(x, dy)
+
+    def facts(function: Any, *tensors: Any) -> Facts:
+        return facts_of(graphs.merged(graphs.only(graphs.traced(function, *tensors))))
+
+    def turned(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return graphs.pair(x.transpose(1, 2).reshape(-1, 256), dy)
+
+    def every_other(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return graphs.pair(x[:, ::2], dy)
+
+    even, odd = (facts(pair, ((4096, n), bf16), ((4096, n), bf16)) for n in (512, 511))
+    assert not even.narrow and not odd.narrow  # accesses of odd rows are shifted to a boundary
+    assert facts(every_other, ((4096, 1024), bf16), ((4096, 512), bf16)).narrow
+    both = facts(turned, ((64, 256, 784), bf16), ((50176, 256), bf16))
+    assert both.against and not both.along_rows and not both.narrow
+    most = facts(turned, ((64, 256, 784), f32), ((50176, 256), bf16))
+    assert most.along_rows and most.mixed and not most.against
+
+
 def test_a_program_with_all_rows_of_an_index_has_several_tiles() -> None:
     table = Facts(rows=64, cols=49, load_bytes=4, held_words=3, staged_bytes=4, batch=1568, item_bytes=4)
     assert choose(table, H200).tile.xblock == 8
