@@ -99,7 +99,11 @@ class Fused:
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             turns * self.steps * self._step_us(times),
-            turns * self.steps * own.load_us * self._more_loads() ** own.narrow / self.ahead,
+            max(1.0, each / self.resident)
+            * self.steps
+            * own.load_us
+            * self._more_loads() ** own.narrow
+            / self.ahead,
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
