@@ -20,9 +20,7 @@ PY=$PY bash tools/packages.sh &
 wait $!
 # Each worker has a CPU, a thread, and compiles by itself.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
-cpus=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
-# Half as many workers again as CPUs: some wait for processes that they have started.
-workers=$((cpus * 3 / 2))
+workers=$(env -u OMP_NUM_THREADS nproc)  # which would take it for the number of CPUs
 many=(-n "$((workers < 40 ? workers : 40))" --dist worksteal --durations=25)
 left_out=()
 if [ "${MIXORDER_ALL_TESTS:-}" != 1 ]; then

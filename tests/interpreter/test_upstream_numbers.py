@@ -10,6 +10,7 @@ import pytest
 import torch
 from graphs import f32, snapshot, traced
 from lab.case import Example, found_in, relative_errors
+from lab.compilers import multiprocessors
 from running import ON, Tensors, compiled, run_fused
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -34,21 +35,26 @@ def check(name: str) -> list[RegionRecord]:
     return [record for record in records if isinstance(record, RegionRecord)]
 
 
-def test_195845_lanes_beyond_the_last_row_are_not_added() -> None:
+@pytest.mark.parametrize("name", ["195845", "195845 amax"])
+def test_195845_padded_lanes_are_not_added(name: str) -> None:
     """Upstream: column sums are off by 0.75. Rows that are not there are loaded as 0, the prologue `x * 2
     + 0.25` makes 0.25 of each, and the sum over rows takes them in. Here the exact issue, with the values of
-    `max`, is fused, as with `amax`, with tiles that go beyond the last row."""
-    for name in ("195845", "195845 amax"):
-        (record,) = check(name)
-        assert record.schedule.tile.xblock > 1 and record.rows % record.schedule.tile.xblock
+    `max`, is fused, as with `amax`. A tile has one row of 129 columns, which are padded to 256."""
+    (record,) = check(name)
+    assert record.schedule.r0_block > record.cols
 
 
+@pytest.mark.parametrize("cols", [120, 129])
 @pytest.mark.parametrize("rows", [1, 2, 3, 33, 37])
-def test_195845_at_every_distance_from_a_full_tile(rows: int) -> None:
-    """As above, in float32: a single lane too many would be seen."""
-    x = torch.randn(rows, 129)
-    _, column = run_fused(masked(lambda y: y.amax(-1)), (x,))
+def test_195845_at_every_distance_from_a_full_tile(rows: int, cols: int) -> None:
+    """As above, in float32: a single lane too many would be seen. Tiles of 120 columns have several rows."""
+    x = torch.randn(rows, cols)
+    with multiprocessors(1), collect() as records:
+        _, column = run_fused(masked(lambda y: y.amax(-1)), (x,))
     torch.testing.assert_close(column.double(), (x.double() * 2 + 0.25).sum(0), atol=1e-4, rtol=1e-5)
+    (record,) = [record for record in records if isinstance(record, RegionRecord)]
+    if cols == 120 and rows in (33, 37):
+        assert record.schedule.tile.xblock > 1 and rows % record.schedule.tile.xblock
 
 
 def test_193061_gradients_of_all_chunks_are_written(poisoned: list[int]) -> None:
