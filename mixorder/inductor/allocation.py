@@ -22,11 +22,12 @@ from types import ModuleType
 from typing import Any
 
 from .graphs import kernel_side_table
-from .kernel_order import held_at, lowered, tensors
+from .kernel_order import held_at, least, tensors
 from .mutation_cache import PREFIX
 from .wrapping import wrap
 
-_ours: ContextVar[bool] = ContextVar("mixorder_orders_launches", default=False)
+# The orders of a graph with launches of ours that Inductor compares.
+_tried: ContextVar[list[list[Any]] | None] = ContextVar("mixorder_tried_orders", default=None)
 
 
 def allocate_late(module: ModuleType) -> None:
@@ -41,13 +42,15 @@ def allocate_late(module: ModuleType) -> None:
                 return original(nodes, buffers, fused, given, results, *args)
             groups = grouped(sunk(nodes))
             inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
-            token = _ours.set(True)
+            tried: list[list[Any]] = []
+            token = _tried.set(tried)
             try:
-                order = original(groups, buffers, {**fused, **inside}, given, results, *args)
+                tried.append(original(groups, buffers, {**fused, **inside}, given, results, *args))
             finally:
-                _ours.reset(token)
+                _tried.reset(token)
             freed = module.get_freeable_input_buf(groups, given)
-            order = lowered(order, tensors(order, module.compute_memory_timeline(order, freed, results)[0]))
+            timeline = module.compute_memory_timeline(tried[-1], freed, results)[0]
+            order = least(tried, tensors(tried[-1], timeline))
             flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
             # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
             module.prepare_planning_info(flat, buffers, fused, given, results)
@@ -57,8 +60,10 @@ def allocate_late(module: ModuleType) -> None:
 
     def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
         def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
-            if not _ours.get():
+            tried = _tried.get()
+            if tried is None:
                 return original(nodes, *args)
+            tried.append(nodes)
             held = held_at(nodes, tensors(nodes, module.compute_memory_timeline(nodes, *args)[0]))
             return max(held), held
 

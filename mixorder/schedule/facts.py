@@ -26,9 +26,10 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
+    Store,
     operands,
 )
-from .layout import along_rows, per_access, sizes_of
+from .layout import SECTOR, along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`persistent.py`)
@@ -53,7 +54,8 @@ class Facts:
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
     and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
     loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
-    bytes lie next to each other along the rows only; `against`: some do, but not most.
+    bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
+    that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
     """
 
     rows: int
@@ -79,6 +81,7 @@ class Facts:
     along_rows: bool = False
     against: bool = False
     narrow: bool = False
+    sector_rows: int = 1
 
     @property
     def numel(self) -> int:
@@ -135,12 +138,26 @@ class _Reader:
             against=self.down_not >= self.down > 0,
             # Rows that are shifted to a boundary have wide accesses.
             narrow=phase is None and any(self.width(load) <= NARROW for load in self.whole),
+            sector_rows=self.sector_rows(),
         )
 
     @functools.cached_property
     def whole(self) -> list[Load]:
         """The loads over both rows and columns."""
         return [load for load in self.tiles if self.row.symbol in load.index.free_symbols]
+
+    def sector_rows(self) -> int:
+        space = self.rows * int(self.col.size) * self.batch
+        both = {self.row.symbol, self.col.symbol}
+        turned = [
+            s
+            for s in self.main.body
+            if isinstance(s, Load | Store)
+            and both <= s.index.free_symbols
+            and self.size(s.buffer) >= space
+            and along_rows(self.program, s)
+        ]
+        return max((SECTOR // self.item(s) for s in turned), default=1)
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""
@@ -163,8 +180,8 @@ class _Reader:
     def bytes(self, buffer: str) -> int:
         return self.size(buffer) * self.program.buffer(buffer).dtype.itemsize
 
-    def item(self, load: Load) -> int:
-        return self.program.buffer(load.buffer).dtype.itemsize
+    def item(self, stmt: Load | Store) -> int:
+        return self.program.buffer(stmt.buffer).dtype.itemsize
 
     def size(self, buffer: str) -> int:
         return self.program.hint(self.program.buffer(buffer).numel)

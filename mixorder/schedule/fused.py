@@ -98,6 +98,7 @@ class Fused:
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
+            work.lines / (times.lines_sm_us * busy),
             turns * self.steps * self._step_us(times),
             max(1.0, each / self.resident)
             * self.steps

@@ -85,9 +85,9 @@ class Times:
     """Microseconds, and rates. `start_us`: of a graph with one kernel, beyond its work; `launch_us`: of each
     further kernel; `sum_us`: of PyTorch's sum of many partial sums, beyond moving them, and `serial_us`: for
     each of few. `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
-    `instructions_sm_us`, `requests_sm_us`: per multiprocessor and microsecond. `program_us`: from one
-    program's start on a multiprocessor to the next one's; `row_us`: the same of one that keeps a row in
-    registers. By kind of kernel, `turn_us`: of a turn of its walk, and `tile_us`: of each tile of a
+    `instructions_sm_us`, `requests_sm_us`, `lines_sm_us`: per multiprocessor and microsecond. `program_us`:
+    from one program's start on a multiprocessor to the next one's; `row_us`: the same of one that keeps a row
+    in registers. By kind of kernel, `turn_us`: of a turn of its walk, and `tile_us`: of each tile of a
     multiprocessor. `sharpness`: how little the lesser of these times
     add to the largest. `share`: of the memory's rate that a kind of Inductor's kernels reaches; `latency_us`:
     of such a kernel without work. `fused`: of ours."""
@@ -100,6 +100,7 @@ class Times:
     l2_mb_us: float
     instructions_sm_us: float
     requests_sm_us: float
+    lines_sm_us: float
     program_us: float
     row_us: float
     sharpness: float

@@ -11,6 +11,7 @@ from ..inductor.symbols import INDEX_FUNCTIONS
 from ..ir.program import Load, LoopProgram, Store
 
 ACCESS = 16  # bytes of the widest access of a thread
+SECTOR = 32  # bytes that device memory and L2 move at once
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 
 Sizes = tuple[tuple[sympy.Symbol, int], ...]

@@ -45,6 +45,11 @@ MANY_PROGRAMS = 32
 # 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
 # 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
 STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
+# The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
+# moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
+# 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
+# Loaded ahead, in the same order: 16x8w5s 147, 8x8w5s 97, 16x4w5s 123; 200704x128 267, 106 so.
+SECTOR_WARPS, SECTOR_ELEMENTS = 16, 32
 # Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
 # indices, 32 rows 18.7, 16 rows 20.2.
@@ -275,19 +280,24 @@ def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceI
 
 
 def stalls(facts: Facts) -> bool:
-    """Whether a step waits for its own loads, even if those of later steps have been issued."""
-    return facts.narrow or facts.against or (facts.along_rows and facts.mixed)
+    """Whether a step waits for its own loads, even if those of later steps have been issued. Rows that are no
+    power of two can be read in chunks, whose tensors along the rows are loaded ahead well."""
+    whole = facts.cols == next_power_of_2(facts.cols)
+    return facts.narrow or facts.against or (facts.sector_rows > 1 and whole)
 
 
 def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """Small tiles without loading ahead. Rows next to each other in memory stay in one tile."""
-    xblock = tile.xblock
+    """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
+    full, warps_of_sm = facts.sector_rows > 1, STALLED_WARPS
     per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
-    if not facts.along_rows:
-        xblock = max(1, min(xblock, per_thread * device.warp_size // lanes))
+    if full:
+        per_thread, warps_of_sm = SECTOR_ELEMENTS, SECTOR_WARPS
+    xblock = min(facts.sector_rows if full else tile.xblock, _floor_power_of_2(facts.rows))
+    most = per_thread * device.warp_size * (MAX_WARPS if full else 1)
+    xblock = max(1, min(xblock, most // lanes))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(MAX_WARPS, _floor_power_of_2(warps)))
-    return Tile(xblock, num_warps, 1), max(1, STALLED_WARPS // num_warps)
+    return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
 
 
 def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:

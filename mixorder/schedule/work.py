@@ -30,9 +30,10 @@ from ..ir.program import (
     operands,
 )
 from .facts import cost_of, is_divergent
-from .layout import ACCESS, SAMPLE, Sizes, offsets, per_access, sizes_of
+from .layout import ACCESS, SAMPLE, SECTOR, Sizes, offsets, per_access, sizes_of
 
-SECTOR = 32  # bytes
+LINE = 128  # bytes that the first-level cache looks up at once
+ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
@@ -43,13 +44,15 @@ class Work:
     """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
     the multiprocessors, where each tile moves its own. `light`: instructions of all threads, which a thread
     overlaps with those of its other elements. `heavy`: those of functions with branches, which only other
-    warps overlap. `requests`: loads and stores of all threads."""
+    warps overlap. `requests`: loads and stores of all threads. `lines`: the lines of the first-level cache
+    that these touch, beyond those that what is moved would fill."""
 
     dram: float
     l2: float
     light: float = 0.0
     heavy: float = 0.0
     requests: float = 0.0
+    lines: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -69,9 +72,9 @@ class Work:
 @dataclasses.dataclass(frozen=True)
 class Access:
     """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
-    `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`:
-    as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next to each
-    other along the rows only. `width`: bytes of a thread's access."""
+    `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`,
+    `lines`: as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next
+    to each other along the rows only. `width`: bytes of a thread's access."""
 
     buffer: str
     touched: float
@@ -82,6 +85,7 @@ class Access:
     tiled: float = 0.0
     turned: float = 0.0
     width: int = ACCESS
+    lines: float = 0.0
 
 
 def against(found: Iterable[Access]) -> float:
@@ -174,7 +178,7 @@ def _access(
         cut = axes[1].symbol in masked  # a piece may begin in the middle of an access
     sizes = sizes_of(program)
     if not {symbol for symbol, _ in sizes} & index.free_symbols:
-        return Access(buffer.name, item, SECTOR, elements * SECTOR, elements)
+        return Access(buffer.name, item, SECTOR, elements * SECTOR, elements, lines=elements)
     index = index.xreplace(dict(program.hints))
     touched = min(elements, numel) * item
     spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
@@ -198,6 +202,7 @@ def _access(
         everywhere if both else 0.0,
         everywhere if down and both else 0.0,
         elements_each * item,
+        elements * _lines(index, sizes, tile, item, down),
     )
 
 
@@ -219,6 +224,7 @@ def total(found: Iterable[Access]) -> Work:
         sum(one.light for one in found),
         0.0,
         sum(one.requests for one in found),
+        sum(one.lines for one in found),
     )
 
 
@@ -250,3 +256,17 @@ def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) 
     # A part of less than a sector has the others beside it.
     amplified = max(1.0, sectors / max(SECTOR, len(elements) * item))
     return _Sectors(amplified, amplified * len(elements) / len(places))
+
+
+@functools.lru_cache(maxsize=4096)
+def _lines(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int, down: bool) -> float:
+    """Lines that a tile touches beyond those that its elements would fill, over its iterations. Read off a
+    part of it that is a line long."""
+    along = (ACROSS_LINE, LINE // item)
+    shape = tuple(
+        min(extent, size, most) if axis in index.free_symbols else 1
+        for extent, (axis, size), most in zip(tile, sizes, along[::-1] if down else along, strict=True)
+    )
+    places = offsets(index, sizes, (shape[0], shape[1]))
+    found = len({at * item // LINE for at in places})
+    return max(0.0, found - len(set(places)) * item / LINE) / len(places)
