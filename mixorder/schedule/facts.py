@@ -56,6 +56,7 @@ class Facts:
     loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
     bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
+    `both_ways`: full tensors that are read lie so, and others do not.
     """
 
     rows: int
@@ -82,6 +83,7 @@ class Facts:
     against: bool = False
     narrow: bool = False
     sector_rows: int = 1
+    both_ways: bool = False
 
     @property
     def numel(self) -> int:
@@ -138,7 +140,8 @@ class _Reader:
             against=self.down_not >= self.down > 0,
             # Rows that are shifted to a boundary have wide accesses.
             narrow=phase is None and any(self.width(load) <= NARROW for load in self.whole),
-            sector_rows=self.sector_rows(),
+            sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
+            both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
     @functools.cached_property
@@ -146,18 +149,15 @@ class _Reader:
         """The loads over both rows and columns."""
         return [load for load in self.tiles if self.row.symbol in load.index.free_symbols]
 
-    def sector_rows(self) -> int:
-        space = self.rows * int(self.col.size) * self.batch
-        both = {self.row.symbol, self.col.symbol}
-        turned = [
-            s
-            for s in self.main.body
-            if isinstance(s, Load | Store)
-            and both <= s.index.free_symbols
-            and self.size(s.buffer) >= space
-            and along_rows(self.program, s)
-        ]
-        return max((SECTOR // self.item(s) for s in turned), default=1)
+    @functools.cached_property
+    def full(self) -> dict[bool, list[Load | Store]]:
+        """Loads and stores of tensors that have all elements of the space, by whether they lie along rows."""
+        both, space = {self.row.symbol, self.col.symbol}, self.rows * int(self.col.size) * self.batch
+        found: dict[bool, list[Load | Store]] = {False: [], True: []}
+        for s in self.main.body:
+            if isinstance(s, Load | Store) and both <= s.index.free_symbols and self.size(s.buffer) >= space:
+                found[along_rows(self.program, s)].append(s)
+        return found
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""

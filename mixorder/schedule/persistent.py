@@ -48,8 +48,10 @@ STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
-# Loaded ahead, in the same order: 16x8w5s 147, 8x8w5s 97, 16x4w5s 123; 200704x128 267, 106 so.
-SECTOR_WARPS, SECTOR_ELEMENTS = 16, 32
+# Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
+# and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
+# 8 rows: 60 and 21 us, as whole rows 98 and 45.
+SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 # Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
 # indices, 32 rows 18.7, 16 rows 20.2.
@@ -280,21 +282,22 @@ def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceI
 
 
 def stalls(facts: Facts) -> bool:
-    """Whether a step waits for its own loads, even if those of later steps have been issued. Rows that are no
-    power of two can be read in chunks, whose tensors along the rows are loaded ahead well."""
-    whole = facts.cols == next_power_of_2(facts.cols)
-    return facts.narrow or facts.against or (facts.sector_rows > 1 and whole)
+    """Whether a step waits for its own loads, even if those of later steps have been issued."""
+    if facts.sector_rows > 1:  # chunks of tensors that lie both ways are loaded ahead well
+        return not facts.both_ways or facts.cols == next_power_of_2(facts.cols)
+    return facts.narrow or facts.against
 
 
 def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
-    full, warps_of_sm = facts.sector_rows > 1, STALLED_WARPS
-    per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
-    if full:
-        per_thread, warps_of_sm = SECTOR_ELEMENTS, SECTOR_WARPS
-    xblock = min(facts.sector_rows if full else tile.xblock, _floor_power_of_2(facts.rows))
-    most = per_thread * device.warp_size * (MAX_WARPS if full else 1)
-    xblock = max(1, min(xblock, most // lanes))
+    if facts.sector_rows > 1:
+        xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
+        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
+    else:
+        xblock, warps_of_sm, most = tile.xblock, STALLED_WARPS, 1
+        per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
+    most_rows = per_thread * device.warp_size * most // lanes
+    xblock = max(1, min(xblock, most_rows, _floor_power_of_2(facts.rows)))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(MAX_WARPS, _floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
