@@ -60,6 +60,24 @@ def lowered(order, inputs):
     return kernel_order.lowered(order, tensors(order, inputs))
 
 
+def test_of_orders_with_the_same_peak_the_one_that_holds_less_is_taken():
+    inputs = {"logits": 100, "saved": 10}
+    first = Kernel("first", 50, ["logits"])
+    weight = Kernel("weight", 20, ["logits"], returned=True)
+    rest = [Kernel("next", 1, [first])]
+    rest += [Kernel("last", 1, [rest[0], "saved"], returned=True)]
+    early, late = [first, weight, *rest], [first, *rest, weight]
+    assert peak(early, inputs) == 180 > peak(late, inputs) == 161
+    heavy = Kernel("heavy", 200, [rest[1]], returned=True)  # later than all, and more than all before
+    held = tensors([*late, heavy], inputs)
+    for orders in ([[*early, heavy], [*late, heavy]], [[*late, heavy], [*early, heavy]]):
+        order = kernel_order.least(orders, held)
+        assert max(kernel_order.held_at(order, held)) == min(
+            max(kernel_order.held_at(kernel_order.lowered(one, held), held)) for one in orders
+        )
+        assert order.index(weight) == 1
+
+
 def test_a_copy_waits_until_others_have_freed_what_they_read():
     inputs = {"saved": 60, "logits": 100}
     copy = Kernel("copy", 100, ["logits"])

@@ -56,3 +56,19 @@ def test_nothing_that_spills_and_no_more_stages_than_the_rules_have() -> None:
         elements = max(1, schedule.tile.xblock * schedule.r0_block // (32 * schedule.tile.num_warps))
         assert not persistent.spilled(NORM, elements, schedule.chunks)
         assert schedule.tile.num_stages <= persistent.MAX_STAGES
+
+
+@pytest.mark.parametrize(("both_ways", "most"), [(False, 1 << 20), (True, 8)])
+def test_tiles_of_tensors_that_lie_both_ways_have_few_rows(both_ways: bool, most: int) -> None:
+    facts = dataclasses.replace(NORM, both_ways=both_ways, sector_rows=1 + 15 * both_ways, item_bytes=2)
+    start = persistent.choose(facts, H200)
+    space = PersistentSpace(facts, H200, start)
+    tried: list[Schedule] = []
+
+    def us(schedule: Schedule) -> float:
+        tried.append(schedule)
+        return 100.0 / schedule.tile.xblock
+
+    found = by_time.improved(space, facts, us)
+    assert found.tile.xblock > 8 or both_ways
+    assert all(s.tile.xblock <= most for s in tried[1:]) and len(tried) > 10

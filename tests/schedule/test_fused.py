@@ -53,6 +53,7 @@ def us(**changes: float) -> float:
 @pytest.mark.parametrize(
     "changes",
     [
+        {"work": Work(1e8, 1e8, requests=1e6, lines=1e7)},
         {"work": Work(2e8, 1e8, requests=1e6)},
         {"work": Work(1e8, 1e8, light=4e9, requests=1e6)},
         {"steps": 1000},

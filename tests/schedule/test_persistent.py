@@ -256,11 +256,22 @@ def test_tiles_whose_loads_stall_are_small_and_have_many_warps(levels: int) -> N
     assert against.num_splits * against.tile.num_warps == 24 * H200.num_sm
 
 
-def test_rows_next_to_each_other_in_memory_stay_in_one_tile() -> None:
-    turned = Facts(50176, 256, 6, 4, staged_bytes=6, along_rows=True)
-    same, mixed = (choose(dataclasses.replace(turned, mixed=m), H200) for m in (False, True))
-    assert mixed.tile.xblock == same.tile.xblock >= 8
-    assert same.tile.num_stages > 1 == mixed.tile.num_stages
+@pytest.mark.parametrize(("item", "rows"), [(4, 8), (2, 16)])
+def test_tiles_of_tensors_along_the_rows_fill_sectors(item: int, rows: int) -> None:
+    """Stages, rows and warps, of tensors that lie both ways, and of such that all lie along the rows."""
+    plain = Facts(50176, 256, 2 * item, 4, staged_bytes=2 * item, item_bytes=item)
+    turned = dataclasses.replace(plain, along_rows=True, sector_rows=32 // item)
+    both = dataclasses.replace(turned, along_rows=False, both_ways=True)
+    own, mixed = (choose(facts, H200) for facts in (turned, both))
+    assert choose(plain, H200).tile.num_stages > 1 == own.tile.num_stages == mixed.tile.num_stages
+    assert (mixed.tile.xblock, own.tile.xblock) == (rows, 16)
+    for schedule in (own, mixed):
+        assert threads_elements(schedule) == 32
+        assert schedule.num_splits * schedule.tile.num_warps == 16 * H200.num_sm
+    chunked = choose(dataclasses.replace(both, cols=192), H200)
+    assert chunked.tile.num_stages > 1  # rows that can be read in chunks are loaded ahead
+    few = choose(dataclasses.replace(turned, rows=5), H200)
+    assert few.tile.xblock == 4
 
 
 def test_facts_tell_loads_that_stall() -> None:
@@ -281,8 +292,22 @@ def test_facts_tell_loads_that_stall() -> None:
     assert facts(every_other, ((4096, 1024), bf16), ((4096, 512), bf16)).narrow
     both = facts(turned, ((64, 256, 784), bf16), ((50176, 256), bf16))
     assert both.against and not both.along_rows and not both.narrow
+    assert both.sector_rows == 16 and both.both_ways
     most = facts(turned, ((64, 256, 784), f32), ((50176, 256), bf16))
-    assert most.along_rows and most.mixed and not most.against
+    assert most.along_rows and not most.against and most.both_ways and most.sector_rows == 8
+
+    def all_turned(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return turned(x, dy.transpose(1, 2).reshape(-1, 256))
+
+    alike = facts(all_turned, ((64, 256, 784), f32), ((64, 256, 784), f32))
+    assert alike.sector_rows == 8 and not alike.both_ways
+
+    def table(x: torch.Tensor, dy: torch.Tensor) -> Any:
+        return graphs.pair(x.t()[None].expand(64, 784, 256).reshape(-1, 256), dy)
+
+    repeated = facts(table, ((256, 784), f32), ((50176, 256), bf16))
+    assert repeated.against and repeated.sector_rows == 1  # sectors are found in the cache again
+    assert facts(pair, ((4096, 512), bf16), ((4096, 512), bf16)).sector_rows == 1
 
 
 def test_a_program_with_all_rows_of_an_index_has_several_tiles() -> None:

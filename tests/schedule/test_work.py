@@ -59,6 +59,17 @@ def test_across_memory_a_row_moves_sectors_and_a_square_does_not() -> None:
     assert (square.dram, square.l2) == (4 * N, 4 * N)
 
 
+@pytest.mark.parametrize(("rows", "bytes_of_line"), [(1, 4), (8, 32), (32, 128)])
+def test_a_tile_touches_lines_that_it_does_not_fill(rows: int, bytes_of_line: int) -> None:
+    """Of a transposed tensor, a line for each column and as many of its 128 bytes as the tile has rows for."""
+    specs = ((COLS, ROWS), f32), FULL
+    found = inner(lambda x, dy: pair(x.t(), dy), *specs, tile=(rows, COLS))
+    beyond = 4 * N / bytes_of_line - 4 * N / 128
+    assert found["in0"].lines == pytest.approx(beyond)
+    assert found["in1"].lines == 0 == total([found["in1"]]).lines
+    assert total(found.values()).lines == pytest.approx(beyond + found["out0"].lines)
+
+
 def test_what_lies_along_the_rows_is_turned() -> None:
     """A transposed tensor, and numbers of each row and head; not a vector of rows or of columns."""
     specs = ((COLS, ROWS), f32), FULL
