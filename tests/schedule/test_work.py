@@ -61,7 +61,7 @@ def test_across_memory_a_row_moves_sectors_and_a_square_does_not() -> None:
 
 @pytest.mark.parametrize(("rows", "bytes_of_line"), [(1, 4), (8, 32), (32, 128)])
 def test_a_tile_touches_lines_that_it_does_not_fill(rows: int, bytes_of_line: int) -> None:
-    """Of a transposed tensor, a line for each column and as many of its 128 bytes as the tile has rows for."""
+    """Of a transposed tensor, a line for each column, and as many of its bytes as the tile has rows for."""
     specs = ((COLS, ROWS), f32), FULL
     found = inner(lambda x, dy: pair(x.t(), dy), *specs, tile=(rows, COLS))
     beyond = 4 * N / bytes_of_line - 4 * N / 128
