@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -101,17 +102,19 @@ def accesses(
     statements: Iterable[Statement],
     tile: tuple[int, int],
     shifted: bool = False,
+    beside: bool = False,
 ) -> list[Access]:
     """The accesses of a nest's statements, with `tile` = (rows, columns) of its loops over both. The
     workspace and the mailbox are left out. `shifted`: by the program's phase, so that all that are over both
-    start at a boundary."""
+    start at a boundary. `beside`: tiles have neighbours in the batch, where these are next to each other in
+    memory."""
     row, col = program.tile_axes
     found = []
     for stmt in statements:
         if isinstance(stmt, Load | Store):
             buffer = program.buffer(stmt.buffer)
             if buffer.role in (BufferRole.INPUT, BufferRole.OUTPUT):
-                one = _access(program, nest, buffer, stmt, (row, col), tile)
+                one = _access(program, nest, buffer, stmt, (row, col), tile, beside)
                 if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
                     requests = one.touched / ACCESS
                     one = dataclasses.replace(
@@ -166,6 +169,7 @@ def _access(
     stmt: Load | Store,
     axes: tuple[Axis, Axis],
     tile: tuple[int, int],
+    beside: bool,
 ) -> Access:
     index, item = stmt.index, buffer.dtype.itemsize
     elements = everywhere = _extent(program, nest, index.free_symbols)
@@ -192,11 +196,17 @@ def _access(
     # rows that lie across memory are of the next rows, which find them in L2.
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
     shared = (batched or down) and elements >= _footprint(program, buffer)
+    amplified = 1.0 if shared else spread.amplified
+    moved = near.moved
+    if batched and (amplified > 1 or beside):
+        around = _around(index, sizes, item)
+        amplified = min(amplified, around)
+        moved = min(moved, around) if beside else moved
     return Access(
         buffer.name,
         touched,
-        touched * (1.0 if shared else spread.amplified),
-        elements * item * near.moved,
+        touched * amplified,
+        elements * item * moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
         everywhere if both else 0.0,
@@ -256,6 +266,18 @@ def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) 
     # A part of less than a sector has the others beside it.
     amplified = max(1.0, sectors / max(SECTOR, len(elements) * item))
     return _Sectors(amplified, amplified * len(elements) / len(places))
+
+
+@functools.lru_cache(maxsize=4096)
+def _around(index: sympy.Expr, sizes: Sizes, item: int) -> float:
+    """Bytes of the sectors of a part of the space with neighbours in the batch, over those of its elements."""
+    (row, rows), (col, cols) = sizes
+    batch = sorted(index.free_symbols - {row, col}, key=str)
+    at = sympy.lambdify([row, col, *batch], index, modules=[INDEX_FUNCTIONS, "math"])
+    shape = (range(min(2, rows)), range(min(ACROSS_LINE, cols)), range(SAMPLE))
+    places = {int(at(x, y, *[k] * len(batch))) for x, y, k in itertools.product(*shape)}
+    sectors = len({place * item // SECTOR for place in places}) * SECTOR
+    return max(1.0, sectors / max(SECTOR, len(places) * item))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from graphs import bf16, f32, only, pair, traced
 
+from mixorder.ir.program import AxisClass
 from mixorder.lowering.lower import lower
 from mixorder.schedule.facts import cost_of
 from mixorder.schedule.work import ADDRESS, DIVISION, SECTOR, Access, Work, accesses, computing, total
@@ -68,6 +69,25 @@ def test_a_tile_touches_lines_that_it_does_not_fill(rows: int, bytes_of_line: in
     assert found["in0"].lines == pytest.approx(beyond)
     assert found["in1"].lines == 0 == total([found["in1"]]).lines
     assert total(found.values()).lines == pytest.approx(beyond + found["out0"].lines)
+
+
+def test_channels_beside_a_slice_share_sectors() -> None:
+    """Channels are the last dim in memory, of which a slice is read; a program has one of them."""
+
+    def gated(x: Any, dy: Any) -> Any:
+        product = x[:, :, :64].transpose(1, 2) * dy
+        return product.sum(-1), product.sum((0, 2))
+
+    program = lower(only(traced(gated, ((64, 49, 80), f32), ((64, 64, 49), f32))))
+    nest = program.nests[0]
+    alone, beside = (
+        {a.buffer: a for a in accesses(program, nest, nest.statements, (8, 49), beside=found)}["in0"]
+        for found in (False, True)
+    )
+    elements = 64 * 64 * 49
+    assert program.axis(AxisClass.BATCH) is not None
+    assert alone.touched == alone.dram == beside.dram == 4 * elements
+    assert (alone.l2, beside.l2) == (8 * 4 * elements, 4 * elements)
 
 
 def test_what_lies_along_the_rows_is_turned() -> None:
