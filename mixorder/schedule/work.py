@@ -270,7 +270,7 @@ def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) 
 
 @functools.lru_cache(maxsize=4096)
 def _around(index: sympy.Expr, sizes: Sizes, item: int) -> float:
-    """Bytes of the sectors of a part of the space with neighbours in the batch, over those of its elements."""
+    """Bytes of sectors over those of elements, of a part of the space with neighbours in the batch."""
     (row, rows), (col, cols) = sizes
     batch = sorted(index.free_symbols - {row, col}, key=str)
     at = sympy.lambdify([row, col, *batch], index, modules=[INDEX_FUNCTIONS, "math"])
