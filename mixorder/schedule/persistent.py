@@ -297,7 +297,7 @@ def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -
         xblock, warps_of_sm, most = tile.xblock, STALLED_WARPS, 1
         per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
     most_rows = per_thread * device.warp_size * most // lanes
-    xblock = max(1, min(xblock, most_rows, _floor_power_of_2(facts.rows)))
+    xblock = min(xblock, _floor_power_of_2(most_rows), _floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(MAX_WARPS, _floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)

@@ -274,6 +274,14 @@ def test_tiles_of_tensors_along_the_rows_fill_sectors(item: int, rows: int) -> N
     assert few.tile.xblock == 4
 
 
+@pytest.mark.parametrize("cols", [96, 160, 192, 768, 1364, 3072, 4096, 6144])
+@pytest.mark.parametrize("change", [{"against": True}, {"narrow": True}, {"sector_rows": 16}])
+def test_tiles_whose_loads_stall_have_powers_of_two(cols: int, change: dict[str, Any]) -> None:
+    schedule = choose(Facts(50176, cols, 4, 4, staged_bytes=4, **change), H200)
+    tile = schedule.tile
+    assert tile.xblock.bit_count() == tile.num_warps.bit_count() == 1
+
+
 def test_facts_tell_loads_that_stall() -> None:
     def pair(x: torch.Tensor, dy: torch.Tensor) -> Any:
         return graphs.pair(x, dy)
