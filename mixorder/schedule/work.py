@@ -199,7 +199,9 @@ def _access(
     amplified = 1.0 if shared else spread.amplified
     moved = near.moved
     if batched and (amplified > 1 or beside):
-        around = _around(index, sizes, item)
+        batch = program.axis(AxisClass.BATCH)
+        most = SAMPLE if batch is None else max(1, program.hint(batch.size))
+        around = _around(index, sizes, item, min(SAMPLE, most))
         amplified = min(amplified, around)
         moved = min(moved, around) if beside else moved
     return Access(
@@ -269,12 +271,12 @@ def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) 
 
 
 @functools.lru_cache(maxsize=4096)
-def _around(index: sympy.Expr, sizes: Sizes, item: int) -> float:
+def _around(index: sympy.Expr, sizes: Sizes, item: int, neighbours: int) -> float:
     """Bytes of sectors over those of elements, of a part of the space with neighbours in the batch."""
     (row, rows), (col, cols) = sizes
     batch = sorted(index.free_symbols - {row, col}, key=str)
     at = sympy.lambdify([row, col, *batch], index, modules=[INDEX_FUNCTIONS, "math"])
-    shape = (range(min(2, rows)), range(min(ACROSS_LINE, cols)), range(SAMPLE))
+    shape = (range(min(2, rows)), range(min(ACROSS_LINE, cols)), range(neighbours))
     places = {int(at(x, y, *[k] * len(batch))) for x, y, k in itertools.product(*shape)}
     sectors = len({place * item // SECTOR for place in places}) * SECTOR
     return max(1.0, sectors / max(SECTOR, len(places) * item))

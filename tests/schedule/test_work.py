@@ -71,23 +71,25 @@ def test_a_tile_touches_lines_that_it_does_not_fill(rows: int, bytes_of_line: in
     assert total(found.values()).lines == pytest.approx(beyond + found["out0"].lines)
 
 
-def test_channels_beside_a_slice_share_sectors() -> None:
+@pytest.mark.parametrize(("channels", "sectors"), [(64, 1), (4, 2)])
+def test_channels_beside_a_slice_share_sectors(channels: int, sectors: int) -> None:
     """Channels are the last dim in memory, of which a slice is read; a program has one of them."""
 
     def gated(x: Any, dy: Any) -> Any:
-        product = x[:, :, :64].transpose(1, 2) * dy
+        product = x[:, :, :channels].transpose(1, 2) * dy
         return product.sum(-1), product.sum((0, 2))
 
-    program = lower(only(traced(gated, ((64, 49, 80), f32), ((64, 64, 49), f32))))
+    program = lower(only(traced(gated, ((64, 49, 80), f32), ((64, channels, 49), f32))))
     nest = program.nests[0]
     alone, beside = (
         {a.buffer: a for a in accesses(program, nest, nest.statements, (8, 49), beside=found)}["in0"]
         for found in (False, True)
     )
-    elements = 64 * 64 * 49
+    elements = 64 * channels * 49
     assert program.axis(AxisClass.BATCH) is not None
-    assert alone.touched == alone.dram == beside.dram == 4 * elements
-    assert (alone.l2, beside.l2) == (8 * 4 * elements, 4 * elements)
+    assert alone.touched == 4 * elements
+    assert alone.dram == beside.dram == sectors * 4 * elements
+    assert (alone.l2, beside.l2) == (8 * 4 * elements, sectors * 4 * elements)
 
 
 def test_what_lies_along_the_rows_is_turned() -> None:
