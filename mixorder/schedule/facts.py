@@ -33,6 +33,7 @@ from .layout import SECTOR, along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`persistent.py`)
+ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -120,7 +121,7 @@ class _Reader:
             int(self.col.size),
             load_bytes=load_bytes,
             held_words=self.across_reductions + self.column_words,
-            staged_bytes=sum(map(self.item, self.tiles)),
+            staged_bytes=sum(map(self.item, self.staged)),
             instructions=instructions(self.program),
             rereads=sum(s.again for s in self.tiles),
             batch=self.batch,
@@ -139,7 +140,7 @@ class _Reader:
             along_rows=self.down > self.down_not,
             against=self.down_not >= self.down > 0,
             # Rows that are shifted to a boundary have wide accesses.
-            narrow=phase is None and any(self.width(load) <= NARROW for load in self.whole),
+            narrow=phase is None and any(map(self.is_narrow, self.whole)),
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
@@ -158,6 +159,18 @@ class _Reader:
             if isinstance(s, Load | Store) and both <= s.index.free_symbols and self.size(s.buffer) >= space:
                 found[along_rows(self.program, s)].append(s)
         return found
+
+    @functools.cached_property
+    def staged(self) -> list[Load]:
+        """The tile loads that Triton issues ahead; single elements of 2 bytes are not among them."""
+        return [s for s in self.tiles if s not in self.whole or self.width(s) >= ASYNC_BYTES]
+
+    def is_narrow(self, load: Load) -> bool:
+        """Whether a step waits for a load, or copies it element by element. A part of a tensor that is not
+        loaded ahead holds up no step: caches have most of it."""
+        width = self.width(load)
+        space = self.rows * int(self.col.size) * self.batch
+        return width <= NARROW and (width >= ASYNC_BYTES or self.size(load.buffer) >= space)
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""
@@ -247,9 +260,11 @@ def words_of(value: Load | Compute | Buffer) -> int:
 
 
 # Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
-# lowerings, in fp32 (triton 3.7.1). The slow path for large arguments makes sine and cosine long.
+# lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100, three
+# of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47.
 _INSTRUCTIONS = {
-    **dict.fromkeys(("sin", "cos", "tan", "atan2", "pow"), 80),
+    **dict.fromkeys(("atan2", "pow"), 80),
+    **dict.fromkeys(("sin", "cos", "tan"), 40),
     **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
     **dict.fromkeys(
@@ -261,9 +276,9 @@ _INSTRUCTIONS = {
 }
 
 
-# Ops with a branch that usual values take both ways. The instructions of different elements are not mixed
-# then, and only other warps hide their latencies.
-_DIVERGENT = ("tanh",)
+# Ops with a branch. The instructions of different elements are not mixed then, and only other warps hide their
+# latencies. H100, the sines and cosines of above, 8 warps to a multiprocessor: 654 us.
+_DIVERGENT = ("tanh", "sin", "cos", "tan")
 
 
 def instructions(program: LoopProgram) -> int:

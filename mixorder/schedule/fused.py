@@ -15,12 +15,11 @@ from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, persistent
 from .cost import Traffic
 from .device import H200, DeviceInfo
-from .facts import Facts
+from .facts import ASYNC_BYTES, Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
 from .work import ACCESS, Access, Work, accesses, against, computing, full_inputs, masks, total
 
-ASYNC_BYTES = 4  # of the narrowest load that is prefetched
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
 # the other one, 32 threads with 4 elements each find what they read in 2 of them. Where such a tensor repeats
 # its elements along a row, three regions took 1.3 to 3.5 times what was predicted without REPEATED (H200).

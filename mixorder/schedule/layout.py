@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import sympy
@@ -13,6 +14,9 @@ from ..ir.program import Load, LoopProgram, Store
 ACCESS = 16  # bytes of the widest access of a thread
 SECTOR = 32  # bytes that device memory and L2 move at once
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
+
+RUNS = 4  # accesses one after the other that are looked at
+
 
 Sizes = tuple[tuple[sympy.Symbol, int], ...]
 """The symbols of rows and columns, and how many there are."""
@@ -55,10 +59,12 @@ def _is_wide(index: sympy.Expr, sizes: Sizes, most: int, down: bool, extent: int
     """Whether accesses of `most` elements, along the rows if `down`, are possible in a part of the space."""
     if extent < most:
         return False
-    along = [offsets(index, sizes, (most, 1) if down else (1, most))]
+    runs = min(RUNS, extent // most) * most
+    along = offsets(index, sizes, (runs, 1) if down else (1, runs))
     across = offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
-    contiguous = all(b - a == 1 for run in along for a, b in zip(run, run[1:], strict=False))
-    return contiguous and all(at % most == across[0] % most for at in across)
+    starts = [*along[::most], *across]
+    contiguous = all(b - a == 1 for i in range(0, runs, most) for a, b in itertools.pairwise(along[i : i + most]))
+    return contiguous and all(at % most == starts[0] % most for at in starts)
 
 
 @functools.lru_cache(maxsize=4096)

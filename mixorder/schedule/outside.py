@@ -15,9 +15,9 @@ from torch.fx import Node
 from ..inductor.graphs import OpOverload
 from ..inductor.symbols import hint_of
 from ..region.gathers import is_gather, is_gather_view
-from ..region.nodes import fake, is_constant, is_pointwise, is_view, operands, shape_of
+from ..region.nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind, shape_of
 from ..region.region import Region
-from ..region.space_analysis import SMALL, by_position
+from ..region.space_analysis import by_position
 from .apart import Kernel, microseconds
 from .device import DeviceInfo
 from .facts import cost_of
@@ -71,7 +71,7 @@ def outside(whole: Region, part: Region) -> Outside:
     computing = {n: _elements(n) * sum(map(_instructions, _made_of(n, left - written))) for n in written}
     shared = sum(map(_bytes, read & {*part.inputs, *part.nodes}))  # and have these in any case
     inside = moved - results - again - shared
-    spread = sum(count * _times(n, part) for n, count in computing.items())
+    spread = sum(count * _times(n, whole) for n, count in computing.items())
     launches = len({_elements(n) for n in written})
     work = Work(moved, moved, sum(computing.values()))
     return Outside(work, launches, Work(inside, inside, spread))
@@ -99,6 +99,15 @@ def _is_read(node: Node, nodes: set[Node]) -> bool:
 
 def _stored_anyway(nodes: Collection[Node]) -> set[Node]:
     """Those of some nodes that Inductor stores, or that only these are computed from."""
+    found = _large(nodes)
+    for node in reversed(by_position(nodes)):
+        if all(user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _large(nodes: Collection[Node]) -> set[Node]:
+    """Those of some nodes that take so many operations that Inductor stores them."""
     count: dict[Node, int] = {}  # operations of a loop that computes a node
     large = set()
     for node in by_position(nodes):
@@ -106,20 +115,30 @@ def _stored_anyway(nodes: Collection[Node]) -> set[Node]:
         moves = 0 if is_view(node) or is_gather_view(node) else COPY
         own = moves if is_view(node) or is_gather(node) else 1 + numbers
         count[node] = own + sum(count.get(a, 1) for a in operands(node) if not is_constant(a))
-        if count[node] > OPERATIONS:
+        if reduction_kind(node) is not None:
+            count[node] = 1
+        elif count[node] > OPERATIONS:
             large.add(node)
             count[node] = 1
-    for node in reversed(by_position(nodes)):
-        if all(user in large for user in node.users):
-            large.add(node)
     return large
 
 
-def _times(node: Node, part: Region) -> float:
-    """How many elements of the part's space there are for one of a tensor; 1 for a small table, which is not
-    computed again for each."""
-    numel, elements = _hint(sympy.sympify(part.seed.analysis.numel)), max(1, _elements(node))
-    return 1.0 if SMALL * elements <= numel else max(1.0, numel / elements)
+def _times(node: Node, whole: Region) -> float:
+    """How often Inductor computes each element of a tensor of a region: once for each element of the values
+    that it stores and that take the tensor, and of the region's space if others take it."""
+    members, large = set(whole.nodes), _large(whole.nodes)
+    seen, todo, elements = {node}, [node], 0
+    over_space = False
+    while todo:
+        users = todo.pop().users.keys() & members - seen
+        seen |= users
+        reductions = {user for user in users if reduction_kind(user) is not None}
+        elements += sum(_elements(user) for user in users & large)
+        over_space |= bool(reductions)
+        todo += users - large - reductions
+    if over_space or not elements:
+        elements += _hint(sympy.sympify(whole.seed.analysis.numel))
+    return max(1.0, elements / max(1, _elements(node)))
 
 
 def apart_us(kernels: Sequence[Kernel], left: Outside, device: DeviceInfo, times: Times = TIMES) -> float:

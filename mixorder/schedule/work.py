@@ -157,9 +157,13 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
 
 
 def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
-    """Iterations of the loops over some symbols."""
+    """Iterations of what depends on some symbols. What is in a loop over rows or columns runs again at each
+    index of the batch, where it is the same."""
     sizes = {axis.symbol: axis.size for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
-    return math.prod(max(1, program.hint(sizes[s])) for s in set(symbols) if s in sizes)
+    within = set(symbols) & sizes.keys()
+    if within:
+        within |= {axis.symbol for axis in nest.loops if axis.kind is AxisClass.BATCH}
+    return math.prod(max(1, program.hint(sizes[s])) for s in within)
 
 
 def _access(

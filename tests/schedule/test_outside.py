@@ -21,7 +21,7 @@ from mixorder.schedule.apart import Kernel, microseconds
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import cost_of
 from mixorder.schedule.kernel_time import TIMES, Kind
-from mixorder.schedule.outside import apart_us, outside
+from mixorder.schedule.outside import OPERATIONS, apart_us, outside
 from mixorder.schedule.work import Access, Work
 
 TABLE, SPACE = (64, 256), (32, 64, 256)
@@ -133,3 +133,29 @@ def test_pieces_that_only_a_region_would_have_written() -> None:
     assert isinstance(decline, Decline) and decline.reason is DeclineReason.SLOWER
     assert "what they need to be written" in decline.detail
     assert graphs.snapshot(graph) == before
+
+
+def test_a_table_is_computed_for_each_element_of_what_inductor_stores() -> None:
+    """Where a value that takes the table is stored, for the elements of that value; else for all elements."""
+
+    def function(x: Any, dy: Any, angle: Any) -> Any:
+        half = x * angle.cos()
+        for _ in range(OPERATIONS):
+            half = half * 1.5 + 0.5
+        wide = torch.cat([half, dy])
+        return graphs.pair(wide.view(-1, 256), wide.view(-1, 256))
+
+    def short(x: Any, dy: Any, angle: Any) -> Any:
+        wide = torch.cat([x * angle.cos(), dy])
+        return graphs.pair(wide.view(-1, 256), wide.view(-1, 256))
+
+    def times(function: Any) -> float:
+        halves = ((16, 64, 256), f32)
+        whole = next(find_regions(traced(function, halves, halves, (TABLE, f32))))
+        assert isinstance(whole, Region)
+        table, *_ = lighter(whole, {"cos"})
+        left = outside(whole, table)
+        return left.inside.light / left.work.light
+
+    assert times(function) == 16
+    assert times(short) == 32

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, only, pair, traced
+from graphs import bf16, f32, merged, only, pair, traced
 
 from mixorder.ir.program import AxisClass
 from mixorder.lowering.lower import lower
 from mixorder.schedule.facts import cost_of
 from mixorder.schedule.work import ADDRESS, DIVISION, SECTOR, Access, Work, accesses, computing, total
+from mixorder.transform.column_blocks import in_blocks
 
 ROWS, COLS = 64, 256
 N = ROWS * COLS
@@ -171,6 +172,26 @@ def test_instructions_are_those_of_each_element() -> None:
     found = computing(program, nest, nest.statements)
     # Once per element: two products, the sum's addition, a product and a difference.
     assert found == Work(0, 0, 5 * N + cost_of("exp") * ROWS, cost_of("tanh") * N)
+
+
+def test_blocks_of_columns_compute_and_ask_again_for_what_they_share() -> None:
+    """A table of the heads' width, for rows that are divided into blocks of several heads each: each block's
+    program loads it and takes its sines."""
+
+    def function(dy: Any, table: Any) -> Any:
+        product = dy.view(ROWS, 16, COLS) * table.sin()
+        return product, product.view(ROWS, 16 * COLS).sum(0)
+
+    def found(width: int) -> tuple[Work, float]:
+        whole = merged(only(traced(function, ((ROWS, 16 * COLS), f32), ((ROWS, 1, COLS), f32))))
+        program = in_blocks(whole, width) if width < 16 * COLS else whole
+        nest = program.nests[0]
+        reads = accesses(program, nest, nest.body, (1, width))
+        (table,) = (a for a in reads if a.touched == 4 * ROWS * COLS)
+        return computing(program, nest, nest.body), table.requests
+
+    assert found(4 * COLS) == found(16 * COLS)
+    assert found(4 * COLS)[1] == 16 * ROWS * COLS / 4
 
 
 def test_integers_of_64_bits_take_two_instructions() -> None:
