@@ -131,7 +131,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
 
 
 def _pays(plan: Plan) -> bool:
-    return saves(plan.expected) and spares(plan.expected, plan.traffic)
+    return saves(plan.expected) and spares(plan.expected, plan.traffic, plan.facts.levels)
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
@@ -291,7 +291,7 @@ def check_time(plan: Plan, min_numel: int) -> None:
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, min_numel)
         if not plan.loops.blocked:  # a tile may spare accesses across memory
-            check_spares(plan.expected, plan.traffic, min_numel)
+            check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
         detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"

@@ -34,6 +34,12 @@ from .layout import SECTOR, along_rows, per_access, sizes_of
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`persistent.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
+TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
+# Of a tensor that is read in pieces of single elements, of all bytes at most. H100, GLM-4's rotary embeddings
+# in bf16, 16384x4096, an eighth: 281 us without loading ahead, 184 with; with tables in fp32, which are
+# loaded ahead as well, 249 and 264. Windows of 49 of a table, for all of which each row has a number: 54 us
+# in Inductor, 91.
+MINOR = 5
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -57,7 +63,8 @@ class Facts:
     loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
     bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
-    `both_ways`: full tensors that are read lie so, and others do not.
+    `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
+    read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read.
     """
 
     rows: int
@@ -85,6 +92,8 @@ class Facts:
     narrow: bool = False
     sector_rows: int = 1
     both_ways: bool = False
+    minor: bool = False
+    repeated_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -136,12 +145,14 @@ class _Reader:
             carried_bytes=self.carried_bytes(),
             exchanged=max((len(s.values) for s in exchanges), default=0),
             exchanges=len(exchanges),
-            mixed=len(set(map(self.item, self.tiles))) > 1,
+            mixed=self.is_mixed,
             along_rows=self.down > self.down_not,
             against=self.down_not >= self.down > 0,
             # Rows that are shifted to a boundary have wide accesses.
             narrow=phase is None and any(map(self.is_narrow, self.whole)),
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
+            minor=bool(self.minor),
+            repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
@@ -161,16 +172,33 @@ class _Reader:
         return found
 
     @functools.cached_property
+    def is_mixed(self) -> bool:
+        return len(set(map(self.item, self.tiles))) > 1
+
+    @functools.cached_property
     def staged(self) -> list[Load]:
         """The tile loads that Triton issues ahead; single elements of 2 bytes are not among them."""
         return [s for s in self.tiles if s not in self.whole or self.width(s) >= ASYNC_BYTES]
 
+    def repeated(self, load: Load) -> float:
+        """Bytes that a load moves for each element: a piece of a tensor that is read in pieces only moves its
+        share."""
+        loads = [s for s in self.tiles if s.buffer == load.buffer]
+        share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
+        in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
+        return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
+
     def is_narrow(self, load: Load) -> bool:
-        """Whether a step waits for a load, or copies it element by element. A part of a tensor that is not
-        loaded ahead holds up no step: caches have most of it."""
-        width = self.width(load)
-        space = self.rows * int(self.col.size) * self.batch
-        return width <= NARROW and (width >= ASYNC_BYTES or self.size(load.buffer) >= space)
+        """Whether a step waits for a load, or copies it element by element."""
+        return self.width(load) <= NARROW and load not in self.minor
+
+    @functools.cached_property
+    def minor(self) -> list[Load]:
+        """Pieces of few of the bytes whose accesses are too narrow to be issued ahead: caches have most."""
+        found = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
+        narrow, every = ({s.buffer for s in loads} for loads in (found, self.whole))
+        few = MINOR * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
+        return found if few and not self.is_mixed else []
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""
@@ -260,8 +288,8 @@ def words_of(value: Load | Compute | Buffer) -> int:
 
 
 # Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
-# lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100, three
-# of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47.
+# lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100,
+# three of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47.
 _INSTRUCTIONS = {
     **dict.fromkeys(("atan2", "pow"), 80),
     **dict.fromkeys(("sin", "cos", "tan"), 40),
@@ -276,8 +304,8 @@ _INSTRUCTIONS = {
 }
 
 
-# Ops with a branch. The instructions of different elements are not mixed then, and only other warps hide their
-# latencies. H100, the sines and cosines of above, 8 warps to a multiprocessor: 654 us.
+# Ops with a branch. The instructions of different elements are not mixed then, and only other warps hide
+# their latencies. H100, the sines and cosines of above, 8 warps to a multiprocessor: 654 us.
 _DIVERGENT = ("tanh", "sin", "cos", "tan")
 
 

@@ -63,7 +63,9 @@ def _is_wide(index: sympy.Expr, sizes: Sizes, most: int, down: bool, extent: int
     along = offsets(index, sizes, (runs, 1) if down else (1, runs))
     across = offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
     starts = [*along[::most], *across]
-    contiguous = all(b - a == 1 for i in range(0, runs, most) for a, b in itertools.pairwise(along[i : i + most]))
+    contiguous = all(
+        b - a == 1 for i in range(0, runs, most) for a, b in itertools.pairwise(along[i : i + most])
+    )
     return contiguous and all(at % most == starts[0] % most for at in starts)
 
 

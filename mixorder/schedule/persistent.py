@@ -7,7 +7,6 @@ to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted ar
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -35,6 +34,10 @@ NARROWED_CHUNK, MAX_NARROWED = 256, 4096
 # warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
 # 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127.
 REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
+# Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
+# it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
+# warps 354 us, two of 4 223; without a norm 1, 2 and 4 times 2048 elements 285, 234 and 234 us.
+UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
 # 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
 MANY_PROGRAMS = 32
@@ -56,6 +59,16 @@ SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
 # indices, 32 rows 18.7, 16 rows 20.2.
 LEAST_STEPS, LONE_PROGRAMS = 8, 8
+# Elements of a thread, warps of a multiprocessor, stages, estimated registers at most, and rows of a program
+# at least, where rows are only added up and a single program would have a multiprocessor, or too few
+# registers. A program then has no more warps than a row fills. H100, one program of 8 or 16 warps before:
+# 12544x768 25.1 -> 19.3 us, 4096x720 of three pieces 16.2 -> 12.0, 3136x768 of two 13.5 -> 10.7, 12544x1152
+# 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32 of 216 and 248 registers: 16384x4096 235 -> 184, 37120x768 120 ->
+# 95.
+SUM_ELEMENTS, SUM_WARPS, SUM_STAGES, SUM_REGISTERS, SUM_ROWS = 32, 8, 4, 225, 8
+# The first three where single elements of some bytes are not loaded ahead. H100, GLM-4 in bf16: 16384x4096
+# 191 and 183 us, with 32, 8 and 4 184 and 225; 16384x256 22.3, with the latter 23.2 to 28.6.
+MINOR_SUMS = 16, 16, 3
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 ACCESS_BYTES = 16
 MIN_BLOCK_BYTES = 64  # of a row: two sectors
@@ -172,10 +185,15 @@ def choose(
         detail = f"{facts.held_words} tiles of {facts.cols} columns in {device.registers} registers"
         raise TooWide(facts.held_words, detail)
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
+    if sums := chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
+        tile, per_sm = _of_sums(facts, r0_block, device, constants)
     tile, per_sm = _unstaged(facts, tile, per_sm, r0_block, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // facts.batch)
+    if sums:
+        full = facts.rows // max(SUM_ROWS, 2 * tile.xblock)
+        at_once = min(at_once, max(device.num_sm // facts.batch, full, 1))
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = facts.period if facts.period <= at_once and facts.cols + facts.slack <= r0_block else 1
@@ -264,11 +282,35 @@ def _tile(
     return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device, constants)), per_sm
 
 
+def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
+    """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
+    if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
+        return False
+    elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
+    return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
+
+
+def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
+    """A tile of as few warps as a row fills; so many of these programs that no more partials are left."""
+    elements, warps_of_sm, stages = MINOR_SUMS if facts.minor else (SUM_ELEMENTS, SUM_WARPS, SUM_STAGES)
+    while elements > ACCESS_BYTES // facts.item_bytes and registers_of(facts, elements, 1) > SUM_REGISTERS:
+        elements //= 2
+    least = 1 if facts.minor else warps_of_sm // (constants.programs_per_sm * facts.batch)
+    num_warps = min(MAX_WARPS, max(1, least, lanes // (elements * device.warp_size)))
+    xblock = max(1, elements * num_warps * device.warp_size // lanes)
+    while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
+        xblock //= 2
+    per_sm = max(1, warps_of_sm // num_warps)
+    while stages > 1 and not _fits_ahead(facts, per_sm * xblock * lanes, stages - 1, device):
+        stages -= 1
+    return Tile(xblock, num_warps, stages), per_sm
+
+
 def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """The same without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = facts.staged_bytes >= REPEATED_LOADS * facts.load_bytes and tile.num_stages < MAX_STAGES - 1
+    repeated = facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes and tile.num_stages < MAX_STAGES - 1
     if facts.rereads:
         return tile, per_sm
     # Not yet for sums of rows in chunks, which are then predicted too slow to be fused. H200, 50176x1364: 97
@@ -277,8 +319,20 @@ def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceI
         return _with_many_warps(facts, tile, lanes, device)
     if not (many or repeated):
         return tile, per_sm
-    most = device.registers // (tile.num_warps * device.warp_size * MAX_REGISTERS)
-    return dataclasses.replace(tile, num_stages=1), max(per_sm, min(most, UNSTAGED_WARPS // tile.num_warps))
+    elements, num_warps = tile.xblock * lanes, tile.num_warps
+    at_once = _at_once(num_warps, per_sm, device)
+    more = -(-2 * elements // (num_warps * device.warp_size))
+    few = num_warps > 1 and at_once * elements < UNSTAGED_ELEMENTS
+    if repeated and few and registers_of(facts, more, 1) <= UNSTAGED_REGISTERS:
+        num_warps //= 2
+        at_once = _at_once(num_warps, per_sm, device)
+    return Tile(tile.xblock, num_warps, 1), at_once
+
+
+def _at_once(num_warps: int, per_sm: int, device: DeviceInfo) -> int:
+    """Programs on a multiprocessor where nothing is loaded ahead, whatever registers they take."""
+    most = device.registers // (num_warps * device.warp_size * MAX_REGISTERS)
+    return max(per_sm, min(most, UNSTAGED_WARPS // num_warps))
 
 
 def stalls(facts: Facts) -> bool:

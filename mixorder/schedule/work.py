@@ -202,6 +202,8 @@ def _access(
     shared = (batched or down) and elements >= _footprint(program, buffer)
     amplified = 1.0 if shared else spread.amplified
     moved = near.moved
+    if beside and amplified > 1 and (digit := _digits(index, sizes, item)) < amplified:
+        amplified, moved = digit, min(moved, digit)
     if batched and (amplified > 1 or beside):
         batch = program.axis(AxisClass.BATCH)
         most = SAMPLE if batch is None else max(1, program.hint(batch.size))
@@ -284,6 +286,23 @@ def _around(index: sympy.Expr, sizes: Sizes, item: int, neighbours: int) -> floa
     places = {int(at(x, y, *[k] * len(batch))) for x, y, k in itertools.product(*shape)}
     sectors = len({place * item // SECTOR for place in places}) * SECTOR
     return max(1.0, sectors / max(SECTOR, len(places) * item))
+
+
+@functools.lru_cache(maxsize=4096)
+def _digits(index: sympy.Expr, sizes: Sizes, item: int) -> float:
+    """The same of columns that are a divisor of the index apart, such as a picture's behind its channels:
+    Inductor divides its loops where an index does, and has these in a tile."""
+    col, cols = sizes[1]
+    parts = [p for p in sympy.preorder_traversal(index) if type(p).__name__ in INDEX_FUNCTIONS]
+    divisors = [p.args[1] for p in parts if col in p.free_symbols and len(p.args) > 1]
+    first = index.subs(dict.fromkeys(index.free_symbols - {col}, 0))
+    at = sympy.lambdify([col], first, modules=[INDEX_FUNCTIONS, "math"])
+    found = [math.inf]
+    for step in {int(n) for n in divisors if n.is_number and n > 1}:
+        places = [int(at(y)) for y in range(0, min(cols, SAMPLE * step), step)]
+        sectors = len({place * item // SECTOR for place in places}) * SECTOR
+        found.append(max(1.0, sectors / max(SECTOR, len(set(places)) * item)))
+    return min(found)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,6 +29,7 @@ from mixorder.schedule.persistent import (
     registers_of,
 )
 from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.schedule import Tile
 from mixorder.transform.reread import reread
 
 RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4)
@@ -222,14 +223,18 @@ def test_facts_tell_the_narrowest_and_the_widest_tensor() -> None:
 
 def test_what_caches_have_anyway_is_not_loaded_ahead() -> None:
     """Rotary embeddings: most of what tiles load are tables, and neighbours of what is loaded beside it."""
-    rotary = Facts(16384, 2048, 5, 4, staged_bytes=20, instructions=12, batch=2, levels=0, widest_bytes=4)
-    few, many = (choose(dataclasses.replace(rotary, staged_bytes=n), H200) for n in (20, 14))
+    numbers = {"staged_bytes": 20, "instructions": 12, "batch": 2, "levels": 0, "widest_bytes": 4}
+    rotary = Facts(16384, 2048, 5, 4, **numbers)
+    few, many = (choose(dataclasses.replace(rotary, repeated_bytes=n), H200) for n in (20, 14))
     assert few.tile.num_stages == 1 < many.tile.num_stages
-    behind_a_norm = Facts(16384, 4096, 7, 6, staged_bytes=22, instructions=18, widest_bytes=4)
-    schedule = choose(behind_a_norm, H200)
-    assert (schedule.tile.num_stages, schedule.tile.num_warps) == (1, 4)
-    assert schedule.num_splits == 2 * H200.num_sm  # other warps hide a program's loads instead
-    fits = choose(dataclasses.replace(rotary, cols=64, rows=100, staged_bytes=15), H200)
+    numbers = {"staged_bytes": 22, "repeated_bytes": 22, "instructions": 18, "widest_bytes": 4}
+    for held_words in (6, 7):  # of 8 warps with 7 words, only one program would fit
+        schedule = choose(Facts(16384, 4096, 7, held_words, **numbers), H200)
+        assert (schedule.tile.num_stages, schedule.tile.num_warps) == (1, 4)
+        assert schedule.num_splits == 2 * H200.num_sm  # other warps hide a program's loads instead
+    wide = choose(Facts(16384, 4096, 7, 8, **numbers), H200)
+    assert wide.tile.num_warps == 8  # 16 elements of each thread would not fit its registers
+    fits = choose(dataclasses.replace(rotary, cols=64, rows=100, staged_bytes=15, repeated_bytes=15), H200)
     assert fits.tile.num_stages > 1  # there is room for enough tiles
 
 
@@ -237,6 +242,34 @@ def test_where_programs_follow_one_another_nothing_is_loaded_ahead() -> None:
     table = Facts(rows=16, cols=128, load_bytes=8, held_words=4, staged_bytes=8, batch=131072, item_bytes=4)
     assert choose(table, H200).tile.num_stages == 1
     assert choose(dataclasses.replace(table, batch=31 * H200.num_sm), H200).tile.num_stages > 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "programs"), [(12544, 3, 352), (1568, 5, 196), (16384, 1, 512), (64, 1, 64)]
+)
+def test_rows_that_are_only_added_up_have_programs_of_few_warps(rows: int, batch: int, programs: int) -> None:
+    sums = Facts(rows, 256, 2, 2, staged_bytes=2, batch=batch, levels=0)
+    schedule = choose(sums, H200)
+    assert schedule.tile.num_warps == (2 if batch == 1 else 1)
+    assert schedule.num_splits == programs
+    norm = choose(dataclasses.replace(sums, levels=1), H200)
+    assert rows < 1000 or norm.tile.num_warps > schedule.tile.num_warps
+
+
+def test_sums_of_many_registers_have_fewer_elements() -> None:
+    sums = Facts(37120, 256, 7, 2, staged_bytes=12, batch=3, levels=0)
+    assert choose(sums, H200).tile.num_warps == 2
+    held = choose(dataclasses.replace(sums, held_words=6), H200)
+    assert threads_elements(held) == 16
+    assert held.num_splits * held.tile.num_warps == 352
+
+
+def test_single_elements_of_some_bytes_need_more_warps() -> None:
+    pieces = Facts(16384, 2048, 6, 5, staged_bytes=8, batch=2, levels=0, minor=True)
+    schedule = choose(pieces, H200)
+    assert (schedule.tile, threads_elements(schedule)) == (Tile(1, 4, 3), 16)
+    assert schedule.num_splits == 264
+    assert choose(dataclasses.replace(pieces, narrow=True), H200).tile.num_stages == 1
 
 
 def threads_elements(schedule: Any) -> float:
@@ -316,6 +349,34 @@ def test_facts_tell_loads_that_stall() -> None:
     repeated = facts(table, ((256, 784), f32), ((50176, 256), bf16))
     assert repeated.against and repeated.sector_rows == 1  # sectors are found in the cache again
     assert facts(pair, ((4096, 512), bf16), ((4096, 512), bf16)).sector_rows == 1
+
+
+def test_facts_tell_pieces_from_what_is_read_again() -> None:
+    def facts(function: Any, *tensors: Any) -> Facts:
+        return facts_of(graphs.merged(graphs.only(graphs.traced(function, *tensors))))
+
+    def pieces(a: torch.Tensor, b: torch.Tensor) -> Any:
+        both = torch.cat([a, b], 1)
+        return both, both.sum(0)
+
+    halves = facts(pieces, ((4096, 256), bf16), ((4096, 256), bf16))
+    assert (halves.load_bytes, halves.staged_bytes, halves.repeated_bytes) == (2, 4, 2)
+    assert not halves.narrow and not halves.minor
+
+    def odd(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return pieces(a, b[:, 1:])
+
+    odds = facts(odd, ((4096, 257), bf16), ((4096, 256), bf16))
+    assert odds.narrow and not odds.minor  # all bytes are read in single elements
+
+    def turned(x: torch.Tensor, y: torch.Tensor, small: torch.Tensor) -> Any:
+        whole = torch.cat([small.repeat_interleave(2, 1), x], 1) + y
+        return whole, whole.sum(0)
+
+    some = facts(turned, ((4096, 384), bf16), ((4096, 512), bf16), ((4096, 64), bf16))
+    assert some.minor and not some.narrow
+    wide = facts(turned, ((4096, 384), bf16), ((4096, 512), f32), ((4096, 64), bf16))
+    assert wide.narrow and not wide.minor  # tables of other widths
 
 
 def test_a_program_with_all_rows_of_an_index_has_several_tiles() -> None:

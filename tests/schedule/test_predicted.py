@@ -114,7 +114,7 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
         try:
             record = record_of(norm, rows, cols)
             check_saves(record.expected, 1)
-            check_spares(record.expected, record.traffic, 1)
+            check_spares(record.expected, record.traffic, 1, 1)
         except Decline as decline:
             left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
     assert count > 40
@@ -172,13 +172,22 @@ def test_fusing_has_to_save_time() -> None:
 
 
 def test_fusing_has_to_spare_bytes_or_launches() -> None:
-    check_spares(taking(50.0, 100.0, 2), MORE, 1)
-    check_spares(taking(50.0, 100.0, 3), EQUAL, 1)
-    check_spares(taking(50.0, 100.0, 2), EQUAL, 0)
+    check_spares(taking(50.0, 100.0, 2), MORE, 1, 1)
+    check_spares(taking(50.0, 100.0, 3), EQUAL, 1, 1)
+    check_spares(taking(50.0, 100.0, 2), EQUAL, 1, 0)
     with pytest.raises(Decline) as nothing:
-        check_spares(taking(50.0, 100.0, 2), EQUAL, 1)
+        check_spares(taking(50.0, 100.0, 2), EQUAL, 1, 1)
     assert nothing.value.reason is DeclineReason.SLOWER
     assert nothing.value.detail.endswith("100.0 us for Inductor's, but with as many bytes and launches")
+
+
+def test_what_is_copied_counts_where_rows_are_only_added_up() -> None:
+    """Inductor adds up the copy itself, and a region would read it and write it again."""
+    copied = dataclasses.replace(MORE, copied=30)
+    check_spares(taking(50.0, 100.0, 2), copied, 1, 1)
+    check_spares(taking(50.0, 100.0, 2), MORE, 0, 1)
+    with pytest.raises(Decline):
+        check_spares(taking(50.0, 100.0, 2), copied, 0, 1)
 
 
 def test_a_space_of_few_elements() -> None:

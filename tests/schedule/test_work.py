@@ -226,3 +226,21 @@ def test_idle_lanes_compute_and_ask_but_move_nothing() -> None:
     assert work.scaled(1.5) == Work(100, 200, 45, 60, 75)
     assert work.idle() == Work(100, 200, 0, 0, 50)
     assert work + Work(1, 2, 3, 4, 5) == Work(101, 202, 33, 44, 55)
+
+
+@pytest.mark.parametrize(("beside", "sectors"), [(True, 1), (False, 8)])
+def test_inductor_has_both_directions_of_a_picture_in_a_tile(beside: bool, sectors: int) -> None:
+    """Channels in front of a picture, for a region that has them last, beside a tensor that lies so."""
+    channels, picture = 768, 4096
+
+    def function(x: Any, dy: Any) -> Any:
+        last = x.reshape(64, channels, picture).transpose(1, 2).reshape(64, -1) + dy
+        return last, last.sum(0)
+
+    flat = ((64, channels * picture), f32)
+    program = merged(only(traced(function, flat, flat)))
+    nest = program.nests[0]
+    found = accesses(program, nest, nest.body, (1, 2048), beside=beside)
+    turned, plain, stored = (next(a for a in found if a.buffer == name) for name in ("in0", "in1", "out0"))
+    assert plain.dram == plain.touched == stored.touched
+    assert turned.dram == sectors * turned.touched
