@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, persistent
@@ -216,12 +216,23 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     programs = schedule.num_splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
-    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(found, schedule, facts)
+    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
+        found, full_inputs(loops, found), schedule, facts
+    )
 
 
-def _width(found: Sequence[Access], schedule: Schedule, facts: Facts) -> int:
+def _width(found: Sequence[Access], read: Collection[str], schedule: Schedule, facts: Facts) -> int:
     """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
-    boundary or, where rows are next to each other, that a tile's rows fill."""
+    boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
+    which begin anywhere, those of most elements."""
     if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
         return min(min(a.width, schedule.tile.xblock * facts.item_bytes) for a in found if a.turned)
-    return math.gcd(facts.cols * facts.item_bytes, ACCESS) if schedule.period == 1 else ACCESS
+    if schedule.period > 1:
+        return ACCESS
+    widths = sorted((a.width, a.tiled) for a in found if a.buffer in read and a.tiled)
+    half, below = sum(tiled for _, tiled in widths) / 2, 0.0
+    for width, tiled in widths:
+        below += tiled
+        if below > half:
+            return min(width, math.gcd(facts.cols * facts.item_bytes, ACCESS))
+    return math.gcd(facts.cols * facts.item_bytes, ACCESS)

@@ -61,6 +61,9 @@ def outside(whole: Region, part: Region) -> Outside:
     lost = members - set(part.nodes)
     left = {n for n in lost if all(u in members for u in n.users)} | lost.intersection(whole.outputs)
     written = left.intersection((*part.inputs, *whole.outputs))
+    if not part.inner:  # Inductor as well has loops that write a result, and others that add it up
+        written -= set(part.inputs).intersection(whole.outputs)
+        left = {n for result in written for n in _made_of(result, left)}
     if not written:
         return NOTHING
     first = {n for read in left.intersection(part.inputs) for n in _made_of(read, left)}

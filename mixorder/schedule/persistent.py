@@ -313,9 +313,7 @@ def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceI
     repeated = facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes and tile.num_stages < MAX_STAGES - 1
     if facts.rereads:
         return tile, per_sm
-    # Not yet for sums of rows in chunks, which are then predicted too slow to be fused. H200, 50176x1364: 97
-    # us loaded ahead, 95 not, 173 predicted; 12544x2730: 77, 53 and 126.
-    if stalls(facts) and (facts.levels or lanes == next_power_of_2(facts.cols)):
+    if stalls(facts):
         return _with_many_warps(facts, tile, lanes, device)
     if not (many or repeated):
         return tile, per_sm

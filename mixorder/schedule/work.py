@@ -203,7 +203,7 @@ def _access(
     amplified = 1.0 if shared else spread.amplified
     moved = near.moved
     if beside and amplified > 1 and (digit := _digits(index, sizes, item)) < amplified:
-        amplified, moved = digit, min(moved, digit)
+        amplified, moved = math.sqrt(digit * amplified), min(moved, math.sqrt(digit * moved))
     if batched and (amplified > 1 or beside):
         batch = program.axis(AxisClass.BATCH)
         most = SAMPLE if batch is None else max(1, program.hint(batch.size))
@@ -291,7 +291,8 @@ def _around(index: sympy.Expr, sizes: Sizes, item: int, neighbours: int) -> floa
 @functools.lru_cache(maxsize=4096)
 def _digits(index: sympy.Expr, sizes: Sizes, item: int) -> float:
     """The same of columns that are a divisor of the index apart, such as a picture's behind its channels:
-    Inductor divides its loops where an index does, and has these in a tile."""
+    Inductor divides its loops where an index does, and has these in a tile. That spares some sectors: SAM in
+    bf16, 64x3145728, 1781 us (H200), 876 predicted with none, 4600 with all; tnt 79, 58 and 106."""
     col, cols = sizes[1]
     parts = [p for p in sympy.preorder_traversal(index) if type(p).__name__ in INDEX_FUNCTIONS]
     divisors = [p.args[1] for p in parts if col in p.free_symbols and len(p.args) > 1]
