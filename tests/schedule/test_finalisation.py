@@ -6,7 +6,7 @@ import pytest
 
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
-from mixorder.schedule.finalisation import FINAL_BLOCKS, MANY, WIDE_BLOCKS, final
+from mixorder.schedule.finalisation import ALONE, FINAL_BLOCKS, MANY, WIDE_BLOCKS, final
 
 
 @pytest.mark.parametrize("splits", [1, 8, 64, 264, 1000])
@@ -24,7 +24,8 @@ def test_millions_of_columns_have_wide_blocks_and_few_warps() -> None:
 
 
 @pytest.mark.parametrize("block", WIDE_BLOCKS)
-def test_as_many_programs_stay_as_fill_the_device(block: int) -> None:
-    enough = block * MANY * H200.num_sm
-    assert final(1, 4096, enough, H200, FITTED)[0] >= block
-    assert final(1, 4096, enough - 1, H200, FITTED)[0] < block
+@pytest.mark.parametrize(("splits", "programs"), [(2, MANY), (1, ALONE)])
+def test_as_many_programs_stay_as_fill_the_device(block: int, splits: int, programs: int) -> None:
+    enough = block * programs * H200.num_sm
+    assert final(splits, 4096, enough, H200, FITTED)[0] >= block
+    assert final(splits, 4096, enough - 1, H200, FITTED)[0] < block
