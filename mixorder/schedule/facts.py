@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -182,11 +183,14 @@ class _Reader:
 
     def repeated(self, load: Load) -> float:
         """Bytes that a load moves for each element: a piece of a tensor that is read in pieces only moves its
-        share."""
+        share, but not pieces that are the same but for a shift."""
         loads = [s for s in self.tiles if s.buffer == load.buffer]
         share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
         in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
-        return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
+        pairs = itertools.combinations(loads, 2)
+        if not in_pieces or any(sympy.expand(a.index - b.index).is_number for a, b in pairs):
+            return self.item(load)
+        return self.item(load) * min(1.0, share / len(loads))
 
     def is_narrow(self, load: Load) -> bool:
         """Whether a step waits for a load, or copies it element by element."""

@@ -286,6 +286,8 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
+    if _is_repeated(facts):
+        return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
@@ -310,7 +312,7 @@ def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceI
     """The same without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes and tile.num_stages < MAX_STAGES - 1
+    repeated = _is_repeated(facts) and tile.num_stages < MAX_STAGES - 1
     if facts.rereads:
         return tile, per_sm
     if stalls(facts):
@@ -331,6 +333,11 @@ def _at_once(num_warps: int, per_sm: int, device: DeviceInfo) -> int:
     """Programs on a multiprocessor where nothing is loaded ahead, whatever registers they take."""
     most = device.registers // (num_warps * device.warp_size * MAX_REGISTERS)
     return max(per_sm, min(most, UNSTAGED_WARPS // num_warps))
+
+
+def _is_repeated(facts: Facts) -> bool:
+    """Whether tiles would load most of what they load ahead again."""
+    return facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
 
 
 def stalls(facts: Facts) -> bool:

@@ -267,11 +267,14 @@ def test_lighter_regions_read_tables_pieces_or_gathers() -> None:
 
 
 def test_a_small_table_is_read_where_computing_it_again_takes_longer() -> None:
-    def function(large: Any, w: Any, *pieces: Any) -> Any:
-        return (large @ w @ w).sum(), *rotated(*pieces)  # the graph holds the most elsewhere
+    """Sines and cosines of a head's columns, behind a projection with a bias."""
+
+    def function(large: Any, w: Any, dy: Any, angle: Any) -> Any:
+        turned = (dy * angle.sin() + dy.roll(32, -1) * angle.cos()).permute(0, 2, 1, 3).reshape(8192, -1)
+        return (large @ w @ w).sum(), turned, turned.sum(0)  # the graph holds the most elsewhere
 
     piece, large = ((4, 16, 2048, 128), bf16), ((2**19, 256), bf16)
-    graph = traced(function, large, ((256, 256), bf16), piece, piece, piece, ((16,), f32))
+    graph = traced(function, large, ((256, 256), bf16), piece, ((2048, 128), f32))
     record = record_of(graph)
     assert record.expected.ours_us < record.expected.apart_us
     assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
