@@ -45,6 +45,8 @@ FORBIDDEN = {
     "ir/verify.py": ("torch", "triton"),
     "transform/cooperative.py": ("torch._inductor", "torch.fx", "triton"),
     "schedule/persistent.py": ("torch", "triton"),
+    "schedule/limits.py": ("torch", "triton"),
+    "schedule/unstaged.py": ("torch", "triton"),
     "schedule/persistent_space.py": ("torch", "triton"),
     "schedule/cooperative.py": ("torch", "triton"),
     "tune/search.py": ("torch", "triton"),

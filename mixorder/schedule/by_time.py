@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .facts import Facts
-from .persistent import MAX_STAGES, spilled, stalls
+from .limits import MAX_STAGES, spilled
 from .schedule import Schedule
 from .space import Space
+from .unstaged import stalls
 
 GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 ROUNDS = 6

@@ -33,7 +33,7 @@ from ..ir.program import (
 from .layout import SECTOR, along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
-NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`persistent.py`)
+NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`unstaged.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
 # Of a tensor that is read in pieces of single elements, of all bytes at most. H100, GLM-4's rotary embeddings

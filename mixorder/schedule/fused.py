@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from ..ir.program import BufferRole, Load, LoopProgram
-from . import cooperative, persistent
+from . import cooperative, limits
 from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, Facts
@@ -140,7 +140,7 @@ def fused_kernels(
     threads = tile.num_warps * H200.warp_size
     elements = max(1, tile.xblock * schedule.r0_block // threads)
     needed, spilled = _registers(schedule, facts, elements)
-    given = min(needed, persistent.MAX_REGISTERS, H200.registers // threads)
+    given = min(needed, limits.MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, schedule, facts, stretch)
     cols = facts.cols / schedule.parts
@@ -179,8 +179,8 @@ def _registers(schedule: Schedule, facts: Facts, elements: int) -> tuple[int, in
     if schedule.parts > 1:
         needed = int(cooperative.registers_of(facts, schedule.tile, schedule.r0_block, schedule.depth))
         return needed, max(0, needed - cooperative.SPILLED_REGISTERS)
-    needed = persistent.registers_of(facts, elements, schedule.chunks)
-    return needed, persistent.spilled(facts, elements, schedule.chunks)
+    needed = limits.registers_of(facts, elements, schedule.chunks)
+    return needed, limits.spilled(facts, elements, schedule.chunks)
 
 
 def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:

@@ -8,20 +8,26 @@ to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted ar
 from __future__ import annotations
 
 import functools
-import math
 
 from ..errors import DeclineReason, TooWide
 from .constants import FITTED, Constants
 from .device import DeviceInfo
-from .facts import REGISTER_OVERHEAD, Facts
+from .facts import Facts
 from .finalisation import final, most_partials
+from .limits import (
+    ACCESS_BYTES,
+    MAX_REGISTERS,
+    MAX_STAGES,
+    MAX_WARPS,
+    NOT_SPILLED,
+    floor_power_of_2,
+    registers_of,
+    spilled,
+)
 from .schedule import Schedule, Tile, next_power_of_2
+from .unstaged import is_repeated, stalls, unstaged
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
-NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
-MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all of them
-MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
-MAX_WARPS = 32
 MOST_CHUNKS = 8  # each has its own code
 # Columns of a chunk at least, and of a row at most, where a thread's accesses of narrow tensors are less than
 # 16 bytes. H200, three or more tensors in bf16 and fp32, 768 columns in 3 chunks instead of 1024 lanes: 8192
@@ -29,32 +35,6 @@ MOST_CHUNKS = 8  # each has its own code
 # 4096 lanes 271 -> 185. Two tensors, 16384 rows: 41 -> 45 and 40 -> 41. 6144 columns in 3 chunks 451, by
 # programs that share rows 362.
 NARROWED_CHUNK, MAX_NARROWED = 256, 4096
-# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
-# warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4
-# warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
-# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127.
-REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
-# Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
-# it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
-# warps 354 us, two of 4 223; without a norm 1, 2 and 4 times 2048 elements 285, 234 and 234 us.
-UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
-# Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
-# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
-MANY_PROGRAMS = 32
-# Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
-# of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
-# bytes is not loaded ahead, and what has 4 is copied element by element. H200, before and after: 4096 rows of
-# 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
-# 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
-# 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
-STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
-# The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
-# moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
-# 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
-# Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
-# and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
-# 8 rows: 60 and 21 us, as whole rows 98 and 45.
-SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 # Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
 # indices, 32 rows 18.7, 16 rows 20.2.
@@ -70,7 +50,6 @@ SUM_ELEMENTS, SUM_WARPS, SUM_STAGES, SUM_REGISTERS, SUM_ROWS = 32, 8, 4, 225, 8
 # 191 and 183 us, with 32, 8 and 4 184 and 225; 16384x256 22.3, with the latter 23.2 to 28.6.
 MINOR_SUMS = 16, 16, 3
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
-ACCESS_BYTES = 16
 MIN_BLOCK_BYTES = 64  # of a row: two sectors
 MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
 BLOCK_SAVING = 1 / 8  # of the lanes of a whole row, at least, for blocks of narrower rows
@@ -92,19 +71,6 @@ BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
 # would take fewer by itself. H200: 16384x16384 533 us without, 404 with; 37120x3072 231 and 215; 262144x3072,
 # by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower.
 BUSY_REGISTERS = 168
-
-
-def registers_of(facts: Facts, elements: int, chunks: int) -> int:
-    """Estimated registers of a thread with `elements` elements.
-
-    Compiled for sm_90 (RMSNorm and LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient,
-    fp32 and bf16, 16 and 32 elements per thread): with W words per element, ptxas took about
-    (W + 1) * elements + 24; summed gradients and residuals changed nothing. With chunks, the elements of one
-    chunk take a further word for each 4 bytes that stream in (H200, LayerNorm and residual, 32768x5120 bf16:
-    5 chunks, estimated at 280, spill two words and reach 73% of the limit; 3 chunks 96%).
-    """
-    computed = 1 if chunks == 1 else math.ceil(facts.load_bytes / 4)
-    return facts.held_words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
 
 
 @functools.cache
@@ -187,7 +153,7 @@ def choose(
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
     if sums := chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
         tile, per_sm = _of_sums(facts, r0_block, device, constants)
-    tile, per_sm = _unstaged(facts, tile, per_sm, r0_block, device)
+    tile, per_sm = unstaged(facts, tile, per_sm, r0_block, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // facts.batch)
@@ -248,11 +214,11 @@ def _tile(
     small = few_tiles or (wide and facts.held_words > LIGHT_WORDS and facts.item_bytes == 2)
     share = constants.few_tiles_share if small else 1.0
     resident = max(1, int(share * resident))
-    per_sm = 1 if small else min(constants.programs_per_sm, _floor_power_of_2(resident // r0_block))
+    per_sm = 1 if small else min(constants.programs_per_sm, floor_power_of_2(resident // r0_block))
     # One such program is better than two: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
     # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
-    xblock = _floor_power_of_2(resident // per_sm // r0_block)
+    xblock = floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_busy(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while facts.batch >= LONE_PROGRAMS * device.num_sm and xblock > 1 and LEAST_STEPS * xblock > facts.rows:
@@ -260,7 +226,7 @@ def _tile(
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     if facts.along_rows:
-        xblock = max(xblock, min(_per_access(facts), _floor_power_of_2(2 * resident // r0_block)))
+        xblock = max(xblock, min(_per_access(facts), floor_power_of_2(2 * resident // r0_block)))
     # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers:
     # 122 us with 64 rows and one stage, 90 with 32 and two. Where a row is reduced, `by_time` does this.
     while xblock > 1 and not (facts.levels or _fits_ahead(facts, per_sm * xblock * r0_block, 1, device)):
@@ -286,7 +252,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
-    if _is_repeated(facts):
+    if is_repeated(facts):
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
@@ -308,60 +274,6 @@ def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants)
     return Tile(xblock, num_warps, stages), per_sm
 
 
-def _unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """The same without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
-    memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
-    many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = _is_repeated(facts) and tile.num_stages < MAX_STAGES - 1
-    if facts.rereads:
-        return tile, per_sm
-    if stalls(facts):
-        return _with_many_warps(facts, tile, lanes, device)
-    if not (many or repeated):
-        return tile, per_sm
-    elements, num_warps = tile.xblock * lanes, tile.num_warps
-    at_once = _at_once(num_warps, per_sm, device)
-    more = -(-2 * elements // (num_warps * device.warp_size))
-    few = num_warps > 1 and at_once * elements < UNSTAGED_ELEMENTS
-    if repeated and few and registers_of(facts, more, 1) <= UNSTAGED_REGISTERS:
-        num_warps //= 2
-        at_once = _at_once(num_warps, per_sm, device)
-    return Tile(tile.xblock, num_warps, 1), at_once
-
-
-def _at_once(num_warps: int, per_sm: int, device: DeviceInfo) -> int:
-    """Programs on a multiprocessor where nothing is loaded ahead, whatever registers they take."""
-    most = device.registers // (num_warps * device.warp_size * MAX_REGISTERS)
-    return max(per_sm, min(most, UNSTAGED_WARPS // num_warps))
-
-
-def _is_repeated(facts: Facts) -> bool:
-    """Whether tiles would load most of what they load ahead again."""
-    return facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
-
-
-def stalls(facts: Facts) -> bool:
-    """Whether a step waits for its own loads, even if those of later steps have been issued."""
-    if facts.sector_rows > 1:  # chunks of tensors that lie both ways are loaded ahead well
-        return not facts.both_ways or facts.cols == next_power_of_2(facts.cols)
-    return facts.narrow or facts.against
-
-
-def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
-    if facts.sector_rows > 1:
-        xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
-        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
-    else:
-        xblock, warps_of_sm, most = tile.xblock, STALLED_WARPS, 1
-        per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
-    most_rows = per_thread * device.warp_size * most // lanes
-    xblock = min(xblock, _floor_power_of_2(most_rows), _floor_power_of_2(facts.rows))
-    warps = xblock * lanes // (per_thread * device.warp_size)
-    num_warps = max(1, min(MAX_WARPS, _floor_power_of_2(warps)))
-    return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
-
-
 def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:
     """The most that a thread's registers allow; 4 at least."""
     count = constants.elements_per_thread
@@ -380,12 +292,6 @@ def _is_busy(facts: Facts) -> bool:
 def _is_computing(facts: Facts) -> bool:
     """The same, without branches: a thread overlaps the instructions of its elements."""
     return not facts.divergent and facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
-
-
-def spilled(facts: Facts, elements: int, chunks: int) -> int:
-    """Estimated words of a thread with `elements` elements that find no register."""
-    most = MAX_REGISTERS if chunks == 1 else NOT_SPILLED
-    return max(0, registers_of(facts, elements, chunks) - most)
 
 
 def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:
@@ -426,8 +332,3 @@ def _fits_ahead(facts: Facts, elements: int, tiles: int, device: DeviceInfo) -> 
 def _per_access(facts: Facts) -> int:
     """Elements of the widest memory access of the narrowest full tensor."""
     return ACCESS_BYTES // facts.item_bytes
-
-
-def _floor_power_of_2(n: int) -> int:
-    """The largest power of two that is at most `n`; at least 1."""
-    return 1 << max(0, n.bit_length() - 1)

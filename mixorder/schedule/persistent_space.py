@@ -1,7 +1,7 @@
 """The schedules near a given one that may take its place. From plain numbers, without timing.
 
 A candidate may use as much of a multiprocessor as the given schedule does, or as the device has. Registers
-are estimated (`persistent.registers_of`) and shared memory is counted, so that schedules that cannot run well
+are estimated (`limits.registers_of`) and shared memory is counted, so that schedules that cannot run well
 are not compiled. The differing fields tell which part of a schedule changed: the tile, the number of
 programs, the chunks of a row, or the finalisation.
 """
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from .device import DeviceInfo
 from .facts import Facts
 from .finalisation import final_neighbours
-from .persistent import MAX_REGISTERS, MAX_WARPS, even, layouts, registers_of
+from .limits import MAX_REGISTERS, MAX_WARPS, registers_of
+from .persistent import even, layouts
 from .schedule import Schedule, Tile, is_power_of_2, shifted
 from .space import MOST_STAGES, combined_from, differing
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from mixorder.schedule import by_time, persistent
+from mixorder.schedule import by_time, limits, persistent
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent_space import PersistentSpace
@@ -54,8 +54,8 @@ def test_nothing_that_spills_and_no_more_stages_than_the_rules_have() -> None:
     assert len(tried) > 10
     for schedule in tried[1:]:
         elements = max(1, schedule.tile.xblock * schedule.r0_block // (32 * schedule.tile.num_warps))
-        assert not persistent.spilled(NORM, elements, schedule.chunks)
-        assert schedule.tile.num_stages <= persistent.MAX_STAGES
+        assert not limits.spilled(NORM, elements, schedule.chunks)
+        assert schedule.tile.num_stages <= limits.MAX_STAGES
 
 
 @pytest.mark.parametrize("both_ways", [False, True])

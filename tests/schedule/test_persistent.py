@@ -17,17 +17,8 @@ from hypothesis import strategies as st
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
-from mixorder.schedule.persistent import (
-    BUSY_REGISTERS,
-    MAX_COLS,
-    MAX_REGISTERS,
-    NOT_SPILLED,
-    block_of,
-    choose,
-    even,
-    layouts,
-    registers_of,
-)
+from mixorder.schedule.limits import MAX_REGISTERS, NOT_SPILLED, registers_of
+from mixorder.schedule.persistent import BUSY_REGISTERS, MAX_COLS, block_of, choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.schedule.schedule import Tile
 from mixorder.transform.reread import reread

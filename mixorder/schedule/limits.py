@@ -1,0 +1,37 @@
+"""What a program can hold: registers of a thread by estimate, warps, stages."""
+
+from __future__ import annotations
+
+import math
+
+from .facts import REGISTER_OVERHEAD, Facts
+
+MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all of them
+NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
+MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
+MAX_WARPS = 32
+ACCESS_BYTES = 16
+
+
+def registers_of(facts: Facts, elements: int, chunks: int) -> int:
+    """Estimated registers of a thread with `elements` elements.
+
+    Compiled for sm_90 (RMSNorm and LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient,
+    fp32 and bf16, 16 and 32 elements per thread): with W words per element, ptxas took about
+    (W + 1) * elements + 24; summed gradients and residuals changed nothing. With chunks, the elements of one
+    chunk take a further word for each 4 bytes that stream in (H200, LayerNorm and residual, 32768x5120 bf16:
+    5 chunks, estimated at 280, spill two words and reach 73% of the limit; 3 chunks 96%).
+    """
+    computed = 1 if chunks == 1 else math.ceil(facts.load_bytes / 4)
+    return facts.held_words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
+
+
+def spilled(facts: Facts, elements: int, chunks: int) -> int:
+    """Estimated words of a thread with `elements` elements that find no register."""
+    most = MAX_REGISTERS if chunks == 1 else NOT_SPILLED
+    return max(0, registers_of(facts, elements, chunks) - most)
+
+
+def floor_power_of_2(n: int) -> int:
+    """The largest power of two that is at most `n`; at least 1."""
+    return 1 << max(0, n.bit_length() - 1)

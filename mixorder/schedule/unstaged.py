@@ -1,0 +1,89 @@
+"""Tiles that load nothing ahead: where loads ahead cannot be, or would load again what caches have."""
+
+from __future__ import annotations
+
+from .device import DeviceInfo
+from .facts import Facts
+from .limits import MAX_REGISTERS, MAX_STAGES, MAX_WARPS, floor_power_of_2, registers_of
+from .schedule import Tile, next_power_of_2
+
+# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
+# warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4
+# warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
+# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127.
+REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
+# Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
+# it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
+# warps 354 us, two of 4 223; without a norm 1, 2 and 4 times 2048 elements 285, 234 and 234 us.
+UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
+# Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
+# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
+MANY_PROGRAMS = 32
+# Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
+# of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
+# bytes is not loaded ahead, and what has 4 is copied element by element. H200, before and after: 4096 rows of
+# 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
+# 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
+# 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
+STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
+# The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
+# moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
+# 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
+# Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
+# and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
+# 8 rows: 60 and 21 us, as whole rows 98 and 45.
+SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
+
+
+def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
+    """The same without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
+    memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
+    many = facts.batch >= MANY_PROGRAMS * device.num_sm
+    repeated = is_repeated(facts) and tile.num_stages < MAX_STAGES - 1
+    if facts.rereads:
+        return tile, per_sm
+    if stalls(facts):
+        return _with_many_warps(facts, tile, lanes, device)
+    if not (many or repeated):
+        return tile, per_sm
+    elements, num_warps = tile.xblock * lanes, tile.num_warps
+    at_once = _at_once(num_warps, per_sm, device)
+    more = -(-2 * elements // (num_warps * device.warp_size))
+    few = num_warps > 1 and at_once * elements < UNSTAGED_ELEMENTS
+    if repeated and few and registers_of(facts, more, 1) <= UNSTAGED_REGISTERS:
+        num_warps //= 2
+        at_once = _at_once(num_warps, per_sm, device)
+    return Tile(tile.xblock, num_warps, 1), at_once
+
+
+def _at_once(num_warps: int, per_sm: int, device: DeviceInfo) -> int:
+    """Programs on a multiprocessor where nothing is loaded ahead, whatever registers they take."""
+    most = device.registers // (num_warps * device.warp_size * MAX_REGISTERS)
+    return max(per_sm, min(most, UNSTAGED_WARPS // num_warps))
+
+
+def is_repeated(facts: Facts) -> bool:
+    """Whether tiles would load most of what they load ahead again."""
+    return facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
+
+
+def stalls(facts: Facts) -> bool:
+    """Whether a step waits for its own loads, even if those of later steps have been issued."""
+    if facts.sector_rows > 1:  # chunks of tensors that lie both ways are loaded ahead well
+        return not facts.both_ways or facts.cols == next_power_of_2(facts.cols)
+    return facts.narrow or facts.against
+
+
+def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
+    """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
+    if facts.sector_rows > 1:
+        xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
+        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
+    else:
+        xblock, warps_of_sm, most = tile.xblock, STALLED_WARPS, 1
+        per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
+    most_rows = per_thread * device.warp_size * most // lanes
+    xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
+    warps = xblock * lanes // (per_thread * device.warp_size)
+    num_warps = max(1, min(MAX_WARPS, floor_power_of_2(warps)))
+    return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
