@@ -259,7 +259,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
 
 
 def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
-    """A tile of as few warps as a row fills; so many of these programs that no more partials are left."""
+    """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
     elements, warps_of_sm, stages = MINOR_SUMS if facts.minor else (SUM_ELEMENTS, SUM_WARPS, SUM_STAGES)
     while elements > ACCESS_BYTES // facts.item_bytes and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2

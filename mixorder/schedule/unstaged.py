@@ -14,7 +14,7 @@ from .schedule import Tile, next_power_of_2
 REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
 # Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
 # it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
-# warps 354 us, two of 4 223; without a norm 1, 2 and 4 times 2048 elements 285, 234 and 234 us.
+# warps 354 us, two of 4 223; without a norm 4096, 8192 and 16384 elements 285, 234 and 234 us.
 UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
 # 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
@@ -36,7 +36,7 @@ SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 
 
 def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """The same without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
+    """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
     repeated = is_repeated(facts) and tile.num_stages < MAX_STAGES - 1
