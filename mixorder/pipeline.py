@@ -242,7 +242,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     show("schedule.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
-    traffic = step("cost", cost.traffic, lowered, loops, schedule.num_splits, copied)
+    traffic = step("cost", cost.traffic, lowered, loops, schedule.partials, copied)
     takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
     return Plan(
         key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes

@@ -247,7 +247,7 @@ def improved(
     stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
 
     def us(tried: Schedule) -> float:
-        workspace = cost.workspace_bytes(loops, tried.num_splits)
+        workspace = cost.workspace_bytes(loops, tried.partials)
         moved = cost.Traffic(0, 0, workspace, 0, 0)
         return fused_kernels(loops, tried, facts, moved, stretch).us(device, CHOOSING)
 
@@ -322,7 +322,7 @@ def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner
         found = runner.step("tune", tuner.tune, problem)
         if found is None:
             return plan
-        workspace = runner.step("cost", cost.workspace_bytes, found.loops, found.schedule.num_splits)
+        workspace = runner.step("cost", cost.workspace_bytes, found.loops, found.schedule.partials)
     except MixorderError as error:
         runner.warn(error)
         return plan

@@ -128,7 +128,7 @@ def of_heads(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.ROW_TOO_WIDE: lambda: graphs.pair_graph(16, 16385, torch.float64),
-    DeclineReason.SLOWER: lambda: traced(of_heads, ((256, 768), f32), ((12, 256), f32)),
+    DeclineReason.SLOWER: lambda: traced(of_heads, ((128, 768), f32), ((12, 128), f32)),
     DeclineReason.TOO_SMALL: lambda: graphs.pair_graph(63, 64),
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,

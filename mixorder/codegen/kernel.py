@@ -18,6 +18,7 @@ import sympy
 from ..inductor.printing import printing_triton
 from ..ir.program import SPLIT_SYMBOL, AxisClass, LoopProgram, Nest
 from ..schedule.schedule import Schedule
+from ..transform.finished import finished
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
@@ -28,8 +29,8 @@ MainKernel = Callable[[LoopProgram, Schedule, str], KernelSource]
 def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
 ) -> tuple[KernelSource, ...]:
-    """The main kernel and the finalisation, which a blocked program may lack. `label` goes into their names,
-    with a hash of the text."""
+    """The main kernel and the finalisation, which a blocked program may lack, and a program that has all rows
+    does not need. `label` goes into their names, with a hash of the text."""
     if program.blocked:
         _, *final = program.nests
         apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
@@ -41,6 +42,8 @@ def generate(
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
     with printing_triton():
+        if schedule.finishes:
+            return (main_kernel(finished(program), schedule, label),)
         return (
             main_kernel(program, schedule, label),
             _final_kernel(program, program.nests[1], schedule, label),

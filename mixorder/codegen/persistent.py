@@ -67,10 +67,12 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
         for stmt in nest.body:
             if stmt not in prefetch.loads:
                 writer.statement(stmt)
-    if schedule.overlap:
+    if schedule.overlap and not nest.after:
         code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
-    for acc in accumulators:
+    for acc in () if nest.after else accumulators:
         writer.store_partial(acc)
+    for stmt in nest.after:
+        writer.statement(stmt)
     constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
     config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
     source = writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)

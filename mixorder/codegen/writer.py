@@ -25,6 +25,7 @@ from ..ir.dtypes import INTEGERS
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
+    Accumulated,
     AlignmentPhase,
     AxisClass,
     Buffer,
@@ -205,6 +206,8 @@ class Writer:
         with self.ops.active():
             if isinstance(stmt, Reduce):
                 self.reduce(stmt)
+            elif isinstance(stmt, Accumulated):
+                self.accumulated(stmt)
             elif self.dims[1].symbol in self.varies(stmt):
                 for _ in self.chunks():
                     self.for_one_chunk(stmt)
@@ -339,18 +342,36 @@ class Writer:
         """The tile dims that a partial does not keep: rows, and a common axis."""
         return tuple(d for d in self.dims if d.symbol not in stmt.index.free_symbols)
 
-    def store_partial(self, stmt: PartialAccumulate) -> None:
-        with self.ops.active():
-            if self.dims[1].symbol in self.symbols(stmt.index):
-                for _ in self.chunks():
-                    self.store_tile(stmt, " - ".join(self.accumulators(stmt)))
-            else:
-                values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
-                self.store_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
+    def totals(self, stmt: PartialAccumulate) -> Iterator[str]:
+        """The text of what a program has accumulated: for each chunk, if the partial has columns."""
+        if self.dims[1].symbol in self.symbols(stmt.index):
+            for _ in self.chunks():
+                yield self.over_tile(stmt, " - ".join(self.accumulators(stmt)))
+            return
+        values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
+        yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
 
-    def store_tile(self, stmt: PartialAccumulate, value: str) -> None:
+    def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
         for dim in self.reduced_dims(stmt):
             value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=self.dims.index(dim))
+        return value
+
+    def accumulated(self, stmt: Accumulated) -> None:
+        """Define the total of a partial in its reader's dtype."""
+        partial = next(
+            s for s in self.nest.body if isinstance(s, PartialAccumulate) and s.buffer == stmt.buffer
+        )
+        for value in self.totals(partial):
+            if stmt.dtype != self.dtype(partial):
+                value = f"({value}).to({triton_compute_type(stmt.dtype)})"
+            self.ops.define(value, stmt.dtype, stmt.name)
+
+    def store_partial(self, stmt: PartialAccumulate) -> None:
+        with self.ops.active():
+            for value in self.totals(stmt):
+                self.store_total(stmt, value)
+
+    def store_total(self, stmt: PartialAccumulate, value: str) -> None:
         rest = beside(stmt.index)
         if rest is None or self.phase is not None:
             self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))

@@ -12,6 +12,7 @@ from ..record import RegionRecord, TensorRecord
 from ..schedule import apart, tile
 from ..schedule.device import DeviceInfo
 from ..schedule.kernel_time import Kind
+from ..transform.finished import finished
 from .findings import GraphRecord
 
 _TITLES = {
@@ -93,13 +94,15 @@ def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[K
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:
     """The main kernel and the finalisation, if there is one."""
     kind = Kind.MIXED if record.inner else Kind.COLUMNS if record.outer else Kind.POINTWISE
-    pairs = zip(record.loops.nests, (_TITLES[kind], "adds up partial sums"), strict=False)
-    return _flow([_kernel(nest, title) for nest, title in pairs], record, record.loops, graph)
+    loops = finished(record.loops) if record.schedule.finishes else record.loops
+    pairs = zip(loops.nests, (_TITLES[kind], "adds up partial sums"), strict=False)
+    return _flow([_kernel(nest, title) for nest, title in pairs], record, loops, graph)
 
 
 def _kernel(nest: Nest, title: str) -> Kernel:
     reads = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Load))
-    writes = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate))
+    stores = (Store,) if nest.after else (Store, PartialAccumulate)  # accumulators are not in memory then
+    writes = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, stores))
     return Kernel(title, 1, tuple(reads), tuple(writes))
 
 

@@ -55,6 +55,7 @@ class BufferRole(enum.Enum):
     OUTPUT = "out"
     WORKSPACE = "ws"
     MAILBOX = "mailbox"  # through which programs that share a row exchange partial reductions
+    ACCUMULATOR = "acc"  # never in memory: a program that has all rows keeps its totals in registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +175,19 @@ class PartialAccumulate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Accumulated:
+    """`name = buffer[index]`: the total of what was accumulated, after the loop over rows."""
+
+    name: str
+    buffer: str
+    index: sympy.Expr
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {short_dtype(self.dtype)} = accumulated {self.buffer}[{self.index}]"
+
+
+@dataclasses.dataclass(frozen=True)
 class Store:
     """`buffer[index] = value`, cast to the buffer's dtype."""
 
@@ -219,8 +233,8 @@ class Ref:
         return f"%{self.name}"
 
 
-Statement = Load | Compute | Reduce | PartialAccumulate | Store | Carry | Exchange
-Value = Load | Compute | Reduce | Carry
+Statement = Load | Compute | Reduce | PartialAccumulate | Accumulated | Store | Carry | Exchange
+Value = Load | Compute | Reduce | Accumulated | Carry
 
 
 def operands(stmt: Statement) -> Iterator[str]:
@@ -234,7 +248,7 @@ def operands(stmt: Statement) -> Iterator[str]:
             yield stmt.predicate.name
     elif isinstance(stmt, Exchange):
         yield from (ref.name for ref in stmt.values)
-    else:
+    elif not isinstance(stmt, Accumulated):
         yield stmt.value.name
 
 
@@ -243,16 +257,17 @@ class Nest:
     """Statements under a list of loops, outermost first. A `Reduce` closes loops; later uses reopen them.
 
     `preamble` runs once per program, before the loops over rows: column loads and values that depend on no
-    other loads.
+    other loads. `after` runs once per program, after these loops.
     """
 
     loops: tuple[Axis, ...]
     body: tuple[Statement, ...]
     preamble: tuple[Statement, ...] = ()
+    after: tuple[Statement, ...] = ()
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        return (*self.preamble, *self.body)
+        return (*self.preamble, *self.body, *self.after)
 
     def dependence(self) -> dict[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
@@ -424,4 +439,4 @@ def _nest_lines(nest: Nest) -> list[str]:
             lines.append("  " * level + f"for {nest.loops[level]}:")
         opened = depth
         lines.append("  " * depth + str(stmt))
-    return lines
+    return lines + [f"after: {stmt}" for stmt in nest.after]

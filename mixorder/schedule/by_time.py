@@ -28,7 +28,10 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Sch
 
     Only of programs that reduce along their rows, all of them in the same way, and that load ahead. Of
     others, a thread's loads or what it computes decides, and the prediction does not know enough of either.
+    Nor of programs with one tile (`persistent.WHOLE`).
     """
+    if space.start.finishes and space.start.tile.xblock >= facts.rows:
+        return space.start
     if facts.levels == 0 or facts.divergent or facts.rereads or stalls(facts) or space.start.parts > 1:
         return space.start
     known: dict[Schedule, float] = {}

@@ -38,7 +38,8 @@ class Schedule:
     one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
     threads over all rows first. `warp_cols`: columns next to each other that a warp loads.
 
-    `max_registers`: the most that a thread gets, of 32 bits; 0 where the compiler decides.
+    `max_registers`: the most that a thread gets, of 32 bits; 0 where the compiler decides. `finishable`:
+    where a program has all rows, there is no finalisation: its main kernel does that work.
     """
 
     tile: Tile
@@ -59,14 +60,26 @@ class Schedule:
     thread_rows: int = 0
     warp_cols: int = 0
     max_registers: int = 0
+    finishable: bool = False
 
     @property
     def chunk(self) -> int:
         """Columns of one tile of a row, a power of two."""
         return self.r0_block // self.chunks
 
+    @property
+    def finishes(self) -> bool:
+        """Whether a program has all rows of its columns, and the main kernel computes their totals."""
+        return self.finishable and self.num_splits == self.parts == self.period == 1
+
+    @property
+    def partials(self) -> int:
+        """Partial results of each column, which are in memory; 0 where there are none."""
+        return 0 if self.finishes else self.num_splits
+
     def __str__(self) -> str:
-        names = [f.name for f in dataclasses.fields(self)]
+        names = [f.name for f in dataclasses.fields(self) if f.name != "finishable"]
+        names += ["finishes"] * self.finishes
         if not self.extents:
             unlimited = () if self.max_registers else ("max_registers",)
             names = [name for name in names if name not in (*TILES_ALONE, *unlimited)]

@@ -15,8 +15,8 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
-from mixorder.schedule.fused import HALVES, Fused, fused_kernels, main_work
-from mixorder.schedule.kernel_time import TIMES
+from mixorder.schedule.fused import HALVES, Fused, _ahead, fused_kernels, main_work
+from mixorder.schedule.kernel_time import TIMES, Kind
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.schedule.work import Work
 
@@ -77,8 +77,28 @@ def test_what_takes_longer(changes: dict[str, float]) -> None:
 
 def test_sums_at_a_programs_end() -> None:
     """A tile of one row has none, and more than four rows are a thread's own."""
-    assert us(rows=1) == us(rows=1, sums=8, warps=8) < us(rows=2) < us(rows=4) == us(rows=64)
+    many = {"chains": 64}
+    assert us(rows=1, **many) == us(rows=1, sums=8, warps=8, **many)
+    assert us(rows=1, **many) < us(rows=2, **many) < us(rows=4, **many) == us(rows=64, **many)
     assert us(rows=1, levels=0) < us(rows=4, levels=0)
+
+
+def test_sums_of_few_columns_and_by_one_warp_take_less() -> None:
+    """H100, one tile of 32x20 by 2 warps: 2.3 us measured."""
+    assert us(rows=16, chains=16) > us(rows=32, chains=16) > us(rows=64, chains=16) > us(rows=1, chains=16)
+    alone = us(rows=4, warps=1, sums=9) - us(rows=1, warps=1, sums=9)
+    assert alone < 0.5 * (us(rows=4, warps=2, sums=9) - us(rows=1, warps=2, sums=9))
+
+
+def test_nothing_waits_for_the_only_tile() -> None:
+    """As of several tiles, of which the first is loaded before anything else."""
+    assert _ahead(1, 1, 16) == _ahead(5, 1, 2) == _ahead(5, 9, 16) == 4
+    assert _ahead(1, 9, 16) == _ahead(5, 9, 2) == 1
+
+
+def test_a_program_with_all_rows_has_no_finalisation() -> None:
+    one = us(launches=1, finalising=0, workspace=0)
+    assert us(finalising=1, workspace=0) - one >= TIMES.launch_us + TIMES.latency_us[Kind.FINAL.value]
 
 
 def test_a_thread_with_few_elements_has_no_more_loads() -> None:

@@ -133,4 +133,6 @@ def test_gains_in_several_parts_are_combined() -> None:
     slow = with_tile(start, num_warps=4)
     times = {start: 30.0, stages: 29.0, splits: 28.0, final: 29.5, slow: 40.0}
     best = here.combined(times, start)
-    assert best == Schedule(stages.tile, start.r0_block, 264, 8, start.final_warps, overlap=True)
+    assert best == Schedule(
+        stages.tile, start.r0_block, 264, 8, start.final_warps, overlap=True, finishable=True
+    )

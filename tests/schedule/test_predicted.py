@@ -164,8 +164,9 @@ MORE, EQUAL = Traffic(100, 50, 10, 0, apart=200), Traffic(100, 50, 10, 0, apart=
 
 def test_fusing_has_to_save_time() -> None:
     check_saves(taking(97.0, 100.0), 1)
+    check_saves(taking(99.0, 100.0), 1)  # and spares a launch
     with pytest.raises(Decline) as slower:
-        check_saves(taking(99.0, 100.0), 1)
+        check_saves(taking(99.0, 100.0, launches_apart=2), 1)
     assert slower.value.reason is DeclineReason.SLOWER
     assert slower.value.detail == "99.0 us predicted for mixorder's kernels, 100.0 us for Inductor's"
     check_saves(taking(200.0, 100.0), 0)  # whatever the times are

@@ -109,5 +109,5 @@ def test_rows_that_are_shifted_are_stored_as_they_lie():
     writer = Writer(program, program.nests[0], (X, Y_DIM), 4)
     writer.phase = AlignmentPhase(768, 8)
     (partial,) = partials(program)
-    writer.store_tile(partial, "value")
+    writer.store_total(partial, "value")
     assert "tl.split" not in writer.code.getvalue() and "(y % 4)" in writer.code.getvalue()

@@ -21,7 +21,7 @@ TILE = tuple(f.name for f in dataclasses.fields(Tile))
 # `overlap` is the device's, and not chosen. The others are of blocks in a tile, which no sweep has.
 LEFT_OUT = ("tile", "overlap", *TILES_ALONE)
 SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in LEFT_OUT)
-ABSENT = {"chunks": 1, "max_registers": 0}
+ABSENT = {"chunks": 1, "max_registers": 0, "finishable": False}
 FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
 SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file
 

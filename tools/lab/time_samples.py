@@ -164,7 +164,7 @@ def program_of(target: Measured, corpus: Path) -> LoopProgram:
 
 def _scheduled(strategy: Strategy, loops: LoopProgram, schedule: Schedule) -> Fused:
     placed = strategy.place(loops, schedule)
-    moved = Traffic(0, 0, workspace_bytes(placed, schedule.num_splits), 0, 0)
+    moved = Traffic(0, 0, workspace_bytes(placed, schedule.partials), 0, 0)
     stretch = strategy.stretch(len(placed.role(BufferRole.WORKSPACE)))
     return fused_kernels(placed, schedule, strategy.facts(loops), moved, stretch)
 

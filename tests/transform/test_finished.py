@@ -1,0 +1,159 @@
+"""Sums that a main kernel finishes, since each program has all rows: the IR, the kernel and its results."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import graphs
+import pytest
+import torch
+from expecttest import TestCase
+from graphs import bf16, f32, merged, only, traced
+
+from mixorder.ir.program import BufferRole, Store
+from mixorder.ir.verify import Form, verify
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import FINAL_LOADS, facts_of
+from mixorder.schedule.persistent import WHOLE, choose
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import COLUMN_BLOCKS, PERSISTENT
+from mixorder.transform.finished import finished
+
+
+def groups(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pairs at each index of a batch; the sums are scaled by what the finalisation reads."""
+    scaled = x * dy
+    return dy - scaled.sum(2, keepdim=True), (scaled.sum(0) * w).to(torch.bfloat16)
+
+
+def small(rows: int = 32, batch: int = 32, cols: int = 16, dtype: torch.dtype = f32) -> Any:
+    full, column = ((rows, batch, cols), dtype), ((batch, cols), f32)
+    return merged(only(traced(groups, full, full, column)))
+
+
+class TestLoops(TestCase):
+    def test_the_finalisation_follows_the_loop_over_rows(self) -> None:
+        program = verify(small(), Form.MERGED)
+        one = finished(program)
+        assert not one.role(BufferRole.WORKSPACE) and one.role(BufferRole.ACCUMULATOR)
+        self.assertExpectedInline(
+            str(one.nests[0]),
+            """\
+for k in batch(32):
+  for s in split(num_splits):
+    for x in row(32):
+      for y in column(16):
+        %dy_1: f32 = load in1[16*k + 512*x + y]
+        %x_1: f32 = load in0[16*k + 512*x + y]
+        %mul: f32 = mul(%x_1, %dy_1)
+        partial_accumulate ws0[16*k + 512*s + y] add= %mul
+      %sum_1: f32 = sum[y](%mul)
+      for y in column(16):
+        %sub: f32 = sub(%dy_1, %sum_1)
+        store out0[16*k + 512*x + y] = %sub
+after: %sum_2.partial: f32 = accumulated ws0[16*k + 512*s + y]
+after: %w_1: f32 = load in2[16*k + y]
+after: %mul_1: f32 = mul(%sum_2.partial, %w_1)
+after: store out1[16*k + y] = %mul_1""",
+        )
+
+
+def test_values_of_the_main_nest_keep_their_names() -> None:
+    """What both nests compute has two names in one nest."""
+
+    def function(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = w * 2
+        scaled = dy * scale
+        return dy - (x * scaled).sum(2, keepdim=True), (x * scaled).sum(0) * scale
+
+    full, column = ((32, 32, 16), f32), ((32, 16), f32)
+    nest = finished(merged(only(traced(function, full, full, column)))).nests[0]
+    names = [s.name for s in nest.statements if not isinstance(s, Store) and hasattr(s, "name")]
+    assert len(names) == len(set(names)) and any(name.endswith(".after") for name in names)
+
+
+class TestKernel(TestCase):
+    def test_one_kernel_without_a_workspace(self) -> None:
+        program = small()
+        schedule = choose(facts_of(program), H200)
+        assert schedule.finishes and schedule.num_splits == 1 and schedule.partials == 0
+        (kernel,) = PERSISTENT.generate(program, schedule, "test")
+        assert not any(name.startswith("ws") for name in kernel.buffers)
+        assert "griddepcontrol" not in kernel.text and kernel.grid == 32
+        self.assertExpectedInline(
+            kernel.text,
+            """\
+@triton.jit
+def triton_mixorder_test_187ac55a(in0_ptr, in1_ptr, in2_ptr, out0_ptr, out1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+    R0_BLOCK: tl.constexpr = 16
+    program = tl.program_id(0)
+    k = (program % 32)
+    s = program // 32
+    y = tl.arange(0, R0_BLOCK)[None, :]
+    ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
+    for tile in tl.range(s, tl.cdiv(32, XBLOCK), 1, num_stages=NUM_STAGES):
+        x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        tmp0 = tl.load(in1_ptr + (y + 16*k + 512*x), eviction_policy='evict_first')
+        tmp1 = tl.load(in0_ptr + (y + 16*k + 512*x), eviction_policy='evict_first')
+        tmp2 = tmp1 * tmp0
+        ws0_acc = ws0_acc + tmp2
+        tmp3 = tl.sum(tmp2, 1)[:, None]
+        tmp4 = tmp0 - tmp3
+        tl.store(out0_ptr + (y + 16*k + 512*x), tmp4)
+    tmp5 = tl.sum(ws0_acc, 0)[None, :]
+    tmp6 = tl.load(in2_ptr + (y + 16*k))
+    tmp7 = tmp5 * tmp6
+    tl.store(out1_ptr + (y + 16*k), tmp7)
+""",  # noqa: E501
+        )
+
+
+@pytest.mark.parametrize(("rows", "cols", "whole"), [(32, 10, True), (64, 49, True), (256, 49, False)])
+def test_a_program_has_all_rows_of_few_columns(rows: int, cols: int, whole: bool) -> None:
+    schedule = choose(facts_of(small(rows, 49, cols)), H200)
+    assert schedule.finishes == whole
+    assert not whole or (schedule.tile.xblock >= rows and schedule.tile.xblock * schedule.r0_block <= WHOLE)
+
+
+def test_without_a_batch_rows_are_split() -> None:
+    assert choose(facts_of(merged(only(graphs.layer_norm_backward(64, 64, bf16)))), H200).num_splits > 1
+
+
+def test_a_finalisation_that_reads_much_stays_a_kernel() -> None:
+    """Its loads would take registers of the main kernel's loop."""
+
+    def function(x: torch.Tensor, dy: torch.Tensor, *w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = (x * dy).sum(0)
+        for one in w:
+            total = total * one
+        return dy - (x * dy).sum(2, keepdim=True), total
+
+    def schedule_of(others: int) -> Schedule:
+        full, column = ((32, 32, 16), f32), ((32, 16), f32)
+        program = merged(only(traced(function, full, full, *[column] * others)))
+        return choose(facts_of(program), H200)
+
+    assert schedule_of(FINAL_LOADS).finishes and not schedule_of(FINAL_LOADS + 1).finishes
+
+
+def test_several_programs_to_a_row_never_finish() -> None:
+    one = dataclasses.replace(choose(facts_of(small()), H200), num_splits=1)
+    assert not dataclasses.replace(one, parts=2).finishes
+    assert (
+        not dataclasses.replace(one, num_splits=2).finishes
+        and not dataclasses.replace(one, period=2).finishes
+    )
+
+
+def test_blocks_of_columns_finish_as_well() -> None:
+
+    def product(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = x * dy
+        return product, product.sum(0)
+
+    full = ((4096, 384), bf16)
+    program = COLUMN_BLOCKS.transform(merged(only(traced(product, full, full))))
+    schedule = dataclasses.replace(choose(facts_of(program), H200), num_splits=1)
+    (kernel,) = COLUMN_BLOCKS.generate(program, schedule, "test")
+    assert "ws0_ptr" not in kernel.text and "tl.store(out1_ptr" in kernel.text
