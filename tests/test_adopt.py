@@ -70,7 +70,7 @@ def fused():
 
 torch.manual_seed(0)
 model = Model()
-x, labels = torch.randn(64, 16), torch.arange(64) % 4
+x, labels = torch.randn(16, 16), torch.arange(16) % 4
 """
 AFTER = '\nprint("fused", fused())\n'
 
