@@ -23,7 +23,7 @@ from .schedule import Schedule
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save. 292 subgraphs on an H200: what wrong choices cost is
 # 144 us with 0, 65 with 1%, 68 with 2%, 87 with 5%; slower than stock are 12, 10, 9 and 9 of those fused.
-LEAST_SAVED = 0.02  # where it spares no launches: all of 6 that did, and saved less, took 2 to 16% less
+LEAST_SAVED = 0.02  # where it spares no launches: all of 6 that did, and saved less, took 1 to 16% less
 # Of `mixorder_min_numel`, for what is no pair. H200: all 38 pairs of 4,352 to 49,152 elements took as long as
 # Inductor's kernels or less, but one (6.7 us, 6.4); casts by blocks of 16,384 took 9.2 to 10.8 us, Inductor's
 # kernels 6.8 to 8.6, and a sum alone of 24,576 took 6.4 and 5.0.
