@@ -98,7 +98,7 @@ def _case(target: Target, device: DeviceInfo) -> Case:
     near: dict[tuple[Any, ...], list[Row]] = {}
     for row in ran:
         near.setdefault(_without_near(row.strategy, row.schedule), []).append(row)
-    measured = {(row.strategy, row.schedule): float(row.us or 0) for row in reversed(ran)}
+    measured = {(row.strategy, _as_run(row.schedule)): float(row.us or 0) for row in reversed(ran)}
     return Case(target, device, min(ran, key=_us), measured, near)
 
 
@@ -110,7 +110,7 @@ def chosen(case: Case, constants: Constants) -> Choice:
     """The rules' choice, and its time, or that of the nearest measured schedule."""
     target = case.target
     strategy, schedule = _rule(target, case.device, constants)
-    if us := case.measured.get((strategy, schedule)):
+    if us := case.measured.get((strategy, _as_run(schedule))):
         return Choice(strategy, schedule, us, exact=True)
     rows = case.near.get(_without_near(strategy, schedule), [])
     nearest = min(rows, key=lambda row: (_distance(row.schedule, schedule), _us(row)), default=None)
@@ -126,8 +126,13 @@ def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str
     raise ValueError(f"{target.name}: no strategy takes it")
 
 
+def _as_run(schedule: Schedule) -> Schedule:
+    """Whether sums can be finished in the main kernel changes nothing where they are not."""
+    return dataclasses.replace(schedule, finishable=schedule.finishes)
+
+
 def _without_near(strategy: str, schedule: Schedule) -> tuple[Any, ...]:
-    rest = tuple(v for name, v in vars(schedule).items() if name not in NEAR)
+    rest = tuple(v for name, v in vars(_as_run(schedule)).items() if name not in NEAR)
     return strategy, schedule.tile.xblock, schedule.tile.num_warps, *rest
 
 

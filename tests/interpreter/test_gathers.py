@@ -324,7 +324,7 @@ def test_a_gradient_put_together_for_a_product_gives_its_bias_gradient(
     with collect() as records:
         ours = run_fused(function, args)
     (record,) = records
-    assert isinstance(record, RegionRecord) and len(record.kernels) == 2
+    assert isinstance(record, RegionRecord) and len(record.kernels) == 2 - record.schedule.finishes
     theirs, exact = function(*args), function(*(a.double() for a in args))
     assert torch.equal(ours[0], theirs[0])
     errors = [float((t[1].double() - exact[1]).norm()) for t in (ours, theirs)]

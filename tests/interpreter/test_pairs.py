@@ -16,7 +16,7 @@ import torch
 from graphs import f32, snapshot, traced
 from grids import crossed
 from reduced_dtypes import xor
-from running import ON, Tensors, run_fused
+from running import ON, Tensors, run_fused, with_options
 from torch._dynamo.utils import counters
 
 from mixorder import pipeline, report
@@ -44,10 +44,14 @@ def reduce(kind: str, value: torch.Tensor, dim: Any) -> torch.Tensor:
     return (value > 0).any(dim) if kind == "any" else getattr(value, kind)(dim)
 
 
-def check(function: Callable[..., Any], args: Tensors, space: str, tile_rows: int) -> None:
+def check(
+    function: Callable[..., Any], args: Tensors, space: str, tile_rows: int, split_size: int = 0
+) -> None:
+    """`split_size`: rows of a program, of which one would have all otherwise (`test_finished.py`)."""
     with report.collect() as records:
-        ours = run_fused(function, args)
+        ours = run_fused(function, args, with_options(split_size=split_size) if split_size else ON)
     (record,) = records
+    assert not split_size or record.schedule.num_splits > 1
     assert isinstance(record, report.RegionRecord) and record.space == space
     assert record.schedule.tile.xblock == tile_rows and record.rows % tile_rows
     theirs, exact = function(*args), function(*(a.double() for a in args))
@@ -121,7 +125,7 @@ def test_batch_axis_inside_the_rows(kind: str, prologue: str) -> None:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, 0)
 
-    check(function, values(5, 3, 11), "row 5 x batch 3 x column 11", 4)
+    check(function, values(5, 3, 11), "row 5 x batch 3 x column 11", 4, split_size=4)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed(KINDS, PROLOGUES))
@@ -130,7 +134,7 @@ def test_batch_axis_outside_the_rows(kind: str, prologue: str) -> None:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, 1)
 
-    check(function, values(3, 5, 11), "batch 3 x row 5 x column 11", 4)
+    check(function, values(3, 5, 11), "batch 3 x row 5 x column 11", 4, split_size=4)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed(["sum", "mean", "amax", "amin", "any"], PROLOGUES))
@@ -140,7 +144,7 @@ def test_batch_axis_between_two_axes_of_rows(kind: str, prologue: str) -> None:
         row = reduce(kind, value, 3)
         return row, reduce(kind, value, (0, 2)), x * row.reshape(5, 2, 3, 1)
 
-    check(function, values(5, 2, 3, 11), "row 5 x batch 2 x row 3 x column 11", 8)
+    check(function, values(5, 2, 3, 11), "row 5 x batch 2 x row 3 x column 11", 8, split_size=8)
 
 
 @pytest.mark.parametrize(("kind", "prologue"), crossed(["sum", "mean", "amax", "amin", "any"], PROLOGUES))
@@ -149,7 +153,7 @@ def test_common_axis(kind: str, prologue: str) -> None:
         value = PROLOGUES[prologue](x, b)
         return reduce(kind, value, 2), reduce(kind, value, (0, 2))
 
-    check(function, values(5, 3, 11), "row 5 x batch 3 x common 11", 4)
+    check(function, values(5, 3, 11), "row 5 x batch 3 x common 11", 4, split_size=4)
 
 
 @pytest.mark.parametrize("kind", ["sum", "amax", "any"])

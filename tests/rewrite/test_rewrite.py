@@ -21,6 +21,7 @@ from mixorder.inductor import hooks as install
 from mixorder.options import Options
 from mixorder.plugin import graph_pass
 from mixorder.region.nodes import fake
+from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.rewrite.rewrite import replace
 
@@ -173,10 +174,11 @@ def test_inductor_reinplaces_without_a_copy(
     module = graphs.randomised(make(), dtype)
     options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
     patch = {**options.as_config(), "post_grad_custom_post_pass": graph_pass()}
-    with torch._inductor.config.patch(patch):
+    with collect() as records, torch._inductor.config.patch(patch):
         graph = graphs.backward_graph(module, (2, 32, 96), dtype, run_backward=False)
     launches = calls(graph, triton_kernel_wrapper_mutation)
-    assert len(launches) == 2 * regions
+    fused = [r for r in records if isinstance(r, RegionRecord)]
+    assert len(fused) == regions and len(launches) == sum(2 - r.schedule.finishes for r in fused)
     assert calls(graph, triton_kernel_wrapper_functional) == []
     assert calls(graph, aten.clone.default) == [] == calls(graph, aten.copy_.default)
     for launch in launches:
