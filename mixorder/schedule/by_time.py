@@ -32,7 +32,8 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Sch
     """
     if space.start.finishes and space.start.tile.xblock >= facts.rows:
         return space.start
-    if facts.levels == 0 or facts.divergent or facts.rereads or stalls(facts) or space.start.parts > 1:
+    waits = stalls(facts) or facts.hot
+    if facts.levels == 0 or facts.divergent or facts.rereads or waits or space.start.parts > 1:
         return space.start
     known: dict[Schedule, float] = {}
 

@@ -31,7 +31,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .layout import SECTOR, along_rows, per_access, sizes_of
+from .layout import ACCESS, SECTOR, along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`unstaged.py`)
@@ -42,6 +42,11 @@ TABLE = 8  # elements of the space for each of a table, at least: it is read aga
 # loaded ahead as well, 249 and 264. No pieces, but numbers that each row of a window has, 200704x96: 96 us
 # with loading ahead, 67 by Inductor.
 MINOR = 5
+# Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the first-level
+# cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in fp32: 139 us by
+# any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another tensor instead; 74 to
+# 100 without loading ahead.
+HOT_TABLE = 8192
 # Of a finalisation, beside partial results, at most, for a main kernel to do its work. H100, rows of 64 at
 # 8192 indices, 32 pieces: a finalisation with 150 loads 445 us, and 692 in the main kernel, whose programs
 # then take twice the registers. 14 others, with 0 to 2 loads, take 0.5 to 7% less time without one.
@@ -71,7 +76,8 @@ class Facts:
     bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
     `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
-    read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read.
+    read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
+    table of a few kilobytes would be loaded ahead.
     """
 
     rows: int
@@ -102,6 +108,7 @@ class Facts:
     both_ways: bool = False
     minor: bool = False
     repeated_bytes: int = 0
+    hot: bool = False
 
     @property
     def numel(self) -> int:
@@ -162,6 +169,7 @@ class _Reader:
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
             minor=bool(self.minor),
             repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
+            hot=any(map(self.is_hot, self.whole)),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
@@ -199,6 +207,12 @@ class _Reader:
         if not in_pieces or any(sympy.expand(a.index - b.index).is_number for a, b in pairs):
             return self.item(load)
         return self.item(load) * min(1.0, share / len(loads))
+
+    def is_hot(self, load: Load) -> bool:
+        """Whether all programs load the same few bytes ahead, by accesses that pass by the first-level cache."""
+        space = self.rows * int(self.col.size) * self.batch
+        small = self.bytes(load.buffer) <= min(HOT_TABLE, space * self.item(load) // TABLE)
+        return small and self.width(load) == ACCESS
 
     def is_narrow(self, load: Load) -> bool:
         """Whether a step waits for a load, or copies it element by element."""

@@ -263,7 +263,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
-    if is_repeated(facts):
+    if is_repeated(facts) or facts.hot:
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS

@@ -39,7 +39,7 @@ def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceIn
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = is_repeated(facts) and tile.num_stages < MAX_STAGES - 1
+    repeated = facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1)
     if facts.rereads:
         return tile, per_sm
     if stalls(facts):
