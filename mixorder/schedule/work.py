@@ -189,7 +189,7 @@ def _access(
         return Access(buffer.name, item, SECTOR, elements * SECTOR, elements, lines=elements)
     index = index.xreplace(dict(program.hints))
     touched = min(elements, numel) * item
-    spread = _sectors(index, sizes, (SAMPLE, SAMPLE), item)
+    amplified = _spread(index, sizes, item)
     near = _sectors(index, sizes, tile, item)
     elements_each, down = per_access(index, sizes, item)
     # Where a piece lies in its own tensor tells where it begins: both are multiples of an access, or neither.
@@ -200,7 +200,7 @@ def _access(
     # rows that lie across memory are of the next rows, which find them in L2.
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
     shared = (batched or down) and elements >= _footprint(program, buffer)
-    amplified = 1.0 if shared else spread.amplified
+    amplified = 1.0 if shared else amplified
     moved = near.moved
     if beside and amplified > 1 and (digit := _digits(index, sizes, item)) < amplified:
         amplified, moved = math.sqrt(digit * amplified), min(moved, math.sqrt(digit * moved))
@@ -260,13 +260,26 @@ def divisions(index: sympy.Expr) -> int:
     return sum(type(part).__name__ in INDEX_FUNCTIONS for part in sympy.preorder_traversal(index))
 
 
+def _spread(index: sympy.Expr, sizes: Sizes, item: int) -> float:
+    """Bytes of sectors over those of elements, of parts of the space: a square, and some of two long rows,
+    which have fewer ends for their elements."""
+    parts = ((SAMPLE, SAMPLE), (2, SAMPLE * SAMPLE // 2))
+    return min(_sectors(index, sizes, part, item, most=part).amplified for part in parts)
+
+
 @functools.lru_cache(maxsize=4096)
-def _sectors(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int) -> _Sectors:
+def _sectors(
+    index: sympy.Expr,
+    sizes: Sizes,
+    tile: tuple[int, int],
+    item: int,
+    most: tuple[int, int] = (SAMPLE, SAMPLE),
+) -> _Sectors:
     """Read off a part of the tile, from its first element on. There is one iteration along an axis that the
     index is without, as `_extent` has it."""
     shape = tuple(
-        min(extent, size, SAMPLE) if axis in index.free_symbols else 1
-        for extent, (axis, size) in zip(tile, sizes, strict=True)
+        min(extent, size, longest) if axis in index.free_symbols else 1
+        for extent, (axis, size), longest in zip(tile, sizes, most, strict=True)
     )
     places = offsets(index, sizes, (shape[0], shape[1]))
     elements = set(places)
