@@ -106,7 +106,8 @@ class Fused:
         busy = min(1.0, each) * device.num_sm
         uneven = math.ceil(each / at_once) * at_once / each if each > 1 else 1.0
         needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
-        starved = max(1.0, needed / max(1.0, at_once * self.tile_bytes * self.ahead))
+        in_flight = at_once * self.tile_bytes * self.ahead
+        starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
         hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
         # A scheduler issues another element's instruction while one waits for its operands.
         mixed = min(1.0, min(each, at_once) * self.warps * self.chains / own.full_chains)
