@@ -131,7 +131,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
 
 
 def _pays(plan: Plan) -> bool:
-    return saves(plan.expected) and spares(plan.expected, plan.traffic, plan.facts.levels)
+    return saves(plan.expected, plan.facts) and spares(plan.expected, plan.traffic, plan.facts.levels)
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
@@ -289,7 +289,7 @@ def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
 def check_time(plan: Plan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
-        check_saves(plan.expected, min_numel)
+        check_saves(plan.expected, min_numel, plan.facts)
         if not plan.loops.blocked:  # a tile may spare accesses across memory
             check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:

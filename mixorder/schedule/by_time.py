@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .facts import Facts
+from .facts import ASYNC_BYTES, Facts
 from .limits import MAX_STAGES, spilled
 from .schedule import Schedule
 from .space import Space
@@ -55,6 +55,9 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Sch
 def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
     threads = 32 * schedule.tile.num_warps
     elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
+    own = schedule.tile.xblock * schedule.chunk // threads
+    if own * facts.item_bytes < ASYNC_BYTES and schedule.tile.num_stages > 1:
+        return False  # H100, 3136x320 in chunks of 64: a thread with one element of each, 13.0 us, predicted 4.2
     if facts.both_ways and schedule.tile.xblock > BOTH_WAYS_ROWS:
         return False
     return not spilled(facts, elements, schedule.chunks) and schedule.tile.num_stages <= MAX_STAGES

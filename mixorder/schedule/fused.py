@@ -15,7 +15,7 @@ from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, limits
 from .cost import Traffic
 from .device import H200, DeviceInfo
-from .facts import ASYNC_BYTES, Facts
+from .facts import ASYNC_BYTES, NARROW, Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
 from .work import ACCESS, LINE, Access, Work, accesses, against, computing, full_inputs, masks, total
@@ -44,9 +44,10 @@ L2_HAS, L2_LOST = 20e6, 26e6
 # of wider tensors are apart from those of its neighbours, and each moves a whole sector for half of one.
 HALVES = 2
 
-# Tiles of several rows, loaded in less than 16 bytes a thread: with so few programs on a multiprocessor, none
+# Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
-# (H200; docs/tuning.md, section 35).
+# (H200; docs/tuning.md, section 35). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with it
+# and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
 # A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such
@@ -127,7 +128,7 @@ class Fused:
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
-        alone = self.width < ACCESS and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
+        alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
         levels = math.log2(added * self.warps + 1) * min(1.0, self.chains / self.rows)
         levels *= ONE_WARP if self.warps == 1 else 1.0
