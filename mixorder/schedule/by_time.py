@@ -57,7 +57,9 @@ def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
     elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
     own = schedule.tile.xblock * schedule.chunk // threads
     if own * facts.item_bytes < ASYNC_BYTES and schedule.tile.num_stages > 1:
-        return False  # H100, 3136x320 in chunks of 64: a thread with one element of each, 13.0 us, predicted 4.2
+        return (
+            False  # H100, 3136x320 in chunks of 64: a thread with one element of each, 13.0 us, predicted 4.2
+        )
     if facts.both_ways and schedule.tile.xblock > BOTH_WAYS_ROWS:
         return False
     return not spilled(facts, elements, schedule.chunks) and schedule.tile.num_stages <= MAX_STAGES

@@ -77,7 +77,8 @@ class Facts:
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
     `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
     read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
-    table of a few kilobytes would be loaded ahead.
+    table of a few kilobytes would be loaded ahead. `half_wide`: half of the
+    loads over rows and columns, at least, are of 16 bytes.
     """
 
     rows: int
@@ -109,6 +110,7 @@ class Facts:
     minor: bool = False
     repeated_bytes: int = 0
     hot: bool = False
+    half_wide: bool = False
 
     @property
     def numel(self) -> int:
@@ -170,6 +172,7 @@ class _Reader:
             minor=bool(self.minor),
             repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
             hot=any(map(self.is_hot, self.whole)),
+            half_wide=self.half_wide(),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
@@ -213,6 +216,9 @@ class _Reader:
         space = self.rows * int(self.col.size) * self.batch
         small = self.bytes(load.buffer) <= min(HOT_TABLE, space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
+
+    def half_wide(self) -> bool:
+        return 2 * sum(self.width(s) == ACCESS for s in self.whole) >= len(self.whole)
 
     def is_narrow(self, load: Load) -> bool:
         """Whether a step waits for a load, or copies it element by element."""

@@ -243,7 +243,9 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
     if schedule.tile.num_stages == 1 and facts.along_rows and not facts.both_ways:
         conflicts *= ONLY_RESULTS_TURNED
-    turned = Work(0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, schedule, facts, found))
+    turned = Work(
+        0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, schedule, facts, found)
+    )
     lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program

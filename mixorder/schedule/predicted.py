@@ -14,7 +14,7 @@ from . import apart
 from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
-from .fused import fused_kernels
+from .fused import Fused, fused_kernels
 from .kernel_time import TIMES, Times
 from .schedule import Schedule
 
@@ -84,8 +84,14 @@ def expected(
 
     `stretch`: the strategy's factor on the time of the bytes.
     """
+    return expected_of(lowered, fused_kernels(loops, schedule, facts, moved, stretch), moved, device, times)
+
+
+def expected_of(
+    lowered: LoopProgram, fused: Fused, moved: Traffic, device: DeviceInfo, times: Times
+) -> Expected:
+    """The same, for a region's kernels."""
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
-    fused = fused_kernels(loops, schedule, facts, moved, stretch)
     others = apart.kernels_of(lowered, device)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
