@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from .codegen.batch_tile import batch_tile_kernel
 from .codegen.cooperative import cooperative_kernel
 from .codegen.kernel import MainKernel, generate
 from .codegen.persistent import persistent_kernel
@@ -19,7 +18,7 @@ from .codegen.tile import tile_kernel
 from .errors import Decline, DeclineReason, GainsNothing, TooWide
 from .ir.program import Exchange, LoopProgram
 from .ir.verify import Form
-from .schedule import batch_tile, cooperative, persistent, tile
+from .schedule import cooperative, persistent, tile
 from .schedule.constants import FITTED, Constants
 from .schedule.cooperative_space import CooperativeSpace
 from .schedule.device import DeviceInfo
@@ -129,19 +128,6 @@ COLUMN_BLOCKS = dataclasses.replace(
     transform=lambda merged: in_blocks(merged, persistent.block_of(facts_of(merged))),
 )
 """A program has a part of the columns, where no reduction runs along a row."""
-
-
-BATCH_TILES = Strategy(
-    "tiles of the batch",
-    "a program has short rows of several indices of the batch, which are next to each other in memory",
-    choose=batch_tile.choose,
-    starts=batch_tile.starts,
-    space=batch_tile.BatchSpace,
-    emit=batch_tile_kernel,
-    applies=batch_tile.check_beside,
-    predict=batch_tile.expected_of_batch,
-)
-"""A program has a row of several indices of the batch at a time."""
 
 
 def _exchanges(loops: LoopProgram) -> bool:
@@ -258,5 +244,5 @@ TILE = Strategy(
 )
 """A program has whole blocks of rows and columns, in which its reductions end; or a tile that it turns."""
 
-STRATEGIES = (COLUMN_BLOCKS, BATCH_TILES, PERSISTENT, COOPERATIVE, SHORT_SUMS, REREAD, TILE)
+STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, SHORT_SUMS, REREAD, TILE)
 """In the order in which they are tried."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .facts import ASYNC_BYTES, Facts
+from .facts import Facts
 from .limits import MAX_STAGES, spilled
 from .schedule import Schedule
 from .space import Space
@@ -17,9 +17,13 @@ from .unstaged import stalls
 
 GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 ROUNDS = 6
-# Of tensors that lie both along rows and along columns, in a tile that is loaded ahead. H200, 50176x192 in
-# chunks: 8x4w5s 60 us, 16x8w5s 104, predicted 64 and 66; 12544x160: 8x4w3s 21, 16x8w3s 24.
-BOTH_WAYS_ROWS = 8
+# Rows of a tile with chunks, or with tensors that lie both along rows and along columns, loaded ahead. H200,
+# 50176x192 in chunks: 8x4w5s 60 us, 16x8w5s 104, predicted 64 and 66; 12544x160: 8x4w3s 21, 16x8w3s 24. H100,
+# 3136x320 in chunks: 4x2w5s 11.5, 8x4w5s 12.8, 16x8w5s 17.3, 16x16w5s 24.5, predicted 8.3.
+CHUNKED_ROWS = 8
+CHUNK_ACCESS = (
+    8  # bytes of a thread's accesses in a chunk, at least: 3136x320 with 4 bytes 24.5 us, with 2 19.9
+)
 
 
 def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Schedule:
@@ -55,11 +59,9 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Sch
 def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
     threads = 32 * schedule.tile.num_warps
     elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
-    own = schedule.tile.xblock * schedule.chunk // threads
-    if own * facts.item_bytes < ASYNC_BYTES and schedule.tile.num_stages > 1:
-        return (
-            False  # H100, 3136x320 in chunks of 64: a thread with one element of each, 13.0 us, predicted 4.2
-        )
-    if facts.both_ways and schedule.tile.xblock > BOTH_WAYS_ROWS:
+    own = max(1, schedule.tile.xblock * schedule.chunk // threads)
+    if schedule.chunks > 1 and own * facts.item_bytes < CHUNK_ACCESS and schedule.tile.num_stages > 1:
+        return False
+    if (facts.both_ways or schedule.chunks > 1) and schedule.tile.xblock > CHUNKED_ROWS:
         return False
     return not spilled(facts, elements, schedule.chunks) and schedule.tile.num_stages <= MAX_STAGES

@@ -42,10 +42,10 @@ TABLE = 8  # elements of the space for each of a table, at least: it is read aga
 # loaded ahead as well, 249 and 264. No pieces, but numbers that each row of a window has, 200704x96: 96 us
 # with loading ahead, 67 by Inductor.
 MINOR = 5
-# Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the first-level
-# cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in fp32: 139 us by
-# any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another tensor instead; 74 to
-# 100 without loading ahead.
+# Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the
+# first-level cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in
+# fp32: 139 us by any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another
+# tensor instead; 74 to 100 without loading ahead.
 HOT_TABLE = 8192
 # Of a finalisation, beside partial results, at most, for a main kernel to do its work. H100, rows of 64 at
 # 8192 indices, 32 pieces: a finalisation with 150 loads 445 us, and 692 in the main kernel, whose programs
@@ -212,7 +212,7 @@ class _Reader:
         return self.item(load) * min(1.0, share / len(loads))
 
     def is_hot(self, load: Load) -> bool:
-        """Whether all programs load the same few bytes ahead, by accesses that pass by the first-level cache."""
+        """Whether all programs load the same few bytes ahead, past the first-level cache."""
         space = self.rows * int(self.col.size) * self.batch
         small = self.bytes(load.buffer) <= min(HOT_TABLE, space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS

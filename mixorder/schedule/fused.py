@@ -25,19 +25,19 @@ from .work import ACCESS, LINE, Access, Work, accesses, against, computing, full
 # its elements along a row, three regions took 1.3 to 3.5 times what was predicted without REPEATED (H200).
 BANK_CONFLICTS, REPEATED = 16, 1.6
 # The share of these where nothing is staged and all that is read lies along the rows: only results are turned
-# around. H200 and H100, 5 such kernels: 1.29 to 1.41 of the measured times are predicted with 1, 0.99 to 1.06 with
-# 0.5. Where tensors that are read lie both ways, 8 kernels: 1.02 of it with 1, 0.94 with 0.5 (medians).
+# around. H200 and H100, 5 such kernels: 1.29 to 1.41 of the measured times are predicted with 1, 0.99 to 1.06
+# with 0.5. Where tensors that are read lie both ways, 8 kernels: 1.02 of it with 1, 0.94 with 0.5 (medians).
 ONLY_RESULTS_TURNED = 0.5
 
 # A thread's elements of a tensor lie next to each other, and there are as many as 16 bytes of the narrowest
-# tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or banks
-# of shared memory. So many lines cost nothing more; each of the others counts as so many. H100, integers of 8
-# bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
+# tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or
+# banks of shared memory. So many lines cost nothing more; each of the others counts as so many. H100,
+# integers of 8 bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
 LINES_OF_ACCESS, WIDER = 8, 1.5
 
-# L2 still has a copy of so many bytes at most when the main kernel reads it, and nothing of one of so many. The
-# copy itself moves twice as many; L2 has 50 MB. H200 and H100, 169 kernels with copies: p95 of the error 56%
-# without this, 38% with it.
+# L2 still has a copy of so many bytes at most when the main kernel reads it, and nothing of one of so many.
+# The copy itself moves twice as many; L2 has 50 MB. H200 and H100, 169 kernels with copies: p95 of the error
+# 56% without this, 38% with it.
 L2_HAS, L2_LOST = 20e6, 26e6
 
 # A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
@@ -46,8 +46,8 @@ HALVES = 2
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
-# (H200; docs/tuning.md, section 35). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with it
-# and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
+# (H200; docs/tuning.md, section 35). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
+# it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
 # A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such

@@ -14,7 +14,7 @@ from . import apart
 from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
-from .fused import Fused, fused_kernels
+from .fused import fused_kernels
 from .kernel_time import TIMES, Times
 from .schedule import Schedule
 
@@ -24,10 +24,10 @@ LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save. 292 subgraphs on an H200: what wrong choices cost is
 # 144 us with 0, 65 with 1%, 68 with 2%, 87 with 5%; slower than stock are 12, 10, 9 and 9 of those fused.
 LEAST_SAVED = 0.02  # where it spares no launches: all of 6 that did, and saved less, took 1 to 16% less
-# Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over rows
-# may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long whatever it
-# computes. H100, 64 rows, 13 norms whose predictions are between 1% shorter and 10% longer than Inductor's: 12
-# take 1 to 19% less time, and one 1% more.
+# Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
+# rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
+# whatever it computes. H100, 64 rows, 13 norms whose predictions are between 1% shorter and 10% longer than
+# Inductor's: 12 take 1 to 19% less time, and one 1% more.
 SHORT_US, SHORT_SLACK = 10.0, 0.1
 # Of `mixorder_min_numel`, for what is no pair. H200: all 38 pairs of 4,352 to 49,152 elements took as long as
 # Inductor's kernels or less, but one (6.7 us, 6.4); casts by blocks of 16,384 took 9.2 to 10.8 us, Inductor's
@@ -84,14 +84,8 @@ def expected(
 
     `stretch`: the strategy's factor on the time of the bytes.
     """
-    return expected_of(lowered, fused_kernels(loops, schedule, facts, moved, stretch), moved, device, times)
-
-
-def expected_of(
-    lowered: LoopProgram, fused: Fused, moved: Traffic, device: DeviceInfo, times: Times
-) -> Expected:
-    """The same, for a region's kernels."""
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
+    fused = fused_kernels(loops, schedule, facts, moved, stretch)
     others = apart.kernels_of(lowered, device)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,

@@ -46,10 +46,10 @@ MOST_ELEMENTS = 32768  # of whole blocks
 LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
-# Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each lane
-# of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements of a
-# thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32 columns
-# 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
+# Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
+# lane of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements
+# of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
+# columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
 # With 2 bytes to load of each element, a thread has too few on the way: 75.6 and 79.6 us.
 PER_THREAD_OF_NORM, LEAST_LOADED = 16, 4
 MOST_WARPS = 16

@@ -26,9 +26,10 @@ MANY_PROGRAMS = 32
 # 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
 # 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
 STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
-# The same where half of the loads are of 16 bytes, and others of 4 at most. H100, with 8 elements and 24 warps, and with these:
-# 16448x768 60.4 and 55.9 us, 200768x456 338 and 269, 12544x640 73.0 and 61.6, 16384x256 25.9 and 26.1.
-HALF_WIDE_WARPS, HALF_WIDE_ELEMENTS = 16, 16
+# The same where half of the loads are of 16 bytes and others of 4 at most, in rows of so many lanes. H100,
+# with 8 elements and 24 warps, and with these: 16448x768 60.4 and 55.9 us, 200768x456 338 and 269, 12544x640
+# 73.0 and 61.6, 16384x256 25.9 and 26.1; 16384x4096 in blocks of 2048 249 and 351.
+HALF_WIDE_WARPS, HALF_WIDE_ELEMENTS, HALF_WIDE_LANES = 16, 16, 1024
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
@@ -83,7 +84,7 @@ def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -
         xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
         per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
     else:
-        wide = facts.narrow and facts.half_wide
+        wide = facts.narrow and facts.half_wide and lanes <= HALF_WIDE_LANES
         xblock, warps_of_sm, most = tile.xblock, HALF_WIDE_WARPS if wide else STALLED_WARPS, 1
         per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
         per_thread = HALF_WIDE_ELEMENTS if wide else per_thread

@@ -261,10 +261,12 @@ def divisions(index: sympy.Expr) -> int:
 
 
 def _spread(index: sympy.Expr, sizes: Sizes, item: int) -> float:
-    """Bytes of sectors over those of elements, of parts of the space: a square, and some of two long rows,
-    which have fewer ends for their elements."""
+    """Bytes of sectors over those of elements, of a part of the space. A square part has more ends of rows than
+    long rows have; where rows start anywhere, these cost something as well: 32768x4097 in bf16 takes 70% of the
+    limit (H200), predicted 69% by a square, 81% by two long rows, 76% by the geometric mean."""
     parts = ((SAMPLE, SAMPLE), (2, SAMPLE * SAMPLE // 2))
-    return min(_sectors(index, sizes, part, item, most=part).amplified for part in parts)
+    square, rows = (_sectors(index, sizes, part, item, most=part).amplified for part in parts)
+    return math.sqrt(square * min(square, rows))
 
 
 @functools.lru_cache(maxsize=4096)

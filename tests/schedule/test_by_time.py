@@ -70,4 +70,4 @@ def test_tiles_of_tensors_that_lie_both_ways_have_few_rows(both_ways: bool) -> N
         return 100.0 / schedule.tile.xblock
 
     by_time.improved(space, facts, us)
-    assert (max(s.tile.xblock for s in tried[1:]) > by_time.BOTH_WAYS_ROWS) != both_ways
+    assert (max(s.tile.xblock for s in tried[1:]) > by_time.CHUNKED_ROWS) != both_ways
