@@ -261,9 +261,9 @@ def divisions(index: sympy.Expr) -> int:
 
 
 def _spread(index: sympy.Expr, sizes: Sizes, item: int) -> float:
-    """Bytes of sectors over those of elements, of a part of the space. A square part has more ends of rows than
-    long rows have; where rows start anywhere, these cost something as well: 32768x4097 in bf16 takes 70% of the
-    limit (H200), predicted 69% by a square, 81% by two long rows, 76% by the geometric mean."""
+    """Bytes of sectors over those of elements, of a part of the space. A square part has more ends of rows
+    than long rows have, which cost less. H200, 32768x4097 in bf16: 70% of the limit measured, 69% predicted
+    by a square, 81% by two long rows, 73% by the geometric mean."""
     parts = ((SAMPLE, SAMPLE), (2, SAMPLE * SAMPLE // 2))
     square, rows = (_sectors(index, sizes, part, item, most=part).amplified for part in parts)
     return math.sqrt(square * min(square, rows))

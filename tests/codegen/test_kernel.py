@@ -158,6 +158,19 @@ def test_every_full_tensor_is_loaded_once_and_streamed() -> None:
     assert len(full) == 2 and all("evict_first" in line for line in full)
 
 
+@pytest.mark.parametrize(("tensors", "cols", "kept"), [(3, 49, True), (2, 49, False), (3, 48, False)])
+def test_sectors_that_programs_share_are_not_evicted_first(tensors: int, cols: int, kept: bool) -> None:
+    """Windows of 49 in bf16: a softmax's backward. H100, three tensors: 290 us with, 198 without."""
+
+    def windows(*full: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = full[0] * full[1] if tensors == 2 else full[0] * full[1] * full[2]
+        dx = product - full[1] * product.sum(-1, keepdim=True)
+        return dx, dx.sum(0)
+
+    main, _ = pair_of(windows, *[((1024, 49, cols), bf16)] * tensors)
+    assert ("evict_first" in main.text) != kept
+
+
 def test_column_loads_are_before_the_loop() -> None:
     main, _ = graphs.kernels(only(graphs.rms_norm_backward(32768, 768)))[2]
     before = main.text[: main.text.index("tl.range")]

@@ -172,6 +172,19 @@ def test_fusing_has_to_save_time() -> None:
     check_saves(taking(200.0, 100.0), 0)  # whatever the times are
 
 
+def test_small_norms_may_be_predicted_to_take_a_little_longer() -> None:
+    """H100, 64x384 to 64x1024: 12 of 13 take less time."""
+    norm = facts_of(record_of("rms", 64, 512).loops)
+    small = taking(8.4, 7.8, launches_apart=2)
+    check_saves(small, 1, norm)
+    for change in ({"levels": 0}, {"batch": 49}):  # sums alone, or rows at several indices
+        with pytest.raises(Decline):
+            check_saves(small, 1, dataclasses.replace(norm, **change))
+    for much in (taking(8.8, 7.8, launches_apart=2), taking(21.0, 20.0, launches_apart=2)):
+        with pytest.raises(Decline):
+            check_saves(much, 1, norm)
+
+
 def test_fusing_has_to_spare_bytes_or_launches() -> None:
     check_spares(taking(50.0, 100.0, 2), MORE, 1, 1)
     check_spares(taking(50.0, 100.0, 3), EQUAL, 1, 1)
