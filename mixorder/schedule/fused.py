@@ -40,6 +40,10 @@ LINES_OF_ACCESS, WIDER = 8, 1.5
 # 56% without this, 38% with it.
 L2_HAS, L2_LOST = 20e6, 26e6
 
+# Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0 us
+# for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by size).
+COPY_US, COPYING = 1.0, 1.2
+
 # A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
 # of wider tensors are apart from those of its neighbours, and each moves a whole sector for half of one.
 HALVES = 2
@@ -49,6 +53,11 @@ HALVES = 2
 # (H200; docs/tuning.md, section 35). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
 # it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
+
+# A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the error
+# 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64 rows and 32
+# warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
+TREE_LANES = 64
 
 # A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such
 # subgraphs: predicted 5% longer than measured with 1, as measured with 0.5, 3% shorter with 0.25.
@@ -63,7 +72,7 @@ class Fused:
     tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
     `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
     between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
-    last kernel, if there is one. Bytes of the workspace and of copied inputs."""
+    last kernel, if there is one. Bytes of the workspace and of copied inputs, of which there are `copies`."""
 
     launches: int
     work: Work
@@ -86,6 +95,7 @@ class Fused:
     finalising: int
     workspace: int
     copied: int
+    copies: int = 0
 
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of all kernels."""
@@ -95,8 +105,15 @@ class Fused:
             + times.launch_us * (self.launches - 1)
             + self.main_us(device, times)
             + (times.us(Kind.FINAL, last, device, self.finalising) if self.finalising else 0.0)
-            + (moving_us(2 * self.copied, device, times) if self.copied else 0.0)
+            + self._copying_us(device, times)
         )
+
+    def _copying_us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of the copies, which store in another order than they load."""
+        if not self.copied:
+            return 0.0
+        moving = moving_us(2 * self.copied, device, times) - times.latency_us[Kind.POINTWISE.value]
+        return COPY_US * self.copies + COPYING * moving
 
     def main_us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of the main kernel, without its launch."""
@@ -130,7 +147,8 @@ class Fused:
         )
         alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
-        levels = math.log2(added * self.warps + 1) * min(1.0, self.chains / self.rows)
+        lanes = self.chains * self.warps * H200.warp_size / self.rows
+        levels = math.log2(added * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
         tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
         return own.latency_us + (NARROW_ALONE if alone else 1.0) * times.joined(parts) + tree
@@ -189,6 +207,7 @@ def fused_kernels(
         0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.final_block),
         moved.workspace,
         moved.copied,
+        moved.copies,
     )
 
 
