@@ -40,8 +40,9 @@ LINES_OF_ACCESS, WIDER = 8, 1.5
 # 56% without this, 38% with it.
 L2_HAS, L2_LOST = 20e6, 26e6
 
-# Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0 us
-# for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by size).
+# Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0
+# us for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by
+# size).
 COPY_US, COPYING = 1.0, 1.2
 
 # A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
@@ -54,9 +55,9 @@ HALVES = 2
 # it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
-# A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the error
-# 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64 rows and 32
-# warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
+# A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the
+# error 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64
+# rows and 32 warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
 TREE_LANES = 64
 
 # A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such
