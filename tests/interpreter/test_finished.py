@@ -49,10 +49,12 @@ def run(function: Function, args: tuple[Any, ...], rows: int, **options: Any) ->
 @pytest.mark.parametrize("function", [groups, common, same_names])
 @pytest.mark.parametrize(("rows", "batch", "cols"), [(32, 8, 10), (37, 9, 16), (50, 3, 20)])
 @pytest.mark.parametrize("dtype", [bf16, f32])
-def test_one_tile_of_all_rows(function: Function, rows: int, batch: int, cols: int, dtype: Any) -> None:
+def test_one_or_two_tiles_of_all_rows(
+    function: Function, rows: int, batch: int, cols: int, dtype: Any
+) -> None:
     args = (*(torch.randn(rows, batch, cols).to(dtype) for _ in range(2)), torch.randn(batch, cols).to(dtype))
     record = run(function, args, rows, min_numel=0)
-    assert record.schedule.finishes and record.schedule.tile.xblock >= rows and len(record.kernels) == 1
+    assert record.schedule.finishes and 2 * record.schedule.tile.xblock >= rows and len(record.kernels) == 1
 
 
 @pytest.mark.parametrize("function", [groups, common, same_names])
