@@ -131,7 +131,17 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
 
 
 def _pays(plan: Plan) -> bool:
-    return saves(plan.expected, plan.facts) and spares(plan.expected, plan.traffic, plan.facts.levels)
+    return saves(plan.expected, _has_few_rows(plan)) and spares(
+        plan.expected, plan.traffic, plan.facts.levels
+    )
+
+
+def _has_few_rows(plan: Plan) -> bool:
+    """Whether a plan reduces along rows, of which there are fewer than multiprocessors."""
+    facts = plan.facts
+    return (
+        not plan.loops.blocked and facts.levels > 0 and facts.batch == 1 and facts.rows <= plan.device.num_sm
+    )
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
@@ -289,7 +299,7 @@ def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
 def check_time(plan: Plan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
-        check_saves(plan.expected, min_numel, plan.facts)
+        check_saves(plan.expected, min_numel, _has_few_rows(plan))
         if not plan.loops.blocked:  # a tile may spare accesses across memory
             check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:

@@ -11,7 +11,6 @@ lane by lane.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections import ChainMap
@@ -43,17 +42,12 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
+from .eviction import Eviction
 from .maxima import Maxima
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
 
 INT32_LIMIT = 2**31
-# Rows of a batch whose bytes are no multiple of this share sectors of memory with those of other programs.
-# From so many bytes of an element that are loaded, nothing is evicted first: H100, 4096 rows of 49 at 196
-# indices, three tensors in bf16, 290 us with it and 198 without; at 147 indices 176 and 136; 1024 at 294 90
-# and 74, two tensors in fp32 85 and 72. Two in bf16: 47 and 46, 63 and 64, 75 and 81; one tile with all rows
-# 34 and 37.
-SHARED_ROWS, SHARED_BYTES = 8, 6
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -122,8 +116,8 @@ class Writer:
         self.program = program
         self.nest = nest
         self.dims = dims[:2]
-        self.numel = sympy.prod(a.size for a in nest.loops if a.kind is not AxisClass.SPLIT)
         self.tiled = frozenset(d.symbol for d in dims)
+        self.eviction = Eviction(program, nest, self.tiled, dims[1].extent, self.spread_columns)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
         batch = program.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
@@ -249,7 +243,7 @@ class Writer:
             predicate = self.predicate(stmt.predicate.name)
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
-        evict = self.eviction(stmt)
+        evict = self.eviction.of(stmt)
         rest = beside(stmt.index)
         index = stmt.index if rest is None else PLACE + rest
         pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(index)})"
@@ -283,36 +277,6 @@ class Writer:
     @property
     def tile_shape(self) -> str:
         return ", ".join(d.block for d in self.dims)
-
-    def eviction(self, stmt: Load) -> str:
-        """The eviction policy of a load. Full tiles are streamed: evicting them first keeps others in cache.
-
-        The others are small tensors, what a gather reads again at another place of the row, a table that many
-        rows share, what another kernel reads later, and what a later phase rereads. The two loads of a reread
-        must have different policies, or Triton would make one of them and keep the tile in registers.
-        """
-        rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
-        if rereads:
-            return f", eviction_policy='evict_{'first' if stmt.again else 'last'}'"
-        streamed = self.read_once(stmt) and not self.program.buffer(stmt.buffer).read_again
-        streamed = streamed and not self._shares_sectors
-        return ", eviction_policy='evict_first'" if streamed else ""
-
-    @functools.cached_property
-    def _shares_sectors(self) -> bool:
-        """Whether much of what is loaded lies in sectors that several programs load, in a loop over tiles."""
-        shared = 0
-        for stmt in (s for s in self.nest.body if isinstance(s, Load) and self.read_once(s)):
-            item = self.program.buffer(stmt.buffer).dtype.itemsize
-            rows = item * sympy.sympify(self.dims[1].extent)
-            beside = self.batch_symbol is not None and self.batch_symbol in stmt.index.free_symbols
-            shared += item if beside and rows % SHARED_ROWS != 0 else 0
-        return self.spread_columns and shared >= SHARED_BYTES
-
-    def read_once(self, stmt: Load) -> bool:
-        reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
-        full = sympy.expand(self.program.buffer(stmt.buffer).numel - self.numel).is_nonnegative
-        return len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)

@@ -21,9 +21,8 @@ ROUNDS = 6
 # 50176x192 in chunks: 8x4w5s 60 us, 16x8w5s 104, predicted 64 and 66; 12544x160: 8x4w3s 21, 16x8w3s 24. H100,
 # 3136x320 in chunks: 4x2w5s 11.5, 8x4w5s 12.8, 16x8w5s 17.3, 16x16w5s 24.5, predicted 8.3.
 CHUNKED_ROWS = 8
-CHUNK_ACCESS = (
-    8  # bytes of a thread's accesses in a chunk, at least: 3136x320 with 4 bytes 24.5 us, with 2 19.9
-)
+# Bytes of a thread's accesses in a chunk, at least: 3136x320 with 4 bytes 24.5 us, with 2 19.9.
+CHUNK_ACCESS = 8
 
 
 def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Schedule:

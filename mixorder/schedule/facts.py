@@ -77,8 +77,8 @@ class Facts:
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
     `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
     read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
-    table of a few kilobytes would be loaded ahead. `half_wide`: half of the
-    loads over rows and columns, at least, are of 16 bytes.
+    table of a few kilobytes would be loaded ahead. `half_wide`: half of the loads over rows and columns, at
+    least, are of 16 bytes.
     """
 
     rows: int

@@ -106,17 +106,18 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {least}")
 
 
-def saves(expected: Expected, facts: Facts | None = None) -> bool:
-    """Whether fusing pays, by prediction; of a region with these `facts`."""
+def saves(expected: Expected, few_rows: bool = False) -> bool:
+    """Whether fusing pays, by prediction. `few_rows`: it reduces along fewer rows than there are
+    multiprocessors."""
     least = 0.0 if expected.launches < expected.launches_apart else LEAST_SAVED
-    if facts is not None and facts.levels and facts.batch == 1 and expected.ours_us < SHORT_US:
+    if few_rows and expected.ours_us < SHORT_US:
         least = -SHORT_SLACK
     return expected.saved_us >= least * expected.apart_us
 
 
-def check_saves(expected: Expected, min_numel: int, facts: Facts | None = None) -> None:
+def check_saves(expected: Expected, min_numel: int, few_rows: bool = False) -> None:
     """Raise `Decline` where the prediction says that fusing does not pay; never with a `min_numel` of 0."""
-    if min_numel and not saves(expected, facts):
+    if min_numel and not saves(expected, few_rows):
         raise Decline(DeclineReason.SLOWER, _both_times(expected))
 
 

@@ -190,11 +190,11 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
     order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
     lanes, warps = H200.warp_size, schedule.tile.num_warps
+    if facts.of_norm:  # Triton spreads threads over all rows first
+        return order
     each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    if facts.of_norm:
-        return order
     registers = REGISTERS_OF_THREE if facts.loads == 3 and not facts.light else 0
     registers = REGISTERS_OF_MANY if own > PER_THREAD and facts.reductions else registers
     return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)

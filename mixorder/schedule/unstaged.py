@@ -84,12 +84,19 @@ def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -
         xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
         per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
     else:
-        wide = facts.narrow and facts.half_wide and lanes <= HALF_WIDE_LANES
-        xblock, warps_of_sm, most = tile.xblock, HALF_WIDE_WARPS if wide else STALLED_WARPS, 1
-        per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
-        per_thread = HALF_WIDE_ELEMENTS if wide else per_thread
+        xblock, most = tile.xblock, 1
+        per_thread, warps_of_sm = _of_stalled(facts, lanes)
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(MAX_WARPS, floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
+
+
+def _of_stalled(facts: Facts, lanes: int) -> tuple[int, int]:
+    """Elements of a thread, and warps of a multiprocessor, where no tensor lies along the rows."""
+    if not facts.narrow:
+        return AGAINST_ELEMENTS, STALLED_WARPS
+    if facts.half_wide and lanes <= HALF_WIDE_LANES:
+        return HALF_WIDE_ELEMENTS, HALF_WIDE_WARPS
+    return NARROW_ELEMENTS, STALLED_WARPS
