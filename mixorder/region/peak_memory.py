@@ -8,6 +8,9 @@ An estimate from liveness. What is assumed of Inductor:
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
 - A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
   an input that others hold.
+- What would not be in memory is written for a launch that reads it, or a copy of it, right before the launch.
+  Or it is written in a loop before, with which Inductor fuses it: one that computes an operand, however long
+  before, or one of the last kernels, that reads an operand as well.
 
 A launch reads its inputs and holds its workspace at its place, and its results from there on. The timeline of
 a graph is made once. A region costs a walk over its nodes and their users, and one pass over the positions.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 
@@ -25,15 +29,22 @@ from torch.fx import Graph, Node
 
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from ..inductor.tensors import padded_strides
-from .nodes import fake, is_constant, is_pointwise, size_of
+from .grow import needed_for
+from .nodes import fake, is_constant, is_pointwise, is_view, size_of
 from .padding import fills_gaps, has_gaps
 from .placement import moved, place_of
 from .region import Region
-from .space_analysis import takes_operands
+from .space_analysis import position, takes_operands
 
 # Inductor's own thresholds: a value that several nodes use is stored if more than 4 tensors are read for it,
 # any value if more than 8 are (`realize_reads_threshold`, `realize_acc_reads_threshold`).
 READS_SHARED, READS = 4, 8
+# Inductor fuses two loops of which neither reads the other's result only if they are at most so many kernels
+# apart (`are_long_distant_nodes`).
+NEAR = 64
+# A value that several nodes use is also stored if it takes more than 30 of Inductor's operations, of which
+# there are two or three to a node.
+INLINED = 8
 TOLERANCE = 0.005  # of the stock graph's peak
 PIECE = 2**21  # bytes that torch's allocator takes from the GPU for small tensors: less is not seen there
 
@@ -51,15 +62,17 @@ class Span:
 class Change:
     """What a region does to a graph's memory. `before`, `after`: the peaks in bytes, without it and with it.
 
-    `spans`: of the nodes whose memory changes; None where it is gone."""
+    `spans`: of the nodes whose memory changes; None where it is gone. `copies`: of tensors that are no nodes
+    of the graph yet."""
 
     before: int
     after: int
     without_workspace: int
     spans: Mapping[Node, Span | None]
+    copies: Collection[Span]
     region: Region
     place: int
-    late: frozenset[Node]
+    rewrite: _Rewrite
 
 
 class Timeline:
@@ -71,6 +84,7 @@ class Timeline:
         self.end = len(self.index) - 1
         self.base: dict[Node, Node] = {}  # a view, and the node in whose memory it lies
         self.stored: set[Node] = set()
+        self.realised: set[Node] = set()  # the results of other operators, and of loops of their own
         self.spans: dict[Node, Span] = {}
         self._find_bases(graph)
         self._find_stored(graph)
@@ -96,7 +110,7 @@ class Timeline:
         write them."""
         epoch: dict[Node, int] = {}  # how many operators other than loops a node's loop has to wait for
         reads: dict[Node, set[Node]] = {}  # what is read from memory to compute a node
-        realised: set[Node] = set()
+        realised = self.realised
         for node in graph.nodes:
             args = node.all_input_nodes
             epoch[node] = max((epoch[a] + (not _is_loop(a)) for a in args), default=0)
@@ -176,7 +190,7 @@ class Timeline:
                 if self._is_view_of(user, source) or not (user in self.stored or not _is_loop(user)):
                     todo.append(user)
                 else:
-                    found.append(self.index[user])
+                    found.append(self._position(user))
         return found
 
     def _is_view_of(self, node: Node, source: Node) -> bool:
@@ -184,7 +198,7 @@ class Timeline:
 
     def _is_kernel(self, node: Node, change: _Rewrite | None) -> bool:
         """Whether a kernel runs for a node, which reads its operands."""
-        written = node in self.stored or (change is not None and node in change.region.inputs)
+        written = node in self.stored or (change is not None and node in change.written)
         return written or not _is_loop(node)
 
     def _set(self, node: Node, span: Span | None) -> None:
@@ -237,11 +251,20 @@ class Timeline:
         Raises `Decline` where the order of effects leaves no place for the region.
         """
         place = self._position(place_of(region))
-        rewrite = _Rewrite(region, place, frozenset(moved(region)), _gone(region))
+        bases = {n: self.base.get(n, n) for n in region.inputs if n in region.made_contiguous}
+        copied = {n: base for n, base in bases.items() if base not in self.stored}
+        read = {self.base.get(n, n) for n in region.inputs if n not in copied}
+        written = {n: self._first(n, place) for n in read if n in self.base and n not in self.stored}
+        rewrite = _Rewrite(region, place, frozenset(moved(region)), _gone(region), written)
+        late = [n for n, first in written.items() if first > self.index.get(n, first)]
+        held = read.union(*(self._made_of(n)[0] for n in (*late, *copied.values())))
         spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
-        for node in self._read_by(region):
+        for node in self._read_by(region, read):
             old = self.spans.get(node)
-            span = self._span(node, old.first if old is not None else self.index[node], rewrite)
+            first = old.first if old is not None and old.first <= place else self._first(node, place)
+            span = self._span(node, first, rewrite)
+            if node in held:
+                span = dataclasses.replace(span, last=max(span.last, place))
             shared = node in over and span.last == place
             spans[node] = (
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
@@ -249,7 +272,10 @@ class Timeline:
         for node in region.outputs:
             size = bytes_of(node) * (2 if node in region.widened else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
+        copies = [Span(bytes_of(n), self._first(base, place), place) for n, base in copied.items()]
         changes = self.changes.copy()
+        for copy in copies:
+            _add(changes, copy, 1)
         for node, now in spans.items():
             if node in self.spans:
                 _add(changes, self.spans[node], -1)
@@ -258,7 +284,39 @@ class Timeline:
         tensors = max(accumulate(changes))
         _add(changes, Span(workspace, place, place), 1)
         after = max(accumulate(changes))
-        return Change(self.peak, after, tensors, spans, region, place, rewrite.late)
+        return Change(self.peak, after, tensors, spans, copies, region, place, rewrite)
+
+    def _first(self, node: Node, place: int) -> int:
+        """The first position at which a tensor is held that is written for a launch. As early as in the graph
+        if Inductor may store it there, or fuse it with the loop that computes an operand."""
+        own = min(self.index.get(node, place), place)
+        if node in self.realised and node not in self.stored:
+            return own
+        made_of, inlined = self._made_of(node)
+        loops = [n for n in made_of if n.op == "call_function" and _is_loop(n)]
+        others = [n for n in made_of if n not in loops]
+        # A loop is not fused with one that has to wait for another operator which waits for the first.
+        before = needed_for(others, since=min(map(position, loops))) if loops else ()
+        if inlined > INLINED or any(n not in before for n in loops):
+            return own
+        kernels = sorted(self.index.get(n, place) for n in self.realised if n.op == "call_function")
+        before_place = bisect_left(kernels, place)
+        near = kernels[max(0, before_place - NEAR)] if before_place else place
+        fused = any(near <= at < place for n in made_of for at in self._readers(n))
+        return max(own, near) if fused else place
+
+    def _made_of(self, node: Node) -> tuple[set[Node], int]:
+        """What a loop reads from memory to compute a node, and of how many nodes it computes then."""
+        found, todo, seen, inlined = set[Node](), [node], {node}, 0
+        while todo:
+            current = todo.pop()
+            if current in self.stored or current in self.realised or not _is_loop(current):
+                found.add(current)
+                continue
+            inlined += is_pointwise(current)
+            todo += (n for n in current.all_input_nodes if n not in seen)
+            seen.update(current.all_input_nodes)
+        return found, inlined
 
     def _position(self, node: Node) -> int:
         """The position of a node; of what a rewrite has added, that of the node in front of it."""
@@ -273,9 +331,10 @@ class Timeline:
             return span
         return dataclasses.replace(span, last=old.last)
 
-    def _read_by(self, region: Region) -> set[Node]:
-        """The nodes that are in memory because of a region's members, or that they are computed from."""
-        found = {self.base.get(n, n) for n in region.inputs}
+    def _read_by(self, region: Region, read: Collection[Node]) -> set[Node]:
+        """The nodes that are in memory because of a region's members, or that they are computed from. `read`:
+        those that its launch reads."""
+        found = set(read)
         todo, seen = [*region.nodes, *region.inputs], set(region.nodes)
         while todo:
             for arg in todo.pop().all_input_nodes:
@@ -302,28 +361,40 @@ class Timeline:
         for node, span in change.spans.items():
             self._set(node, None)
             self.stored.discard(node)
-            new = results.get(node, node)
+            result = results.get(node, node)
+            new = _launched(result) if node in results else node
             if span is not None:
                 self._set(new, span)
                 self.stored.add(new)
             self.base.setdefault(new, new)
-            self.base.update((u, new) for u in new.users if self.base.get(u) is node)
-        for node in change.late:
+            shown = self.base.setdefault(result, new if is_view(result) else result)
+            self.base.update((u, shown) for u in result.users if self.base.get(u) is node)
+        for copy in change.copies:
+            _add(self.changes, copy, 1)
+        for node in change.rewrite.late:
             self.index[node] = max(self.index.get(node, 0), change.place)
+        for node, at in change.rewrite.written.items():
+            self.index[node] = max(self.index.get(node, 0), at)
         self.peak = change.without_workspace
-        for new in results.values():
-            for node in (new, *new.all_input_nodes):
-                self.index.setdefault(node, change.place)
+        todo = list(results.values())
+        self.realised.update(map(_launched, todo))
+        while todo:
+            node = todo.pop()
+            if node not in self.index:
+                self.index[node] = change.place
+                todo.extend(node.all_input_nodes)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rewrite:
-    """A region's launch: its position, the nodes that move behind it, and those that are erased."""
+    """A region's launch: its position, the nodes that move behind it, those that are erased, and those that
+    are written for it, with their positions."""
 
     region: Region
     place: int
     late: frozenset[Node]
     gone: frozenset[Node]
+    written: Mapping[Node, int]
 
 
 def _gone(region: Region) -> frozenset[Node]:
@@ -332,6 +403,12 @@ def _gone(region: Region) -> frozenset[Node]:
         if node.users and all(user in gone for user in node.users):
             gone.add(node)
     return frozenset(gone)
+
+
+def _launched(result: Node) -> Node:
+    """What a launch gives, behind a view or a cast of it."""
+    source = result.args[0]
+    return source if getattr(source, "target", None) is operator.getitem else result  # type: ignore[return-value]
 
 
 def _is_loop(node: Node) -> bool:

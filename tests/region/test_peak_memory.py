@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor.tensors import padded_strides
 from mixorder.options import Options
-from mixorder.region.peak_memory import Timeline, bytes_of
+from mixorder.region import peak_memory
+from mixorder.region.peak_memory import Span, Timeline, bytes_of
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 4096, 256
@@ -187,3 +189,82 @@ def test_logits_of_a_product_that_torch_has_padded() -> None:
     assert size <= Timeline(graph).stock < 1.5 * size
     (decline,) = run(graph)
     assert isinstance(decline, Decline) and decline.reason is DeclineReason.MEMORY
+
+
+def recomputed(a: Any, b: Any, dy: Any, w: Any, p: Any, q: Any) -> Any:
+    """A residual's sum of a forward that is computed again, and the backward of its norm behind the peak."""
+    x = a + b
+    hidden = x.cos() @ w
+    large = ((p @ q) * hidden.sum()).cumsum(0).sum()
+    return norm(x, dy + (hidden * large) @ w)
+
+
+LARGE = ((4 * ROWS, COLS), f32), ((COLS, COLS), f32)
+RECOMPUTED = FULL, FULL, FULL, ((COLS, COLS), f32), *LARGE
+
+
+@pytest.mark.parametrize("near", [0, 64])
+def test_what_a_launch_alone_needs_in_memory_is_written_right_before(
+    near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or in one of the last loops before it that read what it is made of: here, that of the cosine."""
+    monkeypatch.setattr(peak_memory, "NEAR", near)
+    graph = traced(recomputed, *RECOMPUTED)
+    timeline, region = Timeline(graph), only(graph)
+    (total,) = (n for n in region.inputs if n.name == "add")
+    change = timeline.change(region, (), 0)
+    (cosine,) = graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default)
+    first = timeline.index[cosine] if near else change.place
+    assert change.spans[total] == Span(S, first, change.place)
+    made_of = [change.spans[n] for n in total.all_input_nodes]
+    assert all(span is not None and span.last >= change.place for span in made_of)
+    assert timeline.fits(change) == (not near)
+
+
+def test_what_is_made_of_another_loops_result_may_be_written_in_that_loop() -> None:
+    """Inductor fuses a loop with the one that computes its operand, however far apart they are."""
+
+    def function(a: Any, dy: Any, w: Any, p: Any, q: Any) -> Any:
+        x = a * a.square().sum(-1, keepdim=True).rsqrt()
+        hidden = x.cos() @ w
+        large = ((p @ q) * hidden.sum()).cumsum(0).sum()
+        return norm(a.cumsum(0) + x, dy + (hidden * large) @ w)
+
+    graph = traced(function, FULL, FULL, ((COLS, COLS), f32), *LARGE)
+    timeline = Timeline(graph)
+    (cosine,) = graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default)
+    (x,) = cosine.all_input_nodes
+    assert x not in timeline.stored
+    assert timeline._first(x, timeline.end) == timeline.index[x]
+
+
+def test_a_result_behind_a_view_is_where_the_launch_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are written over products that have another shape, and the next region reads them."""
+    timelines: dict[Timeline, None] = {}
+    commit = Timeline.commit
+
+    def noted(self: Timeline, *args: Any) -> None:
+        timelines[self] = None
+        commit(self, *args)
+
+    monkeypatch.setattr(Timeline, "commit", noted)
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        sums = []
+        for _ in range(2):
+            dx, dw = norm(x, (dy.view(ROWS, COLS) @ w).view(8, ROWS // 8, COLS))
+            dy = dx.exp()
+            sums.append(dw)
+        return dy, *sums
+
+    shape = (8, ROWS // 8, COLS)
+    graph = traced(function, (shape, f32), (shape, f32), ((COLS, COLS), f32))
+    records = run(graph)
+    assert [type(record) for record in records] == [RegionRecord] * 2
+    (timeline,) = timelines
+    views = graph.find_nodes(op="call_function", target=torch.ops.aten.reshape.default)
+    items = [n.args[0] for n in views if n.args[0].target is operator.getitem]
+    assert items
+    for item in items:
+        assert item in timeline.stored and timeline.spans[item].first == timeline.index[item.args[0]]
+        assert all(timeline.base[view] is item for view in item.users if view in views)
