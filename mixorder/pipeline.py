@@ -41,7 +41,7 @@ from .region.find import RegionSearch, find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
 from .region.padding import is_filled
-from .region.partition import leaner, partition
+from .region.partition import computing_inputs, leaner, partition
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
@@ -172,6 +172,8 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
             raise refusal
         tried = runner.step("partition", partition, found)
         tried += runner.step("partition", leaner, found, timeline.stored)
+        if (deeper := runner.step("partition", computing_inputs, found, timeline.stored)) is not None:
+            tried += [deeper, *runner.step("partition", leaner, deeper, timeline.stored)]
 
 
 def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runner) -> tuple[Plan, Change]:

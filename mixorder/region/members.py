@@ -53,7 +53,7 @@ class Members(dict[Node, bool]):
 
     def recomputed(self, node: Node) -> bool:
         """Whether users outside compute a node again instead of reading it."""
-        if not self.analysis.recomputed(node):
+        if not (node in self.again or self.analysis.recomputed(node)):
             return False
         view = is_view(node) or is_gather_view(node) or is_constant(node)
         if self.writes and not view and self.analysis.is_written_anyway(node):

@@ -48,6 +48,26 @@ def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
     return found
 
 
+def computing_inputs(region: Region, stored: Collection[Node]) -> Region | None:
+    """The region that computes its inputs from what is in memory, those that Inductor's loops compute again
+    as well: all but `stored`. Read, they are held from the forward that is recomputed to the region. None if
+    it has no such input."""
+    seed = region.seed
+    if isinstance(seed, TileSeed):
+        return None
+    again: set[Node] = set()
+    todo = list(region.inputs)
+    while todo:
+        node = todo.pop()
+        if node not in again and node not in stored and seed.analysis.fusible(node):
+            again.add(node)
+            todo.extend(operands(node))
+    part = _grown(
+        dataclasses.replace(seed, without=seed.without - again, again=frozenset(again)), region.name
+    )
+    return part if part is not None and set(part.nodes) > set(region.nodes) else None
+
+
 def _other_tensors(region: Region) -> Iterator[set[Node]]:
     """For each tensor that is reduced along rows and along columns, the reductions of all others."""
     tensors = {n: reduced_tensor(n) for n in (*region.outer, *region.inner)}
