@@ -29,14 +29,14 @@ from .device import DeviceInfo
 from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
 from .schedule import next_power_of_2
-from .work import ACCESS, Access, Work, accesses, against, computing, masks, total
+from .work import ACCESS, Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 # Requests for an element that lies across a tile in memory: its sector has as many of 2 bytes. Where as many
 # tensors lie across as along, Inductor's tile has several rows, and reads more of each sector at once.
-ACROSS, ACROSS_AND_ALONG = 16, 2
+ACROSS, ACROSS_AND_ALONG = 6, 2
 BLOCK = 1024  # elements of a program of a kernel without rows
 ROW_LANES = 256  # of narrower rows, a program of a kernel that keeps whole rows has several
 
@@ -119,8 +119,8 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
         return Kernel(Kind.COLUMNS, work, blocks, launches, moves, walk, partials=parts, outputs=outputs)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
-    alike = 2 * sum(a.turned for a in moves) >= sum(a.tiled for a in moves)
-    work += Work(0, 0, requests=(ACROSS_AND_ALONG if alike else ACROSS) * against(moves))
+    alike = 2 * sum(a.across for a in moves) >= sum(a.tiled for a in moves)
+    work += Work(0, 0, requests=(ACROSS_AND_ALONG if alike else ACROSS) * in_both_orders(moves))
     if cols <= PERSISTENT_COLS:
         programs = rows * outside * min(ROW_LANES, next_power_of_2(cols)) // ROW_LANES
         return Kernel(Kind.ROWS, _in_lanes(work, cols), max(1, programs), 1, moves)
@@ -189,25 +189,30 @@ def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest 
 
 
 def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[Nest]:
-    """A nest's parts that read no full tensor in common. Inductor has no reason to fuse these."""
+    """A nest's parts that read no full tensor in common: Inductor has no reason to fuse these. Nor does it fuse
+    sums of tensors that lie in both orders, which have tiles, with others."""
     row, last = program.tile_axes
+
+    def full(load: Load) -> bool:
+        return {row.symbol, last.symbol} <= load.index.free_symbols
+
     if not any(isinstance(s, Reduce) and row.symbol in s.axes for s in nest.statements):
         return [nest]
-    parts: list[tuple[set[str], list[Store]]] = []
+    parts: list[tuple[bool, set[str], list[Store]]] = []
     for store in (s for s in nest.statements if isinstance(s, Store)):
         body = without(Nest(nest.loops, closure(nest.statements, [store])), stored)
         reads = {stored[name] for s in body for name in operands(s) if name in stored}
         reads |= {
             s.buffer
             for s in body
-            if isinstance(s, Load) and {row.symbol, last.symbol} <= s.index.free_symbols
+            if isinstance(s, Load) and full(s)
         }
-        stores = [store]
-        for part in [part for part in parts if part[0] & reads]:
+        stores, tiled = [store], len({lies_across(program, s) for s in body if isinstance(s, Load) and full(s)}) > 1
+        for part in [part for part in parts if part[0] == tiled and part[1] & reads]:
             parts.remove(part)
-            reads, stores = reads | part[0], part[1] + stores
-        parts.append((reads, stores))
-    return [Nest(nest.loops, closure(nest.statements, stores)) for _, stores in parts]
+            reads, stores = reads | part[1], part[2] + stores
+        parts.append((tiled, reads, stores))
+    return [Nest(nest.loops, closure(nest.statements, stores)) for _, _, stores in parts]
 
 
 def _is_mixed(program: LoopProgram) -> bool:

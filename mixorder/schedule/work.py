@@ -75,7 +75,8 @@ class Access:
     """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
     `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`,
     `lines`: as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next
-    to each other along the rows only. `width`: bytes of a thread's access."""
+    to each other along the rows only, at least two of them in an access, and `across`: in however few. `width`: bytes of a
+    thread's access."""
 
     buffer: str
     touched: float
@@ -87,6 +88,7 @@ class Access:
     turned: float = 0.0
     width: int = ACCESS
     lines: float = 0.0
+    across: float = 0.0
 
 
 def against(found: Iterable[Access]) -> float:
@@ -94,6 +96,13 @@ def against(found: Iterable[Access]) -> float:
     found = list(found)
     turned = sum(a.turned for a in found)
     return min(turned, sum(a.tiled for a in found) - turned)
+
+
+def in_both_orders(found: Iterable[Access]) -> float:
+    """The same of all accesses over both, however narrow."""
+    found = list(found)
+    across = sum(a.across for a in found)
+    return min(across, sum(a.tiled for a in found) - across)
 
 
 def accesses(
@@ -222,7 +231,20 @@ def _access(
         everywhere if down and both else 0.0,
         elements_each * item,
         elements * _lines(index, sizes, tile, item, down),
+        everywhere if both and _lies_across(index, sizes) else 0.0,
     )
+
+
+def lies_across(program: LoopProgram, stmt: Load | Store) -> bool:
+    """Whether most neighbours of an element in memory are in the next row, and not in the next column."""
+    return _lies_across(stmt.index.xreplace(dict(program.hints)), sizes_of(program))
+
+
+@functools.lru_cache(maxsize=4096)
+def _lies_across(index: sympy.Expr, sizes: Sizes) -> bool:
+    down, right = offsets(index, sizes, (SAMPLE, 1)), offsets(index, sizes, (1, SAMPLE))
+    steps = [sum(b - a == 1 for a, b in itertools.pairwise(places)) for places in (down, right)]
+    return steps[0] > steps[1]
 
 
 def _footprint(program: LoopProgram, buffer: Buffer) -> int:
