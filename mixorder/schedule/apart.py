@@ -34,8 +34,8 @@ from .work import ACCESS, Access, Work, accesses, computing, in_both_orders, lie
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
-# Requests for an element that lies across a tile in memory: its sector has as many of 2 bytes. Where as many
-# tensors lie across as along, Inductor's tile has several rows, and reads more of each sector at once.
+# Requests for an element that lies across a tile in memory, by 1,144 duels (docs/tuning.md, section 47). Where
+# as many tensors lie across as along, Inductor's tile has several rows, and reads more of each sector at once.
 ACROSS, ACROSS_AND_ALONG = 6, 2
 BLOCK = 1024  # elements of a program of a kernel without rows
 ROW_LANES = 256  # of narrower rows, a program of a kernel that keeps whole rows has several
@@ -189,8 +189,8 @@ def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest 
 
 
 def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[Nest]:
-    """A nest's parts that read no full tensor in common: Inductor has no reason to fuse these. Nor does it fuse
-    sums of tensors that lie in both orders, which have tiles, with others."""
+    """A nest's parts that read no full tensor in common: Inductor has no reason to fuse these. Nor does it
+    fuse a sum of tensors that lie in both orders, which has tiles, with others."""
     row, last = program.tile_axes
 
     def full(load: Load) -> bool:
@@ -202,12 +202,11 @@ def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[
     for store in (s for s in nest.statements if isinstance(s, Store)):
         body = without(Nest(nest.loops, closure(nest.statements, [store])), stored)
         reads = {stored[name] for s in body for name in operands(s) if name in stored}
-        reads |= {
-            s.buffer
-            for s in body
-            if isinstance(s, Load) and full(s)
-        }
-        stores, tiled = [store], len({lies_across(program, s) for s in body if isinstance(s, Load) and full(s)}) > 1
+        reads |= {s.buffer for s in body if isinstance(s, Load) and full(s)}
+        stores, tiled = (
+            [store],
+            len({lies_across(program, s) for s in body if isinstance(s, Load) and full(s)}) > 1,
+        )
         for part in [part for part in parts if part[0] == tiled and part[1] & reads]:
             parts.remove(part)
             reads, stores = reads | part[1], part[2] + stores

@@ -75,8 +75,8 @@ class Access:
     """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
     `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`,
     `lines`: as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next
-    to each other along the rows only, at least two of them in an access, and `across`: in however few. `width`: bytes of a
-    thread's access."""
+    to each other along the rows only, at least two of them in an access. `across`: the same, however few of
+    them are in an access. `width`: bytes of a thread's access."""
 
     buffer: str
     touched: float

@@ -98,6 +98,17 @@ def test_sums_of_the_same_tensors_have_one_kernel() -> None:
         assert many.tiles == rows * 1024 / 512
 
 
+def test_a_sum_of_tensors_in_both_orders_has_a_kernel_of_its_own() -> None:
+    """As Inductor of torch 2.11 has it: the sum of x * dy has tiles of rows and columns, that of dy has none."""
+
+    def function(x: Any, dy: Any) -> Any:
+        x = x.permute(0, 2, 1).reshape(-1, 768)
+        return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0), dy.sum(0)
+
+    pictures, rows = ((64, 768, 49), f32), ((64 * 49, 768), f32)
+    assert kinds(traced(function, pictures, rows)) == [("rows", 1), ("columns", 2), ("columns", 2)]
+
+
 def largest(x: Any, dy: Any) -> Any:
     return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).amax(0)
 

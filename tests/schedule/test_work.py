@@ -11,7 +11,17 @@ from graphs import bf16, f32, merged, only, pair, traced
 from mixorder.ir.program import AxisClass
 from mixorder.lowering.lower import lower
 from mixorder.schedule.facts import cost_of
-from mixorder.schedule.work import ADDRESS, DIVISION, SECTOR, Access, Work, accesses, computing, total
+from mixorder.schedule.work import (
+    ADDRESS,
+    DIVISION,
+    SECTOR,
+    Access,
+    Work,
+    accesses,
+    computing,
+    in_both_orders,
+    total,
+)
 from mixorder.transform.column_blocks import in_blocks
 
 ROWS, COLS = 64, 256
@@ -106,6 +116,20 @@ def test_what_lies_along_the_rows_is_turned() -> None:
     assert sorted(a.turned for a in found.values()) == [0, 0, 0, N]
     vectors = inner(lambda x, dy, r, c: pair(x * r * c, dy), FULL, FULL, ((ROWS, 1), f32), ((COLS,), f32))
     assert {a.turned for a in vectors.values()} == {0}
+
+
+@pytest.mark.parametrize(("width", "turned"), [(48, 1), (49, 0)])
+def test_a_picture_of_any_width_with_its_channels_first_lies_across(width: int, turned: int) -> None:
+    """Its elements are next to each other along the rows, even if no access has two of them."""
+
+    def of_pictures(x: Any, dy: Any) -> Any:
+        return pair(x.permute(0, 2, 1).reshape(-1, COLS), dy)
+
+    found = inner(of_pictures, ((64, COLS, width), f32), ((64 * width, COLS), f32))
+    elements = 64 * width * COLS
+    assert (found["in0"].across, found["in0"].turned) == (elements, turned * elements)
+    assert found["in1"].across == 0
+    assert in_both_orders(found.values()) == elements
 
 
 @pytest.mark.parametrize(("boundary", "each"), [(100, 4), (99, 1)])
