@@ -99,7 +99,7 @@ def test_sums_of_the_same_tensors_have_one_kernel() -> None:
 
 
 def test_a_sum_of_tensors_in_both_orders_has_a_kernel_of_its_own() -> None:
-    """As Inductor of torch 2.11 has it: the sum of x * dy has tiles of rows and columns, that of dy has none."""
+    """As Inductor of torch 2.11 has it: the sum of x * dy has tiles of rows and columns, that of dy not."""
 
     def function(x: Any, dy: Any) -> Any:
         x = x.permute(0, 2, 1).reshape(-1, 768)
