@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
+import torch
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -23,6 +26,7 @@ INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
     "Identity": lambda at: at,
 }
 """The functions in indices on numbers, by name."""
+MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
 
 def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:
@@ -44,6 +48,28 @@ def hint_of(symbol: sympy.Symbol) -> int:
 def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
     """The expression, simpler where each symbol is less than its size. Needs a `lowerings.context`."""
     return _without_outer_remainders(V.graph.sizevars.simplify_with_ranges(expr, sizes))
+
+
+def are_equal(
+    one: Sequence[sympy.Expr], other: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> bool:
+    """Whether two indices are the same where each symbol is from 0 to its size - 1.
+
+    The algebra of divisions does not see that of each: indices that differ are evaluated at all points, if
+    the sizes are known and there are `MOST_POINTS` at most."""
+    if list(one) == list(other) or len(one) != len(other):
+        return list(one) == list(other)
+    both = [*one, *other]
+    symbols = sorted(set[sympy.Symbol]().union(*(i.free_symbols for i in both)), key=str)
+    known = [int(n) for s in symbols if (n := sizes.get(s)) is not None and n.is_number]
+    if len(known) < len(symbols) or math.prod(known) > MOST_POINTS:
+        return False
+    places = sympy.lambdify(symbols, both, modules=[INDEX_FUNCTIONS])
+    with unset_fake_temporarily():
+        at = torch.meshgrid(*map(torch.arange, known), indexing="ij") if known else ()
+        values = [torch.as_tensor(value) for value in places(*at)]
+        pairs = zip(values[: len(one)], values[len(one) :], strict=True)
+        return all(bool((a == b).all()) for a, b in pairs)
 
 
 def _without_outer_remainders(expr: sympy.Expr) -> sympy.Expr:

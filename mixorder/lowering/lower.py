@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
-import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
@@ -23,7 +21,7 @@ from ..inductor.ops import (
     ops,
     unwrapped,
 )
-from ..inductor.symbols import INDEX_FUNCTIONS
+from ..inductor.symbols import are_equal
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -76,7 +74,6 @@ def lower(region: Region) -> LoopProgram:
     return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
-MOST_POINTS = 2**22  # of the loops at which two indices are compared: 0.3 s
 _SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
 
 
@@ -174,7 +171,7 @@ class _RowTracer(Tracer):
         full = tuple(self.simplify(i) for i in self.point(shape))
         kept = [i for d, i in enumerate(full) if d not in dims]
         asked = [i for d, i in enumerate(index) if not (keeps_dims(node) and d in dims)]
-        if not self.are_equal(kept, asked):
+        if not are_equal(kept, asked, self._ranges):
             detail = "a reduction's result is read at another row's position"
             raise Decline(DeclineReason.AXIS_CLASS, detail, node.name)
         classes = (AxisClass.ROW,) if node in self.region.outer else (AxisClass.COLUMN,)
@@ -184,23 +181,6 @@ class _RowTracer(Tracer):
         traced = self.combined(node, self.value(source, full), symbols, product(shape[d] for d in dims))
         self._predicate = predicate
         return traced
-
-    def are_equal(self, one: list[sympy.Expr], other: list[sympy.Expr]) -> bool:
-        """Whether two indices are the same at all points of the loops. The algebra of divisions does not see
-        that of each: other indices are evaluated, at `MOST_POINTS` at most."""
-        if one == other or len(one) != len(other):
-            return one == other
-        both = [*one, *other]
-        symbols = sorted(set[sympy.Symbol]().union(*(i.free_symbols for i in both)), key=str)
-        sizes = [int(n) for s in symbols if (n := self._ranges.get(s)) is not None and n.is_number]
-        if len(sizes) < len(symbols) or product(sizes) > MOST_POINTS:
-            return False
-        places = sympy.lambdify(symbols, both, modules=[INDEX_FUNCTIONS])
-        with unset_fake_temporarily():
-            at = torch.meshgrid(*map(torch.arange, sizes), indexing="ij") if sizes else ()
-            values = [torch.as_tensor(value) for value in places(*at)]
-            pairs = zip(values[: len(one)], values[len(one) :], strict=True)
-            return all(bool((a == b).all()) for a, b in pairs)
 
     def check_reduced(
         self, reduced: list[sympy.Expr], kept: list[sympy.Expr], symbols: tuple[sympy.Symbol, ...], node: Node

@@ -15,6 +15,7 @@ from mixorder.inductor.symbols import (
     INDEX_FUNCTIONS,
     FloorDiv,
     ModularIndexing,
+    are_equal,
     bounds,
     depends_on_data,
     hint_of,
@@ -85,3 +86,20 @@ def numeric(expr: Any, x: int) -> int:
 def test_a_size_that_comes_from_data_is_known() -> None:
     (symbol,) = ShapeEnv().create_unbacked_symint().node.expr.free_symbols
     assert depends_on_data(symbol)
+
+
+@pytest.mark.parametrize(
+    ("other", "size", "equal"),
+    [
+        (ModularIndexing(ModularIndexing(X, 1, 128), 16, 8), 512, True),
+        (ModularIndexing(ModularIndexing(X, 1, 128), 16, 8), 2**23, False),  # too many points to try
+        (ModularIndexing(ModularIndexing(X, 1, 128), 16, 8), sympy.Symbol("n"), False),
+        (ModularIndexing(ModularIndexing(X, 1, 120), 16, 8), 120, True),
+        (ModularIndexing(ModularIndexing(X, 1, 120), 16, 8), 121, False),  # at a single point
+        (ModularIndexing(X, 16, 8), sympy.Symbol("n"), True),
+    ],
+)
+def test_indices_are_equal_at_all_points_or_not(other: sympy.Expr, size: Any, equal: bool) -> None:
+    with FakeTensorMode():  # as where graphs are compiled
+        assert are_equal([ModularIndexing(X, 16, 8)], [other], {X: sympy.sympify(size)}) is equal
+        assert not are_equal([X], [X, X], {X: sympy.Integer(4)})

@@ -17,7 +17,7 @@ from graphs import bf16, f16, f32, f64, only, pair, traced
 from mixorder.ir.program import AxisClass, BufferRole, Compute, Load, LoopProgram, Nest, Reduce, Ref, Store
 from mixorder.ir.program import operands as operand_names
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.lower import _RowTracer, lower
+from mixorder.lowering.lower import lower
 from mixorder.lowering.tracer import Tracer
 
 FULL = ((512, 256), f32)
@@ -320,19 +320,3 @@ def test_equal_rows_that_the_algebra_of_divisions_does_not_see(monkeypatch: pyte
     monkeypatch.setattr(Tracer, "simplify", lambda self, index: index)
     found = statements(lower(only(traced(of_pictures, PICTURES, PICTURES))), Reduce)
     assert [(s.kind, s.axes) for s in found] == [(s.kind, s.axes) for s in expected]
-
-
-@pytest.mark.parametrize(("shift", "equal"), [(0, True), (1, False), (128, True)])
-def test_rows_are_equal_at_all_points_or_not(shift: int, equal: bool) -> None:
-    found: list[bool] = []
-    original = _RowTracer.are_equal
-
-    def look(self: _RowTracer, one: list[sympy.Expr], other: list[sympy.Expr]) -> bool:
-        (row,) = (s for s in self._ranges if str(s) == "x")
-        found.append(original(self, [(row + shift) % 128], [row % 512 % 128]))
-        return original(self, one, other)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_RowTracer, "are_equal", look)
-        lowered(pair, *[FULL] * 2)
-    assert set(found) == {equal}
