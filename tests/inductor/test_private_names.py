@@ -170,6 +170,7 @@ USED: dict[str, Rely] = {
     "torch._subclasses.fake_tensor.DataDependentOutputException": type,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": type,
     "torch._subclasses.fake_tensor.FakeTensorMode": called(0),
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": called(0),
     "torch.utils._config_module._Config": called(0, "default", "value_type"),
     "torch.utils._config_module._ConfigEntry": type,
     "torch.utils._config_module._ConfigEntry.__init__": (called(3), called(2)),  # 2.13, 2.11
