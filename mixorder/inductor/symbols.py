@@ -66,8 +66,9 @@ def are_equal(
         return False
     places = sympy.lambdify(symbols, both, modules=[INDEX_FUNCTIONS])
     with unset_fake_temporarily():
-        at = torch.meshgrid(*map(torch.arange, known), indexing="ij") if known else ()
-        values = [torch.as_tensor(value) for value in places(*at)]
+        ranges = [torch.arange(n, device="cpu") for n in known]
+        at = torch.meshgrid(*ranges, indexing="ij") if known else ()
+        values = [torch.as_tensor(value, device="cpu") for value in places(*at)]
         pairs = zip(values[: len(one)], values[len(one) :], strict=True)
         return all(bool((a == b).all()) for a, b in pairs)
 

@@ -192,21 +192,16 @@ def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[
     """A nest's parts that read no full tensor in common: Inductor has no reason to fuse these. Nor does it
     fuse a sum of tensors that lie in both orders, which has tiles, with others."""
     row, last = program.tile_axes
-
-    def full(load: Load) -> bool:
-        return {row.symbol, last.symbol} <= load.index.free_symbols
-
+    full = {row.symbol, last.symbol}
     if not any(isinstance(s, Reduce) and row.symbol in s.axes for s in nest.statements):
         return [nest]
     parts: list[tuple[bool, set[str], list[Store]]] = []
     for store in (s for s in nest.statements if isinstance(s, Store)):
         body = without(Nest(nest.loops, closure(nest.statements, [store])), stored)
         reads = {stored[name] for s in body for name in operands(s) if name in stored}
-        reads |= {s.buffer for s in body if isinstance(s, Load) and full(s)}
-        stores, tiled = (
-            [store],
-            len({lies_across(program, s) for s in body if isinstance(s, Load) and full(s)}) > 1,
-        )
+        loads = [s for s in body if isinstance(s, Load) and full <= s.index.free_symbols]
+        reads |= {s.buffer for s in loads}
+        stores, tiled = [store], len({lies_across(program, s) for s in loads}) > 1
         for part in [part for part in parts if part[0] == tiled and part[1] & reads]:
             parts.remove(part)
             reads, stores = reads | part[1], part[2] + stores

@@ -99,7 +99,7 @@ def against(found: Iterable[Access]) -> float:
 
 
 def in_both_orders(found: Iterable[Access]) -> float:
-    """The same of all accesses over both, however narrow."""
+    """The elements that `against` counts, and those of accesses of a single element."""
     found = list(found)
     across = sum(a.across for a in found)
     return min(across, sum(a.tiled for a in found) - across)
