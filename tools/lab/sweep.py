@@ -67,9 +67,12 @@ def allocate(program: LoopProgram, num_splits: int) -> dict[str, torch.Tensor]:
         if buffer.fill is not None:
             tensor.fill_(buffer.fill)
         elif buffer.role is BufferRole.INPUT:
-            tensor.copy_(torch.randn_like(tensor).abs_() if size[-1] == 1 else torch.randn_like(tensor))
+            values = torch.randn(tensor.shape, device="cuda")
+            tensor.copy_(
+                values > 0 if tensor.dtype == torch.bool else values.abs_() if size[-1] == 1 else values
+            )
         else:
-            tensor.fill_(float("nan"))
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
         tensors[buffer.name] = tensor
     return tensors
 
