@@ -19,6 +19,7 @@ from torch.fx import Graph
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .inductor.config import emulates_precision_casts
+from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form
 from .lowering.lower import lower
@@ -68,11 +69,12 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     if not has_usable_device(graph, options.interpret):
         return []
     spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
-    try:
-        _or_warn(runner, spelling.begin)
-        return _run(graph, find_regions(graph, spelling.joining), options, setting)
-    finally:
-        _or_warn(runner, spelling.end)
+    with guarded(graph):
+        try:
+            _or_warn(runner, spelling.begin)
+            return _run(graph, find_regions(graph, spelling.joining), options, setting)
+        finally:
+            _or_warn(runner, spelling.end)
 
 
 def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:

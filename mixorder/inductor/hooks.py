@@ -139,6 +139,7 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         from torch._inductor.codegen import wrapper
 
         allocation.allocate_late(memory)
+        allocation.free_soon(wrapper)
         tiling.see_our_results(tiling_utils)
         launch_options.define(wrapper)
         mutation_cache.share(triton_kernel_wrap)

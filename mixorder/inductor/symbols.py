@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import sympy
 import torch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -26,7 +29,78 @@ INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
     "Identity": lambda at: at,
 }
 """The functions in indices on numbers, by name."""
+SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    FloorDiv: operator.floordiv,
+    Mod: operator.mod,
+    Max: torch.sym_max,
+    Min: torch.sym_min,
+}
+"""What computes the functions in sizes, two operands at a time."""
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
+
+
+class _Guards:
+    """What torch's guards say of symbolic sizes, such as that one divides another."""
+
+    def __init__(self, shape_env: Any) -> None:
+        self.shape_env = shape_env
+        self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
+
+    def canonical(self, size: sympy.Expr) -> sympy.Expr:
+        if size not in self.known:
+            self.known[size] = self._found(size)
+        return self.known[size]
+
+    def _found(self, size: sympy.Expr) -> sympy.Expr:
+        size = self.shape_env.simplify(size).replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
+        terms = sympy.Add.make_args(size)
+        return sympy.expand(sum(map(self._term, terms), sympy.S.Zero))
+
+    def _term(self, term: sympy.Expr) -> sympy.Expr:
+        """A product, without the divisions that leave no remainder and that a factor undoes."""
+        for quotient in sorted(term.atoms(FloorDiv), key=str):
+            whole, part = quotient.args
+            if Mod(whole, part) in self.shape_env.divisible:
+                shorter = sympy.expand(term.xreplace({quotient: whole / part}))
+                term = shorter if _fractions(shorter) <= _fractions(term) else term
+        return term
+
+
+_guards: ContextVar[_Guards | None] = ContextVar("mixorder_guards", default=None)
+
+
+@contextlib.contextmanager
+def guarded(graph: torch.fx.Graph) -> Iterator[None]:
+    """Inside, `canonical` knows the guards of a graph's symbolic sizes."""
+    vals = (node.meta.get("val") for node in graph.nodes)
+    tensors = (val for val in vals if isinstance(val, torch.Tensor))
+    mode = next((m for val in tensors if (m := getattr(val, "fake_mode", None)) is not None), None)
+    shape_env = getattr(mode, "shape_env", None)
+    token = _guards.set(None if shape_env is None else _Guards(shape_env))
+    try:
+        yield
+    finally:
+        _guards.reset(token)
+
+
+def canonical(size: sympy.Expr) -> sympy.Expr:
+    """A size in a form in which those that the guards make equal are the same: a view of `n` rows in `m`
+    pieces has `m * (n // m)` of them, which is `n`, as torch has checked that `m` divides it."""
+    guards = _guards.get()
+    return sympy.expand(size) if guards is None else guards.canonical(size)
+
+
+def _is_clean(expr: sympy.Expr) -> bool:
+    """Whether torch notes of a quotient that it has no remainder, by a class of its own."""
+    return isinstance(expr, FloorDiv) and type(expr) is not FloorDiv
+
+
+def _fractions(expr: sympy.Expr) -> set[sympy.Expr]:
+    """What an expression divides by, also inside of functions, and its rational numbers."""
+    numbers = expr.atoms(sympy.Rational) - expr.atoms(sympy.Integer)
+    return {*numbers, *(power for power in expr.atoms(sympy.Pow) if power.exp.is_negative)}
 
 
 def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ def norms_of(
         path = calls.first_of(path)
         if path in fused:
             return ""
+        if _is_of_one(module) and (path in declined or path in calls.found):
+            return _OF_ONE  # whatever was declined is the sum over its rows
         if _is_over_rows(module) and path in declined:
             return _OVER_ROWS  # the pair that was declined has another module's row-wise reduction
         if path not in declined and path not in calls.found and (calls.found or not graphs):
@@ -51,11 +54,18 @@ _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 _NO_PAIR = "no pair of reductions in its backward"
 _FAILED = "mixorder failed on a pair, which may be its own (see the note)"
+_OF_ONE = "its rows have one element each: there is nothing to reduce along them"
 _OVER_ROWS = "its statistics are over rows: there is no inner reduction"
 
 
 def _is_over_rows(module: nn.Module) -> bool:
     return "batch" in type(module).__name__.lower()
+
+
+def _is_of_one(module: nn.Module) -> bool:
+    """Whether a module says that it normalises rows of one element, such as a map of one channel."""
+    shape = getattr(module, "normalized_shape", None)
+    return isinstance(shape, tuple | list) and math.prod(shape) == 1
 
 
 def _why_none(module: nn.Module, called: Called | None) -> str:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import sympy
 
 from ..errors import Decline, DeclineReason
+from ..inductor.symbols import canonical
 from ..ir.program import AxisClass
 
 Size: TypeAlias = int | sympy.Expr
@@ -25,7 +26,14 @@ ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, A
 
 def product(sizes: Iterable[Size]) -> Size:
     total = math.prod(sizes)
-    return total if isinstance(total, int) else sympy.expand(total)
+    return total if isinstance(total, int) else plain(total)
+
+
+def plain(size: sympy.Expr) -> Size:
+    """A size as an int if it is one, else in the form that all equal ones have."""
+    if not size.is_Integer:
+        size = canonical(size)
+    return int(size) if size.is_Integer else size
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 
-import sympy
 import torch
 from torch.fx import Node
 
@@ -15,7 +14,7 @@ from ..inductor.graphs import is_lowered_pointwise
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
-from .axes import Reduced, Size
+from .axes import Reduced, Size, plain
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -86,11 +85,7 @@ def float_bytes(node: Node) -> int:
 
 def size_of(n: int | torch.SymInt) -> Size:
     """A size or stride: an int, or the sympy expression of a symbolic one."""
-    return n if isinstance(n, int) else _int_if_constant(n.node.expr)
-
-
-def _int_if_constant(expr: sympy.Expr) -> Size:
-    return int(expr) if expr.is_Integer else sympy.expand(expr)
+    return n if isinstance(n, int) else plain(n.node.expr)
 
 
 def shape_of(node: Node) -> tuple[Size, ...] | None:

@@ -163,8 +163,10 @@ class Timeline:
         return Span(bytes_of(node), first, last)
 
     def _last(self, node: Node, first: int, change: _Rewrite | None) -> int:
-        """The last position at which a tensor is read, by kernels that compute what has no memory itself."""
+        """The last position at which a tensor is read, by kernels that compute what has no memory itself. A
+        launch reads none of its region's members: it computes those that nodes outside read as well, too."""
         last, todo, seen = first, [node], {node}
+        inside = change is not None and node in change.region.nodes
         while todo:
             source = todo.pop()
             for user in source.users.keys() - seen:
@@ -172,7 +174,7 @@ class Timeline:
                 if user.op == "output":
                     return self.end
                 if change is not None and user in change.gone:
-                    last = max(last, change.place)
+                    last = last if inside else max(last, change.place)
                 elif self._is_view_of(user, source) or not self._is_kernel(user, change):
                     todo.append(user)
                 else:
@@ -259,6 +261,9 @@ class Timeline:
         late = [n for n, first in written.items() if first > self.index.get(n, first)]
         held = read.union(*(self._made_of(n)[0] for n in (*late, *copied.values())))
         spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
+        for node in self.spans.keys() & set(region.nodes) - rewrite.gone:
+            span = self._span(node, self.spans[node].first, rewrite)
+            spans[node] = self._shared(span, node, place)
         for node in self._read_by(region, read):
             old = self.spans.get(node)
             first = old.first if old is not None and old.first <= place else self._first(node, place)

@@ -52,6 +52,13 @@ def _is_read(node: Node) -> bool:
     return not isinstance(val, torch.SymFloat | torch.SymBool)
 
 
+def _is_on_one_device(node: Node, args: Iterable[Node]) -> bool:
+    """Whether all that a node computes with lies on its own device: a scalar on the processor may be another
+    operand of a tensor on the GPU."""
+    devices = {val.device for n in (node, *args) if (val := fake(n)) is not None and not is_constant(n)}
+    return len(devices) <= 1
+
+
 def _has_accumulator(node: Node) -> bool:
     """Whether a reduction has a meaning in its dtype; true of a node that is no reduction."""
     kind = reduction_kind(node)
@@ -236,10 +243,13 @@ class SpaceAnalysis:
             raise refusal
 
     def takes(self, node: Node, args: Iterable[Node] | None = None) -> bool:
-        """Whether the dtypes and sizes of a node and its operands let a region compute it. `args`: what
-        stands for the operands, if not they themselves."""
-        return all(map(_is_read, operands(node) if args is None else args)) and (
-            is_split(node) or self.refusal(node) is None
+        """Whether the dtypes, sizes and devices of a node and its operands let a region compute it. `args`:
+        what stands for the operands, if not they themselves."""
+        args = operands(node) if args is None else list(args)
+        return (
+            all(map(_is_read, args))
+            and _is_on_one_device(node, args)
+            and (is_split(node) or self.refusal(node) is None)
         )
 
     def refusal(self, node: Node) -> Decline | None:

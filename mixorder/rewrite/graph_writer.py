@@ -14,6 +14,7 @@ from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
 from ..inductor.graphs import check_kernel, launch_arguments, overwritten, triton_kernel_wrapper_functional
+from ..inductor.symbols import SIZE_FUNCTIONS
 from ..ir.program import NUM_SPLITS, Buffer
 from ..region.axes import Size
 from ..region.nodes import fake, size_of
@@ -129,7 +130,7 @@ class GraphWriter:
                 return node
             if node is self.place:
                 break
-        function = {sympy.Add: operator.add, sympy.Mul: operator.mul}.get(expr.func)
+        function = SIZE_FUNCTIONS.get(expr.func)
         if function is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"nothing before the region has the size {expr}")
         first, *rest = (self.size(arg) for arg in expr.args)

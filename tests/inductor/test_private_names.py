@@ -147,6 +147,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.virtualized.V.fake_mode.shape_env.backed_var_to_val": dict,
     "torch._inductor.virtualized.V.get_ops_handler": called(0),
     "torch._inductor.virtualized.V.graph.current_node": ANYTHING,
+    "torch._inductor.virtualized.V.graph.scheduler.nodes": Perhaps(ANYTHING),  # once there are kernels
     "torch._inductor.virtualized.V.graph.sizevars.simplify_with_ranges": called(2),
     "torch._inductor.virtualized.V.set_fake_mode": called(1),
     "torch._inductor.virtualized.V.set_graph_handler": called(1),
@@ -177,6 +178,9 @@ USED: dict[str, Rely] = {
     "torch.utils._pytree.tree_leaves": called(1),
     "torch.utils._pytree.tree_map_only": called(3),
     "torch.utils._sympy.functions.FloorDiv": type,
+    "torch.utils._sympy.functions.Max": type,
+    "torch.utils._sympy.functions.Min": type,
+    "torch.utils._sympy.functions.Mod": type,
     "torch.utils._sympy.functions.ModularIndexing": type,
     "torch.utils._sympy.symbol.SymT": type,
     "torch.utils._sympy.symbol.SymT.UNBACKED_INT": ANYTHING,
@@ -198,6 +202,7 @@ REACHED: dict[str, Rely] = {
     "torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors": Perhaps(called(3)),
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel": called(1),
     "torch._inductor.codegen.triton.TritonOverrides.to_dtype": called(2, "src_dtype", "use_compute_types"),
+    "torch._inductor.codegen.wrapper.AllocateLine.should_reuse_buffer": wrapped(2),
     "torch._inductor.codegen.wrapper.PythonWrapperCodegen.define_kernel": wrapped(
         1, "kernel_name", "kernel_body"
     ),
@@ -222,6 +227,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.memory.reorder_for_peak_memory": wrapped(5),
     "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler._default": called(4),
+    "torch._inductor.scheduler.BaseSchedulerNode.is_extern": called(1),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._create_compile_options": wrapped(
         1, "cfg", "compile_meta"
     ),

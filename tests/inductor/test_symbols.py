@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic as Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
@@ -17,7 +18,9 @@ from mixorder.inductor.symbols import (
     ModularIndexing,
     are_equal,
     bounds,
+    canonical,
     depends_on_data,
+    guarded,
     hint_of,
     simplified,
 )
@@ -103,3 +106,39 @@ def test_indices_are_equal_at_all_points_or_not(other: sympy.Expr, size: Any, eq
     with FakeTensorMode():  # as where graphs are compiled
         assert are_equal([ModularIndexing(X, 16, 8)], [other], {X: sympy.sympify(size)}) is equal
         assert not are_equal([X], [X, X], {X: sympy.Integer(4)})
+
+
+def in_pieces(n: int, m: int) -> tuple[torch.fx.Graph, sympy.Expr, sympy.Expr]:
+    """A graph with a tensor of `n` rows, a guard that `m` divides `n` if it does, and both symbols."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[Dim.DYNAMIC])
+    rows, pieces = (
+        mode.from_tensor(torch.empty(size), symbolic_context=context, source=ConstantSource(name))
+        for size, name in ((n, "rows"), (m, "pieces"))
+    )
+    count, many = rows.shape[0], pieces.shape[0]
+    if n % m == 0:
+        assert count % many == 0
+    graph = torch.fx.Graph()
+    graph.placeholder("rows").meta["val"] = rows
+    return graph, count.node.expr, many.node.expr
+
+
+def test_sizes_that_guards_make_equal_have_one_form() -> None:
+    graph, n, m = in_pieces(12, 4)
+    assert canonical(64 * m * FloorDiv(n, m)) != 64 * n
+    with guarded(graph):
+        assert canonical(64 * m * FloorDiv(n, m)) == 64 * n
+        assert canonical(m * FloorDiv(n, m) + FloorDiv(n, m)) == n + FloorDiv(n, m)
+        assert canonical(FloorDiv(FloorDiv(n, m) + 1, 2)) == FloorDiv(FloorDiv(n, m) + 1, 2)
+
+
+def test_a_quotient_with_a_remainder_stays() -> None:
+    graph, n, m = in_pieces(13, 4)
+    with guarded(graph):
+        assert canonical(m * FloorDiv(n, m)) == m * FloorDiv(n, m)
+
+
+def test_a_graph_without_symbols_has_no_guards() -> None:
+    with guarded(torch.fx.Graph()):
+        assert canonical(X * (X + 1)) == X**2 + X

@@ -23,3 +23,15 @@ def test_a_norm_has_the_reason_of_its_first_pair() -> None:
     )
     norms = norms_of(model, [GraphRecord("backward", 9, records)], Calls(model, {}), 0)
     assert [(norm.path, norm.reason) for norm in norms] == [("0", "memory: why"), ("1", "cycle: why")]
+
+
+def test_rows_of_one_element_have_no_pair() -> None:
+    """A map of one channel: all that is left to reduce is over its rows."""
+    model = nn.Sequential(nn.LayerNorm(1), nn.LayerNorm((2, 1)))
+    records = (declined(DeclineReason.TOO_SMALL, "0", "1"),)
+    norms = norms_of(model, [GraphRecord("backward", 9, records)], Calls(model, {}), 0)
+    reasons = [norm.reason for norm in norms]
+    assert reasons == [
+        "its rows have one element each: there is nothing to reduce along them",
+        "too-small: why",
+    ]

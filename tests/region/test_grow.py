@@ -132,3 +132,18 @@ def test_what_is_computed_again_reads_no_more_than_it_has_bytes(make: Any, again
     graph = traced(lambda x, y: (make(x, y), x @ y.t()), HALF, HALF)
     ((result, _),) = (n.args[0] for n in graph.nodes if n.op == "output")
     assert SpaceAnalysis(512 * 256).recomputed(result) == again
+
+
+def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
+    """As the probability of a dropped path may be. The reductions are fused without it."""
+
+    def function(x: Any, dy: Any, keep: Any) -> Any:
+        return (dy - x * (x * dy).sum(-1, keepdim=True)) / keep, (x * dy).sum(0)
+
+    graph = traced(function, FULL, FULL, ((), f32))
+    keep = node(graph, "keep_1")
+    with keep.meta["val"].fake_mode:
+        keep.meta["val"] = torch.empty((), device="meta")
+    region = only(graph)
+    (quotient,) = keep.users
+    assert quotient not in region.nodes and (len(region.inner), len(region.outer)) == (1, 1)

@@ -113,6 +113,22 @@ def test_the_estimate_is_of_the_region() -> None:
     assert shared.after < alone.after
 
 
+def test_a_member_is_held_until_the_last_node_outside_reads_it() -> None:
+    """Stock keeps the recomputed xhat from the product to the norm. A region that computes it again from the
+    terms reads those instead."""
+
+    def function(w: Any, *terms: Any) -> Any:
+        xhat = sum(terms).float() * 2
+        return norm(xhat, (xhat.bfloat16() @ w).float())
+
+    graph = traced(function, ((COLS, COLS), torch.bfloat16), *[((ROWS, COLS), torch.bfloat16)] * 5)
+    region, timeline = only(graph), Timeline(graph)
+    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    (xhat,) = (n for n in region.nodes if n in timeline.stored and n not in region.outputs)
+    change = timeline.change(region, (), 0)
+    assert timeline.spans[xhat].last > timeline.index[product] >= change.spans[xhat].last
+
+
 def test_a_region_that_raises_the_peak_is_declined() -> None:
     graph = traced(written_in_place, *SMALL)
     before = str(graph)

@@ -16,11 +16,12 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch.fx import Graph, Node
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 from mixorder.inductor import hooks as install
 from mixorder.options import Options
 from mixorder.plugin import graph_pass
-from mixorder.region.nodes import fake
+from mixorder.region.nodes import fake, size_of
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.rewrite.rewrite import replace
@@ -281,3 +282,14 @@ def test_inductor_reorders_nothing_around_a_region_with_several_effects(
     with config.patch({**options.as_config(), "reorder_for_peak_memory": True}):
         graph_pass()(traced(function, FULL, FULL))
         assert config.reorder_for_peak_memory == (effects < 2)
+
+
+def test_a_size_is_computed_from_the_sizes_of_inputs() -> None:
+    """Where no node has it: a window's padding, or the stride of a dim that may be empty."""
+    graph = graphs.traced_rows(pair, FULL, FULL)
+    region = only(graph)
+    writer = GraphWriter(graph, region)
+    rows = size_of(fake(region.inputs[0]).shape[0])  # type: ignore[union-attr]
+    made = writer.size(Max(1, FloorDiv(rows, 3) + Mod(7 - Mod(rows, 7), 7)))
+    assert made.meta["val"].node.hint == 512 // 3 + (7 - 512 % 7) % 7  # type: ignore[union-attr]
+    graph.lint()

@@ -153,6 +153,7 @@ def test_norms_are_counted_by_their_reasons() -> None:
     assert has_pair("")
     assert has_pair("cycle: the reductions depend on each other")
     assert not has_pair("no pair of reductions in its backward")
+    assert not has_pair("its rows have one element each: there is nothing to reduce along them")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
