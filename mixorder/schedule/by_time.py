@@ -21,8 +21,10 @@ ROUNDS = 6
 # 50176x192 in chunks: 8x4w5s 60 us, 16x8w5s 104, predicted 64 and 66; 12544x160: 8x4w3s 21, 16x8w3s 24. H100,
 # 3136x320 in chunks: 4x2w5s 11.5, 8x4w5s 12.8, 16x8w5s 17.3, 16x16w5s 24.5, predicted 8.3.
 CHUNKED_ROWS = 8
-# Bytes of a thread's accesses in a chunk, at least: 3136x320 with 4 bytes 24.5 us, with 2 19.9.
-CHUNK_ACCESS = 8
+# Bytes of a thread's accesses in a chunk, at least: 3136x320 with 4 bytes 24.5 us, with 2 19.9. Those of a
+# mask may have half of it: so many bytes of an element count at least. H100, 16384x768 in 3 chunks behind
+# dropout's mask: 1x2w3s 95 us, 1x2w5s 154.
+CHUNK_ACCESS, LEAST_ITEM = 8, 2
 
 
 def improved(space: Space, facts: Facts, us: Callable[[Schedule], float]) -> Schedule:
@@ -59,7 +61,8 @@ def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
     threads = 32 * schedule.tile.num_warps
     elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
     own = max(1, schedule.tile.xblock * schedule.chunk // threads)
-    if schedule.chunks > 1 and own * facts.item_bytes < CHUNK_ACCESS and schedule.tile.num_stages > 1:
+    access = own * max(LEAST_ITEM, facts.item_bytes)
+    if schedule.chunks > 1 and access < CHUNK_ACCESS and schedule.tile.num_stages > 1:
         return False
     if (facts.both_ways or schedule.chunks > 1) and schedule.tile.xblock > CHUNKED_ROWS:
         return False

@@ -78,7 +78,8 @@ class Facts:
     `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
     read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
     table of a few kilobytes would be loaded ahead. `half_wide`: half of the loads over rows and columns, at
-    least, are of 16 bytes.
+    least, are of 16 bytes. `narrow_table`: a table that rows share has narrower elements than
+    all full tensors.
     """
 
     rows: int
@@ -111,6 +112,7 @@ class Facts:
     repeated_bytes: int = 0
     hot: bool = False
     half_wide: bool = False
+    narrow_table: bool = False
 
     @property
     def numel(self) -> int:
@@ -173,6 +175,7 @@ class _Reader:
             repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
             hot=any(map(self.is_hot, self.whole)),
             half_wide=self.half_wide(),
+            narrow_table=any(self.item(s) < item_bytes for s in self.whole),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 

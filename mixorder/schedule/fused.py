@@ -73,7 +73,8 @@ class Fused:
     tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
     `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
     between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
-    last kernel, if there is one. Bytes of the workspace and of copied inputs, of which there are `copies`."""
+    last kernel, if there is one. `waits`: for loads of a tile that are too narrow to be issued ahead, while
+    others are. Bytes of the workspace and of copied inputs, of which there are `copies`."""
 
     launches: int
     work: Work
@@ -97,6 +98,7 @@ class Fused:
     workspace: int
     copied: int
     copies: int = 0
+    waits: bool = False
 
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of all kernels."""
@@ -142,7 +144,7 @@ class Fused:
             * self.steps
             * own.load_us
             * self._more_loads() ** own.narrow
-            / self.ahead,
+            / (1 if self.waits else self.ahead),
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
@@ -209,6 +211,7 @@ def fused_kernels(
         moved.workspace,
         moved.copied,
         moved.copies,
+        steps > 1 and tile.num_stages > 1 and _is_too_narrow(schedule, facts),
     )
 
 
@@ -223,6 +226,12 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     if steps == 1:
         return limits.MAX_STAGES - 1
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
+
+
+def _is_too_narrow(schedule: Schedule, facts: Facts) -> bool:
+    """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
+    own = max(1, schedule.tile.xblock * schedule.chunk // (schedule.tile.num_warps * H200.warp_size))
+    return own * facts.item_bytes < ASYNC_BYTES
 
 
 def _access(facts: Facts) -> int:

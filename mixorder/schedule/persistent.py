@@ -12,7 +12,7 @@ import functools
 from ..errors import DeclineReason, TooWide
 from .constants import FITTED, Constants
 from .device import DeviceInfo
-from .facts import Facts
+from .facts import ASYNC_BYTES, Facts
 from .finalisation import final, most_partials
 from .limits import (
     ACCESS_BYTES,
@@ -63,7 +63,9 @@ LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and
 WIDE_ROW = 8192  # bytes loaded per row
 DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45% of the limit, 16 66%, 8 76%
 # Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
-# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204.
+# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
+# loaded ahead, and another program has the other warps. H100, LayerNorm behind dropout, 16384x768 in 3
+# chunks: 4 warps 175 us, 2 warps 154, two programs of 2 warps 95.
 CHUNKED_WARPS = 4
 # Per element; GELU by tanh has 35, by erf 50. By erf, 200704x512 bf16, elements of a thread and warps of a
 # multiprocessor: 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2.
@@ -74,7 +76,8 @@ BUSY_INSTRUCTIONS = 30
 BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
 # Registers of a thread at most, there. ptxas mixes more elements' instructions if it is told so, though it
 # would take fewer by itself. H200: 16384x16384 533 us without, 404 with; 37120x3072 231 and 215; 262144x3072,
-# by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower.
+# by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower. Where rows share tables as well, it
+# takes more by itself. H100, by erf, behind 4 tables: 262144x128 227 and 135 us, 65536x288 203 and 129.
 BUSY_REGISTERS = 168
 
 
@@ -196,7 +199,8 @@ def choose(
 def _most_registers(facts: Facts, warps: int, device: DeviceInfo) -> int:
     """The most registers of a thread, where a multiprocessor has so many warps; 0 where ptxas decides."""
     fits = warps * device.warp_size * BUSY_REGISTERS <= device.registers
-    return BUSY_REGISTERS if fits and _is_computing(facts) else 0
+    tables = facts.repeated_bytes > facts.load_bytes
+    return BUSY_REGISTERS if fits and _is_computing(facts) and not tables else 0
 
 
 def even(tiles: int, num_splits: int) -> int:
@@ -250,8 +254,11 @@ def _tile(
     if chunks > 1:
         # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
         per_thread = chunks * _per_chunk(facts)
-        if per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size:
+        few = per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size
+        if few and per_thread // (2 * chunks) * facts.item_bytes >= ASYNC_BYTES:
             per_thread //= 2
+        elif few:
+            per_sm *= 2
     num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
@@ -290,6 +297,8 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
     count = constants.elements_per_thread
     if facts.divergent:
         count = min(count, DIVERGENT_ELEMENTS)
+    if facts.narrow_table and not (facts.hot or is_repeated(facts)):
+        count = min(count, ACCESS_BYTES // facts.widest_bytes)
     while count > 4 and not _fits_a_thread(facts, count):
         count //= 2
     return min(count, elements)

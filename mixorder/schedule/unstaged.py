@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .device import DeviceInfo
 from .facts import Facts
-from .limits import MAX_REGISTERS, MAX_STAGES, MAX_WARPS, floor_power_of_2, registers_of
+from .limits import MAX_STAGES, MAX_WARPS, floor_power_of_2, registers_of
 from .schedule import Tile, next_power_of_2
 
 # What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
 # warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4
 # warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
-# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127.
+# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127. Twice as many warps where registers
+# allow it: H100, rotary embeddings in fp32, 16384x2048, 104 registers: 8 warps 211 us, 16 163.
 REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
 # Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
 # it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
@@ -51,19 +52,20 @@ def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceIn
     if not (many or repeated):
         return tile, per_sm
     elements, num_warps = tile.xblock * lanes, tile.num_warps
-    at_once = _at_once(num_warps, per_sm, device)
-    more = -(-2 * elements // (num_warps * device.warp_size))
+    each = -(-elements // (num_warps * device.warp_size))
+    at_once = max(per_sm, UNSTAGED_WARPS // num_warps)
     few = num_warps > 1 and at_once * elements < UNSTAGED_ELEMENTS
-    if repeated and few and registers_of(facts, more, 1) <= UNSTAGED_REGISTERS:
-        num_warps //= 2
-        at_once = _at_once(num_warps, per_sm, device)
-    return Tile(tile.xblock, num_warps, 1), at_once
+    if repeated and few and registers_of(facts, 2 * each, 1) <= UNSTAGED_REGISTERS:
+        num_warps, each = num_warps // 2, 2 * each
+    return Tile(tile.xblock, num_warps, 1), _at_once(num_warps, per_sm, registers_of(facts, each, 1), device)
 
 
-def _at_once(num_warps: int, per_sm: int, device: DeviceInfo) -> int:
-    """Programs on a multiprocessor where nothing is loaded ahead, whatever registers they take."""
-    most = device.registers // (num_warps * device.warp_size * MAX_REGISTERS)
-    return max(per_sm, min(most, UNSTAGED_WARPS // num_warps))
+def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) -> int:
+    """Programs on a multiprocessor where nothing is loaded ahead: of `UNSTAGED_WARPS` in all, or of twice as
+    many where threads of an estimated `registers` leave room for them."""
+    threads = 2 * UNSTAGED_WARPS * device.warp_size
+    warps = UNSTAGED_WARPS * (2 if threads * registers <= device.registers else 1)
+    return max(per_sm, warps // num_warps)
 
 
 def is_repeated(facts: Facts) -> bool:
