@@ -98,7 +98,8 @@ def test_nothing_waits_for_the_only_tile() -> None:
 
 def test_a_step_waits_for_loads_that_are_too_narrow_to_be_issued_ahead() -> None:
     """H100, a mask of 2 bytes a thread, 16384x768: 175 us, 112 predicted without this."""
-    assert us(waits=True) > 1.1 * us() and us(waits=True, ahead=1) == us(ahead=1)
+    many = {"steps": 200}
+    assert us(**many, waits=True) > 1.1 * us(**many) and us(**many, waits=True) == us(**many, ahead=1)
 
 
 def test_threads_with_few_bytes_of_the_narrowest_tensor_wait(norm: RegionRecord) -> None:
