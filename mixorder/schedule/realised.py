@@ -81,13 +81,13 @@ def _can_store(program: LoopProgram, kept: Places) -> bool:
 def _in_order(program: LoopProgram, index: sympy.Expr) -> bool:
     """Whether elements are in the order of the loops, at some points of them. Those of a batch may lie within
     rows as well: Inductor orders its loops as the tensors are."""
-    batch, *tile = _axes(program) if len(_axes(program)) == 3 else (None, *_axes(program))
-    orders = [tile] if batch is None else [[batch, *tile], [tile[0], batch, tile[1]]]
-    sizes = [(axis.symbol, max(1, program.hint(axis.size))) for axis in _axes(program)]
+    axes = _axes(program)
+    orders = [axes] if len(axes) == 2 else [axes, (axes[1], axes[0], axes[2])]
+    sizes = [(axis.symbol, max(1, program.hint(axis.size))) for axis in axes]
     points = [{symbol: sympy.Integer(i * STEP % size) for symbol, size in sizes} for i in range(POINTS)]
     hints = dict(program.hints)
     own = [index.xreplace(hints).xreplace(at) for at in points]
-    return any(own == [_position(axes).xreplace(hints).xreplace(at) for at in points] for axes in orders)
+    return any(own == [_position(order).xreplace(hints).xreplace(at) for at in points] for order in orders)
 
 
 def _position(axes: Iterable[Axis]) -> sympy.Expr:
