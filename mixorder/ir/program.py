@@ -297,6 +297,16 @@ class Nest:
 
 
 @dataclasses.dataclass(frozen=True)
+class Realised:
+    """A value that Inductor stores: its dtype and place in memory, and the output that it is, if any."""
+
+    name: str
+    dtype: torch.dtype
+    index: sympy.Expr
+    output: str | None
+
+
+@dataclasses.dataclass(frozen=True)
 class AlignmentPhase:
     """Where rows start relative to the boundaries of wide memory accesses, if not all start alike.
 
@@ -318,7 +328,8 @@ class LoopProgram:
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
     where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
-    blocks of the one nest's axes, of which a program has whole ones.
+    blocks of the one nest's axes, of which a program has whole ones. `realised`: what Inductor's own kernels
+    would store on the way and read again, for predictions.
     """
 
     buffers: tuple[Buffer, ...]
@@ -326,6 +337,7 @@ class LoopProgram:
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
     phase: AlignmentPhase | None = None
     blocked: bool = False
+    realised: tuple[Realised, ...] = ()
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
