@@ -19,7 +19,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import allocation, launch_options, mutation_cache, stock, tiling, versions
+from . import allocation, launch_options, mutation_cache, padding, stock, tiling, versions
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -135,11 +135,13 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         if not settings.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
         from torch._higher_order_ops import triton_kernel_wrap
+        from torch._inductor import graph as lowering
         from torch._inductor import memory, tiling_utils
         from torch._inductor.codegen import wrapper
 
         allocation.allocate_late(memory)
         allocation.free_soon(wrapper)
+        padding.look_through_launches(lowering)
         tiling.see_our_results(tiling_utils)
         launch_options.define(wrapper)
         mutation_cache.share(triton_kernel_wrap)

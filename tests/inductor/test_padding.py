@@ -1,0 +1,58 @@
+"""What Inductor pads in front of a launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from torch._inductor.graph import mark_nodes_dislike_padding
+from torch.fx import Graph, Node
+
+from mixorder.inductor import padding
+from mixorder.inductor.mutation_cache import PREFIX
+
+aten = torch.ops.aten
+
+
+def marked(name: str, in_front_of_convolution: bool = True) -> dict[str, bool]:
+    """Which of a launch's inputs and what they come from Inductor leaves dense; `name`: the kernel's."""
+
+    def kernel() -> None: ...
+
+    kernel.__name__ = name
+    graph = Graph()
+    logits, weight, x = (graph.placeholder(one) for one in ("logits", "weight", "x"))
+    nodes: dict[str, Node] = {}
+    nodes["scaled"] = graph.call_function(aten.mul.Tensor, (logits, 2))
+    nodes["rows"] = graph.call_function(aten.view.default, (nodes["scaled"], [12, 100]))
+    nodes["summed"] = graph.call_function(aten.sum.dim_IntList, (x, [1], True))
+    nodes["dy"] = graph.call_function(aten.mm.default, (nodes["rows"], weight))
+    nodes["dx"] = graph.call_function(aten.empty_strided.default, ([12, 8], [8, 1]))
+    given = {"dy": nodes["dy"], "s": nodes["summed"], "dx": nodes["dx"]}
+    index = kernel_side_table.add_kernel(kernel)  # type: ignore[arg-type]
+    graph.call_function(triton_kernel_wrapper_mutation, (), {"kernel_idx": index, "kwargs": given})
+    picture = graph.call_function(aten.view.default, (nodes["dx"], [12, 8, 1, 1]))
+    if in_front_of_convolution:
+        picture = graph.call_function(aten.convolution_backward.default, (picture, x, weight))
+    graph.output(picture)
+    module: Any = SimpleNamespace(mark_nodes_dislike_padding=mark_nodes_dislike_padding)
+    padding.look_through_launches(module)
+    module.mark_nodes_dislike_padding(graph, {})
+    return {key: bool(node.meta.get(padding.MARK)) for key, node in nodes.items()}
+
+
+def test_what_a_convolution_reads_behind_a_launch_is_not_padded() -> None:
+    found = marked(f"{PREFIX}sum")
+    assert found == {"scaled": True, "rows": True, "summed": False, "dy": True, "dx": True}
+
+
+def test_all_else_is_padded_as_without_us() -> None:
+    assert not any(marked(f"{PREFIX}sum", in_front_of_convolution=False).values())
+    found = marked("a_users_kernel")
+    assert found["dx"] and not any(found[key] for key in ("scaled", "rows", "summed", "dy"))
+
+
+def test_a_torch_without_the_function_stays_as_it_is() -> None:
+    padding.look_through_launches(SimpleNamespace())  # type: ignore[arg-type]
