@@ -8,6 +8,8 @@ padded, copied for a product, and both copies were the peak, 0.5% above stock's.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,7 @@ from .mutation_cache import PREFIX
 from .wrapping import wrap
 
 MARK = "dislike_padding"
+STORED = re.compile(r"tl\.store\((?:tl\.\w+\()?(\w+)")  # the parameters that a kernel's text stores to
 
 aten = torch.ops.aten
 # Inductor pads what these return, whoever reads it.
@@ -58,29 +61,29 @@ def look_through_launches(module: ModuleType) -> None:
 
 def _spread(graph: Graph) -> None:
     """Mark what each launch with a marked result reads, and what that comes from."""
-    launches: dict[Node, Node] = {}
-    for node in filter(_launches_ours, graph.nodes):
-        launches.update((given, node) for given in _allocated(node))
-    waiting = [given for given in launches if given.meta.get(MARK)]
+    launches: dict[Node, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for result in _results(node):
+            launches[result].append(node)
+    waiting = [result for result in launches if result.meta.get(MARK)]
     while waiting:
         node = waiting.pop()
-        for prior in launches.get(node, node).all_input_nodes:
-            if _may_be_padded(prior) and not prior.meta.get(MARK):
-                prior.meta[MARK] = True
-                waiting.append(prior)
+        for reader in (node, *launches.get(node, ())):
+            for prior in filter(_may_be_padded, reader.all_input_nodes):
+                if not prior.meta.get(MARK):
+                    prior.meta[MARK] = True
+                    waiting.append(prior)
 
 
-def _launches_ours(node: Node) -> bool:
+def _results(node: Node) -> Iterator[Node]:
+    """What a launch of ours writes to: buffers of its own, and inputs whose memory it uses again."""
     index = node.kwargs.get("kernel_idx")
-    if not isinstance(index, int):
-        return False
-    kernel = kernel_side_table.get_kernel(index)
-    return str(getattr(getattr(kernel, "fn", kernel), "__name__", "")).startswith(PREFIX)
-
-
-def _allocated(launch: Node) -> Iterator[Node]:
-    """The buffers that a launch is given to write to."""
-    return (given for given in launch.all_input_nodes if given.target is aten.empty_strided.default)
+    kernel = kernel_side_table.get_kernel(index) if isinstance(index, int) else None
+    function: Any = getattr(kernel, "fn", kernel)
+    if str(getattr(function, "__name__", "")).startswith(PREFIX):
+        stored = STORED.findall(function.src)
+        given: Any = node.kwargs["kwargs"]
+        yield from {given[name] for name in stored if isinstance(given.get(name), Node)}
 
 
 def _may_be_padded(node: Node) -> bool:

@@ -16,12 +16,14 @@ from mixorder.inductor.mutation_cache import PREFIX
 aten = torch.ops.aten
 
 
-def marked(name: str, in_front_of_convolution: bool = True) -> dict[str, bool]:
-    """Which of a launch's inputs and what they come from Inductor leaves dense; `name`: the kernel's."""
+def marked(name: str, in_front_of_convolution: bool = True, own: bool = True) -> dict[str, bool]:
+    """Which of a launch's inputs and what they come from Inductor leaves dense; `name`: the kernel's. `own`:
+    the result has memory of its own, and is not written over dy."""
 
     def kernel() -> None: ...
 
     kernel.__name__ = name
+    kernel.src = f"tl.store({'out0_ptr' if own else 'in0_ptr'} + (x), dx)"  # type: ignore[attr-defined]
     graph = Graph()
     logits, weight, x = (graph.placeholder(one) for one in ("logits", "weight", "x"))
     nodes: dict[str, Node] = {}
@@ -30,7 +32,10 @@ def marked(name: str, in_front_of_convolution: bool = True) -> dict[str, bool]:
     nodes["summed"] = graph.call_function(aten.sum.dim_IntList, (x, [1], True))
     nodes["dy"] = graph.call_function(aten.mm.default, (nodes["rows"], weight))
     nodes["dx"] = graph.call_function(aten.empty_strided.default, ([12, 8], [8, 1]))
-    given = {"dy": nodes["dy"], "s": nodes["summed"], "dx": nodes["dx"]}
+    given = {"in0_ptr": nodes["dy"], "in1_ptr": nodes["summed"], "out0_ptr": nodes["dx"]}
+    if not own:
+        del given["out0_ptr"]
+        nodes["dx"] = nodes["dy"]
     index = kernel_side_table.add_kernel(kernel)  # type: ignore[arg-type]
     graph.call_function(triton_kernel_wrapper_mutation, (), {"kernel_idx": index, "kwargs": given})
     picture = graph.call_function(aten.view.default, (nodes["dx"], [12, 8, 1, 1]))
@@ -46,6 +51,7 @@ def marked(name: str, in_front_of_convolution: bool = True) -> dict[str, bool]:
 def test_what_a_convolution_reads_behind_a_launch_is_not_padded() -> None:
     found = marked(f"{PREFIX}sum")
     assert found == {"scaled": True, "rows": True, "summed": False, "dy": True, "dx": True}
+    assert marked(f"{PREFIX}sum", own=False) == found
 
 
 def test_all_else_is_padded_as_without_us() -> None:
