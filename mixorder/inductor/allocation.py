@@ -11,12 +11,6 @@ result twice that is written where an operand lay, and in torch 2.11 it leaves o
 the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's
 logits were copied, for a product, while all else was still saved, and the peak was 30% higher. The orders of
 a graph with our launches are compared by an estimate without these errors.
-
-Inductor does not free a buffer that a later one of the same size can take the place of, if it estimates that
-the peak stays as it is. What a library's kernel takes for itself is in no estimate, such as the 128 MiB of an
-attention's backward, which then was the peak: the copy of an input that a launch had read, and its
-workspace, stood until the next region's launch (VOLO under autocast, 0.5% more memory). So what is last used
-by a launch is freed, unless it is taken again before the next kernel of a library.
 """
 
 from __future__ import annotations
@@ -26,8 +20,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
-
-from torch._inductor.virtualized import V
 
 from .graphs import kernel_side_table
 from .kernel_order import held_at, least, tensors
@@ -79,23 +71,6 @@ def allocate_late(module: ModuleType) -> None:
 
     wrap(module, "reorder_for_peak_memory", late)
     wrap(module, "estimate_peak_memory", estimated)
-
-
-def free_soon(module: ModuleType) -> None:
-    """Wrap the function of `torch._inductor.codegen.wrapper` that decides whether a buffer takes the memory
-    of an earlier one. Idempotent."""
-
-    def soon(original: Callable[..., bool]) -> Callable[..., bool]:
-        def should_reuse_buffer(self: Any, free_line: Any, size: int) -> bool:
-            first, last = free_line.scheduler_node_index, self.scheduler_node_index
-            held = V.graph.scheduler.nodes[first:last]
-            if held and launches_ours(held[0]) and any(map(_is_library, held[1:])):
-                return False
-            return original(self, free_line, size)
-
-        return should_reuse_buffer
-
-    wrap(module, "AllocateLine.should_reuse_buffer", soon)
 
 
 def grouped(nodes: list[Any]) -> list[Any]:
@@ -155,11 +130,6 @@ def _is_empty(node: Any) -> bool:
     from torch._inductor.scheduler import NopKernelSchedulerNode
 
     return isinstance(node, NopKernelSchedulerNode)
-
-
-def _is_library(node: Any) -> bool:
-    """Whether a scheduler node is a kernel that neither Inductor nor mixorder generates."""
-    return bool(node.is_extern()) and not launches_ours(node)
 
 
 def launches_ours(node: Any) -> bool:

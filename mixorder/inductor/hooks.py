@@ -140,7 +140,6 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         from torch._inductor.codegen import wrapper
 
         allocation.allocate_late(memory)
-        allocation.free_soon(wrapper)
         padding.look_through_launches(lowering)
         tiling.see_our_results(tiling_utils)
         launch_options.define(wrapper)

@@ -148,7 +148,6 @@ USED: dict[str, Rely] = {
     "torch._inductor.virtualized.V.fake_mode.shape_env.backed_var_to_val": dict,
     "torch._inductor.virtualized.V.get_ops_handler": called(0),
     "torch._inductor.virtualized.V.graph.current_node": ANYTHING,
-    "torch._inductor.virtualized.V.graph.scheduler.nodes": Perhaps(ANYTHING),  # once there are kernels
     "torch._inductor.virtualized.V.graph.sizevars.simplify_with_ranges": called(2),
     "torch._inductor.virtualized.V.set_fake_mode": called(1),
     "torch._inductor.virtualized.V.set_graph_handler": called(1),
@@ -203,7 +202,6 @@ REACHED: dict[str, Rely] = {
     "torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors": Perhaps(called(3)),
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel": called(1),
     "torch._inductor.codegen.triton.TritonOverrides.to_dtype": called(2, "src_dtype", "use_compute_types"),
-    "torch._inductor.codegen.wrapper.AllocateLine.should_reuse_buffer": wrapped(2),
     "torch._inductor.codegen.wrapper.PythonWrapperCodegen.define_kernel": wrapped(
         1, "kernel_name", "kernel_body"
     ),
@@ -229,7 +227,6 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.memory.reorder_for_peak_memory": wrapped(5),
     "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler._default": called(4),
-    "torch._inductor.scheduler.BaseSchedulerNode.is_extern": called(1),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._create_compile_options": wrapped(
         1, "cfg", "compile_meta"
     ),
