@@ -21,9 +21,8 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from .graphs import kernel_side_table
+from .graphs import our_kernel
 from .kernel_order import held_at, least, tensors
-from .mutation_cache import PREFIX
 from .wrapping import wrap
 
 # The orders of a graph with launches of ours that Inductor compares.
@@ -134,8 +133,4 @@ def _is_empty(node: Any) -> bool:
 
 def launches_ours(node: Any) -> bool:
     """Whether a scheduler node is a launch of a kernel of mixorder's."""
-    index = getattr(getattr(node, "node", None), "kernel_idx", None)
-    if index is None:
-        return False
-    kernel = kernel_side_table.get_kernel(index)
-    return str(getattr(getattr(kernel, "fn", kernel), "__name__", "")).startswith(PREFIX)
+    return our_kernel(getattr(getattr(node, "node", None), "kernel_idx", None)) is not None

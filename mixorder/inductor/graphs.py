@@ -102,3 +102,11 @@ def launch_arguments(
 def check_kernel(kernel: Any, arguments: dict[str, Any]) -> None:
     """Raise the error that Triton raises for a kernel with such arguments: see `mutation_cache.check`."""
     mutation_cache.check(triton_kernel_wrap, kernel, arguments)
+
+
+def our_kernel(index: object) -> Any:
+    """The function of a kernel of mixorder's by its number in a launch; None for any other kernel."""
+    kernel = kernel_side_table.get_kernel(index) if isinstance(index, int) else None
+    function = getattr(kernel, "fn", kernel)
+    ours = str(getattr(function, "__name__", "")).startswith(mutation_cache.PREFIX)
+    return function if ours else None

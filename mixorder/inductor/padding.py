@@ -18,8 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from .graphs import kernel_side_table
-from .mutation_cache import PREFIX
+from .graphs import our_kernel
 from .wrapping import wrap
 
 MARK = "dislike_padding"
@@ -77,11 +76,8 @@ def _spread(graph: Graph) -> None:
 
 def _results(node: Node) -> Iterator[Node]:
     """What a launch of ours writes to: buffers of its own, and inputs whose memory it uses again."""
-    index = node.kwargs.get("kernel_idx")
-    kernel = kernel_side_table.get_kernel(index) if isinstance(index, int) else None
-    function: Any = getattr(kernel, "fn", kernel)
-    if str(getattr(function, "__name__", "")).startswith(PREFIX):
-        stored = STORED.findall(function.src)
+    if (kernel := our_kernel(node.kwargs.get("kernel_idx"))) is not None:
+        stored = STORED.findall(kernel.src)
         given: Any = node.kwargs["kwargs"]
         yield from {given[name] for name in stored if isinstance(given.get(name), Node)}
 

@@ -54,8 +54,8 @@ def as_stored(
 
 
 def _reduces_rows(program: LoopProgram) -> bool:
-    """Whether the first nest reduces along rows, which are in no batch. For others the rules above are right
-    less often than not to follow them (docs/tuning.md, section 48)."""
+    """Whether the first nest reduces along rows, which are in no batch. For others, predictions with stored
+    values were worse than without (docs/tuning.md, section 49)."""
     _, last = program.tile_axes
     reductions = [s for s in program.nests[0].statements if isinstance(s, Reduce)]
     batched = program.axis(AxisClass.BATCH) is not None

@@ -76,6 +76,7 @@ USED: dict[str, Rely] = {
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table": ANYTHING,
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.add_constant_args": called(1),
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.add_kernel": called(1),
+    "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel": called(1),
     "torch._higher_order_ops.triton_kernel_wrap.triton_kernel_wrapper_functional": called(
         0, "kernel_idx", "constant_args_idx", "grid", "tma_descriptor_metadata", "kwargs", "tensors_to_clone"
     ),
@@ -200,7 +201,6 @@ REACHED: dict[str, Rely] = {
     "torch._higher_order_ops.triton_kernel_wrap.generate_ttir": ANYTHING,
     "torch._higher_order_ops.triton_kernel_wrap.identify_accessed_tensors": Perhaps(called(3)),
     "torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors": Perhaps(called(3)),
-    "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.get_kernel": called(1),
     "torch._inductor.codegen.triton.TritonOverrides.to_dtype": called(2, "src_dtype", "use_compute_types"),
     "torch._inductor.codegen.wrapper.PythonWrapperCodegen.define_kernel": wrapped(
         1, "kernel_name", "kernel_body"
