@@ -104,7 +104,9 @@ def _given_back(regions: list[RegionRecord], error: Exception) -> None:
 
 
 def _interpreted_assembly(text: str, args: list[Any]) -> list[Any] | None:
-    from .codegen import branchless, exchange
+    from .codegen import bfloat16, branchless, exchange
 
-    results = branchless.interpreted(text, args)
-    return exchange.interpreted(text, args) if results is None else results
+    for module in (branchless, bfloat16, exchange):
+        if (results := module.interpreted(text, args)) is not None:
+            return results
+    return None

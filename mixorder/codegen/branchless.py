@@ -36,7 +36,7 @@ def _tanh() -> str:
     return " ".join(
         (
             ".reg .f32 t, v, r, b; .reg .pred h; .reg .b32 g, k;",
-            "abs.ftz.f32 t, $1;",
+            "abs.f32 t, $1;",
             "mul.f32 b, t, 0f4038AA3B;",
             "ex2.approx.ftz.f32 b, b;",
             "add.f32 b, b, 0f3F800000;",
@@ -69,7 +69,7 @@ def _erf() -> str:
     return " ".join(
         (
             f".reg .f32 t, v, m, r, b, {', '.join(names)}; .reg .pred q; .reg .b32 g, k;",
-            "abs.ftz.f32 t, $1;",
+            "abs.f32 t, $1;",
             "setp.ge.f32 q, t, 0f3F8060FE;",
             "mul.f32 v, $1, $1;",
             "selp.f32 v, t, v, q;",

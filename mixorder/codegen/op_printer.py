@@ -14,7 +14,7 @@ import torch
 from ..errors import Decline, DeclineReason
 from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, printing_triton
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
-from .branchless import called
+from . import bfloat16, branchless
 
 
 def check_printable(program: LoopProgram) -> LoopProgram:
@@ -58,7 +58,9 @@ class OpPrinter(ScalarPrinter):
     def print(
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> CSEVariable:
-        text = called(op, str(args[0])) if args else None
+        text = None
+        if args:
+            text = branchless.called(op, str(args[0])) or bfloat16.called(op, str(args[0]))
         return super().print(op, args, kwargs, dtype) if text is None else self.line(text, dtype)
 
     def check(self, stmt: Compute) -> None:

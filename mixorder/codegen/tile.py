@@ -35,11 +35,14 @@ from ..ir.program import (
     Store,
     index_symbols,
     is_full,
+    operands,
 )
 from ..ir.reductions import ReductionKind
+from ..schedule.device import H200
 from ..schedule.schedule import Schedule
 from .maxima import Maxima
 from .op_printer import OpPrinter
+from .registers import HELPER, MOST, WORD, along_columns
 from .source import KernelSource, LaunchConfig
 from .writer import INT32_LIMIT, buffers_of, filler, named
 
@@ -104,6 +107,9 @@ class _TileWriter:
         self._known: set[str] = set()  # names of indices that the kernel has defined
         self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
         self.rows = self.row_axis() if schedule.thread_rows else None
+        self.turned = self.turned_casts() if schedule.thread_rows >= WORD else frozenset()
+        self._deals = False  # whether a thread has rows next to each other
+        self._words = False  # whether a cast has words along columns
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -146,7 +152,8 @@ class _TileWriter:
         return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
-        name, text = named(name, self.maxima.functions + self.code.getvalue())
+        functions = self.maxima.functions + HELPER * self._words
+        name, text = named(name, functions + self.code.getvalue())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
@@ -169,6 +176,8 @@ class _TileWriter:
                 assert isinstance(stmt, Compute)
                 for axis in (a for a in self.axes if a.symbol in index_symbols(stmt)):
                     self.define_index(axis)
+                if stmt.name in self.turned and self._deals:
+                    self.in_words(stmt.args[0].name)
                 self.ops.compute(stmt)
 
     # Where an access goes.
@@ -250,6 +259,7 @@ class _TileWriter:
         if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
             return whole
         last = dims[-1]
+        self._deals = True
         each, cols = min(self.schedule.thread_rows, rows.extent), min(self.schedule.warp_cols, last.extent)
         others = (part for part in whole if part.dim not in (rows, last))
         parts = [_Part(rows, each, rows.extent // each), *others, _Part(last, cols, last.extent // cols)]
@@ -339,6 +349,35 @@ class _TileWriter:
             text = self.maxima.along(kind, value, place) if is_maximum else f"{kind.tile}({value}, {place})"
             value = f"{text}[{kept}]"
         return value
+
+    def turned_casts(self) -> frozenset[str]:
+        """Casts to one byte whose results are only stored, with `rows` next to each other in memory."""
+        threads = H200.warp_size * self.schedule.tile.num_warps
+        many = math.prod(self.schedule.extents) > MOST * threads
+        if self.rows is None or self.extents[self.rows] % WORD or many:
+            return frozenset()
+        users: dict[str, list[Statement]] = {}
+        for stmt in self.nest.body:
+            for name in operands(stmt):
+                users.setdefault(name, []).append(stmt)
+        full = frozenset(axis.symbol for axis in self.tiled)
+        found = set[str]()
+        for cast in (s for s in self.nest.body if isinstance(s, Compute) and s.op == "to_dtype"):
+            stored = all(isinstance(user, Store) and self.along_rows(user) for user in users[cast.name])
+            if stored and cast.dtype.itemsize == 1 and full <= self.deps[cast.name]:
+                found.add(cast.name)
+        return frozenset(found)
+
+    def along_rows(self, store: Store) -> bool:
+        """Whether a store has `rows` next to each other in memory."""
+        return self.dims(store.index)[-1].axes[-1] is self.rows
+
+    def in_words(self, name: str) -> None:
+        """From here on, a value with words along columns: it has the same elements."""
+        assert self.rows is not None
+        value, shape = self.ops.variables[name], [self.extents[axis] for axis in self.tiled]
+        self._words = True
+        self.ops.define(along_columns(str(value), shape, self.tiled.index(self.rows)), value.dtype, name)
 
     def turns_a_byte(self) -> bool:
         """Whether a float of one byte is stored in two orders. Beside the instruction for a maximum that

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.program import LoopProgram
 from .branches import without_branches
 from .powers_of_two import multiply_by_reciprocals
+from .rounding import round_at_once
 from .saturation import without_clamps
 from .single_precision import divide_in_float32
 
@@ -15,4 +16,7 @@ def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> L
     program = multiply_by_reciprocals(divide_in_float32(program))
     if saturates:  # or a clamp before a cast to float8 may change something
         program = without_clamps(program)
-    return without_branches(program) if runs_ptx else program
+    program = without_branches(program) if runs_ptx else program
+    return (
+        round_at_once(program) if runs_ptx and saturates else program
+    )  # from sm_89 on; PTX has it from sm_80

@@ -1,0 +1,44 @@
+"""Round float32 to bfloat16 by one op where the graph casts there and back (`codegen.bfloat16`).
+
+Takes a program and returns one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..ir.program import Compute, LoopProgram, Nest, Statement, Value, live
+
+ROUNDED = "rounded_to_bfloat16"
+
+
+def round_at_once(program: LoopProgram) -> LoopProgram:
+    """The program with one op for each pair of casts, from float32 to bfloat16 and back."""
+    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
+
+
+def _of_nest(nest: Nest) -> Nest:
+    values = {s.name: s for s in nest.statements if isinstance(s, Value)}
+    body = tuple(_rounded(s, values) for s in nest.body)
+    return dataclasses.replace(nest, body=live(body)) if body != nest.body else nest
+
+
+def _rounded(stmt: Statement, values: dict[str, Value]) -> Statement:
+    """The op in place of a cast back to float32; any other statement as it is."""
+    if not _casts(stmt, torch.float32):
+        return stmt
+    assert isinstance(stmt, Compute)
+    half = values[stmt.args[0].name]
+    if not _casts(half, torch.bfloat16):
+        return stmt
+    assert isinstance(half, Compute)
+    value = half.args[0]
+    if values[value.name].dtype != torch.float32:
+        return stmt
+    return Compute(stmt.name, ROUNDED, (value,), (), torch.float32)
+
+
+def _casts(stmt: Statement, dtype: torch.dtype) -> bool:
+    return isinstance(stmt, Compute) and stmt.op == "to_dtype" and stmt.dtype == dtype

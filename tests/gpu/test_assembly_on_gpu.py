@@ -1,0 +1,45 @@
+"""Pieces of PTX for one element beside Triton's own, for all 2**32 float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mixorder.codegen import bfloat16, branchless
+from mixorder.codegen.load import load_function
+from mixorder.transform.branches import FUNCTIONS, PREFIX
+from mixorder.transform.rounding import ROUNDED
+
+pytestmark = pytest.mark.gpu
+
+BLOCK, CALLS = 1024, 64
+MODULE = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime.triton_helpers import libdevice
+
+
+@triton.jit
+def compare(count_ptr, start):
+    x = (start + tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)).to(tl.int32).to(tl.float32, bitcast=True)
+    ours = {ours}
+    theirs = {theirs}
+    same = (ours.to(tl.int32, bitcast=True) == theirs.to(tl.int32, bitcast=True)) | ((ours != ours) & (theirs != theirs))
+    tl.atomic_add(count_ptr, tl.sum((~same).to(tl.int32)))
+"""  # noqa: E501
+
+
+def cases() -> dict[str, tuple[str | None, str]]:
+    found = {name: (branchless.called(PREFIX + name, "x"), f"libdevice.{name}(x)") for name in FUNCTIONS}
+    return found | {"bfloat16": (bfloat16.called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
+
+
+@pytest.mark.parametrize("name", sorted(cases()))
+def test_every_float32(name: str) -> None:
+    ours, theirs = cases()[name]
+    kernel = load_function(MODULE.format(ours=ours, theirs=theirs), "compare")
+    differing = torch.zeros(1, dtype=torch.int32, device="cuda")
+    each = 2**32 // CALLS
+    for call in range(CALLS):
+        kernel[(each // BLOCK,)](differing, -(2**31) + call * each)
+    assert differing.item() == 0
