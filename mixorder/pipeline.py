@@ -57,6 +57,7 @@ from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
 from .transform.reorder import merge, reorder
+from .transform.rows_ahead import rows_ahead
 from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
 from .transform.tile_split import split_spanning
@@ -260,7 +261,8 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
-        loops = step("split", split_spanning, blocked)
+        loops = step("ahead", rows_ahead, blocked)
+        loops = step("split", split_spanning, loops)
         loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from .region.nodes import leaves_the_graph
 from .region.partition import lighter, partition, without_culprit, without_gathers
 from .region.region import Region
 from .region.row_values import behind_row_values
+from .region.rows_ahead import with_row_values
 from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner
@@ -145,18 +147,33 @@ def _has_few_rows(plan: Plan) -> bool:
 
 
 def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
-    """The plan of a tile's region, and the one that reads what it needs values of whole rows for; the faster
-    one first. The kernel that reduces the rows then writes one tensor more."""
-    if (found := runner.step("partition", behind_row_values, whole.region)) is None:
-        return [whole]
-    part, tensor = found
-    try:
-        plan = _best_part(part, build, runner)
-    except Decline:
-        return [whole]
-    written_us = moving_us(whole.merged.hint(num_bytes(tensor)), whole.device)
-    faster = plan.expected.fused_us + written_us < whole.expected.fused_us
-    return [plan, whole] if faster else [whole]
+    """The plan of a tile's region, and those before it that are faster: where it needs values of whole rows,
+    the plan that computes these as well, and the one that reads what it needs them for. For the latter, the
+    kernel that reduces the rows writes one tensor more."""
+    plans = [(whole.expected.fused_us, whole)]
+    if (found := runner.step("partition", behind_row_values, whole.region)) is not None:
+        part, tensor = found
+        with contextlib.suppress(Decline):
+            plan = _best_part(part, build, runner)
+            written_us = moving_us(whole.merged.hint(num_bytes(tensor)), whole.device)
+            plans.append((plan.expected.fused_us + written_us, plan))
+    if (larger := runner.step("partition", with_row_values, whole.region)) is not None:
+        with contextlib.suppress(Decline):
+            plan = _with_rows(larger, whole, build, runner)
+            plans.append((plan.expected.fused_us - plan.expected.apart_us + whole.expected.apart_us, plan))
+    ranked = [plan for _, plan in sorted(plans, key=operator.itemgetter(0))]
+    return ranked[: ranked.index(whole) + 1]
+
+
+def _with_rows(larger: Region, whole: Plan, build: Build, runner: Runner) -> Plan:
+    """The plan of a tile's region with the values of whole rows, for which Inductor has one kernel more than
+    for `whole`. Raises `Decline` where rows are too wide."""
+    answer = _remembered(larger, build, runner)
+    if isinstance(answer, TooWide):
+        raise answer
+    left_us = outside(larger, whole.region).us(whole.device)
+    takes = dataclasses.replace(answer.expected, apart_us=whole.expected.apart_us + left_us)
+    return dataclasses.replace(answer, expected=takes)
 
 
 HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well

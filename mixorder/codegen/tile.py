@@ -29,6 +29,7 @@ from ..ir.program import (
     Compute,
     Load,
     LoopProgram,
+    Nest,
     PartialAccumulate,
     Reduce,
     Statement,
@@ -39,10 +40,13 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.device import H200
-from ..schedule.schedule import Schedule
+from ..schedule.rows_ahead import Groups, groups_of
+from ..schedule.schedule import Schedule, next_power_of_2
+from ..transform.cooperative import MAILBOX
 from .maxima import Maxima
 from .op_printer import OpPrinter
 from .registers import HELPER, MOST, WORD, along_columns
+from .rows_ahead import FUNCTION, roles, waiting
 from .source import KernelSource, LaunchConfig
 from .writer import INT32_LIMIT, buffers_of, filler, named
 
@@ -83,9 +87,26 @@ def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelS
     """The kernel of a blocked program."""
     writer = _TileWriter(program, schedule)
     writer.begin()
+    if program.ahead is not None:
+        writer.begin_groups(program.ahead)
     for stmt in program.nests[0].statements:
         writer.statement(stmt)
     return writer.finish(f"triton_mixorder_{label}")
+
+
+def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule) -> tuple[str, str]:
+    """The text of a function that computes and stores values of whole rows, and its pointers."""
+    row, column = ahead.loops
+    extents = schedule.ahead_rows, next_power_of_2(int(column.size))
+    own = dataclasses.replace(schedule, extents=extents, thread_rows=0, band=1, ahead=0)
+    writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
+    pointers = ", ".join(b.pointer for b in writer.buffers)
+    writer.code.writeline("@triton.jit")
+    writer.code.writeline(f"def {FUNCTION}({pointers}, {writer.number(row)}):")
+    writer.code.do_indent()
+    for stmt in ahead.statements:
+        writer.statement(stmt)
+    return f"{writer.maxima.functions}{writer.code.getvalue()}\n\n", pointers
 
 
 class _TileWriter:
@@ -98,6 +119,9 @@ class _TileWriter:
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
         self.deps = self.nest.dependence()
         self.buffers = buffers_of(program, self.nest)
+        if schedule.ahead and program.ahead is not None:
+            read = buffers_of(program, program.ahead)
+            self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         offsets = [b.max_offset.subs(NUM_SPLITS, schedule.num_splits) for b in self.buffers]
         self.wide = any(offset >= INT32_LIMIT for offset in offsets)
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
@@ -110,6 +134,8 @@ class _TileWriter:
         self.turned = self.turned_casts() if schedule.thread_rows >= WORD else frozenset()
         self._deals = False  # whether a thread has rows next to each other
         self._words = False  # whether a cast has words along columns
+        self._functions = ""  # what the kernel calls
+        self._groups: Groups | None = None
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -117,6 +143,8 @@ class _TileWriter:
         self.code.writeline(f"def KERNEL({pointers}):")
         self.code.do_indent()
         first = "tl.program_id(0)"
+        if self.schedule.ahead:
+            return
         if programs := self.schedule.programs:
             walk = f"{first}, {self.tiles_in_all}, {programs}, num_stages={self.schedule.tile.num_stages}"
             self.code.writeline(f"for tile in tl.range({walk}):")
@@ -140,6 +168,23 @@ class _TileWriter:
                 self.code.writeline(f"{self.number(axis)} = {number}")
             before *= tiles
 
+    def begin_groups(self, ahead: Nest) -> None:
+        """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
+        rows = int(ahead.loops[0].size)
+        sizes = [int(axis.size) for axis in self.axes]
+        row_axes = next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
+        groups = self._groups = groups_of(sizes, row_axes, self.schedule)
+        self._functions, pointers = row_values(self.program, ahead, self.schedule)
+        row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
+        first = "tl.program_id(0)" + ".to(tl.int64)" * self.wide
+        for line in roles(groups, self.schedule.ahead, pointers, first, row, column):
+            self.code.writeline(line)
+        self.code.do_indent()
+        mailbox = self.program.buffer(MAILBOX)
+        count = int(mailbox.numel) // rows
+        for line in waiting(groups, rows, count, pointers, mailbox.pointer, row):
+            self.code.writeline(line)
+
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
@@ -152,13 +197,15 @@ class _TileWriter:
         return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
-        functions = self.maxima.functions + HELPER * self._words
+        functions = self._functions + self.maxima.functions + HELPER * self._words
         name, text = named(name, functions + self.code.getvalue())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
         written = tuple(n for n in names if n in stored)
         grid = self.schedule.programs or self.tiles_in_all
+        if self._groups is not None:
+            grid = (self._groups.row_tiles + self.schedule.ahead) * self._groups.programs
         most = self.schedule.max_registers
         return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
 
@@ -306,7 +353,10 @@ class _TileWriter:
         apart = self.reduced_axes | ({self.rows} if self.rows else set())
         parts = self.parts(self.dims(stmt.index, apart))
         address, mask = self.place(stmt.buffer, stmt.index, parts)
-        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
+        again = ", volatile=True" * (
+            stmt.buffer == MAILBOX
+        )  # others write it: not from the first-level cache
+        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)}{again})"
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         dims, text = self.joined(text, parts)

@@ -329,7 +329,8 @@ class LoopProgram:
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
     where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
     blocks of the one nest's axes, of which a program has whole ones. `realised`: what Inductor's own kernels
-    would store on the way and read again, for predictions.
+    would store on the way and read again, for predictions. `ahead`: of a blocked program, what other programs
+    of its kernel compute for whole rows, and its tiles wait for (`transform.rows_ahead`).
     """
 
     buffers: tuple[Buffer, ...]
@@ -338,6 +339,7 @@ class LoopProgram:
     phase: AlignmentPhase | None = None
     blocked: bool = False
     realised: tuple[Realised, ...] = ()
+    ahead: Nest | None = None
 
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
@@ -375,7 +377,8 @@ class LoopProgram:
         return row, last
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.buffers), *map(str, self.nests)])
+        ahead = () if self.ahead is None else (self.ahead,)
+        return "\n".join(map(str, (*self.buffers, *ahead, *self.nests)))
 
 
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:

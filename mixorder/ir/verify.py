@@ -41,7 +41,7 @@ class Form(enum.Enum):
 
 def verify(program: LoopProgram, form: Form) -> LoopProgram:
     """Return the program, unchanged, if it is legal in this form."""
-    for nest in program.nests:
+    for nest in (*program.nests, *([program.ahead] if program.ahead else [])):
         _verify_values(program, nest)
         _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
@@ -72,7 +72,10 @@ def _verify_blocked(program: LoopProgram) -> None:
     main, *final = program.nests
     _require(program.blocked and len(final) <= 1, "a blocked program has one nest and a finalisation")
     _require(bool(final) == bool(program.role(BufferRole.WORKSPACE)), "a finalisation without a workspace")
-    if final:
+    mailbox = {b.name for b in program.role(BufferRole.MAILBOX)}
+    filled = {s.buffer for s in program.ahead.body if isinstance(s, Store)} if program.ahead else set()
+    _require(filled == mailbox, "the mailboxes {} are written as {}", mailbox, filled)
+    if final or filled:
         blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
         for stmt in main.body:
             whole = not isinstance(stmt, Reduce) or blocks.isdisjoint(stmt.axes)

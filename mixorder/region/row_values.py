@@ -25,7 +25,7 @@ def behind_row_values(region: Region) -> tuple[Region, Node] | None:
     seed = region.seed
     if not isinstance(seed, TileSeed) or not (seed.inner or seed.outer):
         return None
-    if not any(_is_of_rows(node, region) for node in region.inputs):
+    if not any(is_of_rows(node, region) for node in region.inputs):
         return None
     if (tensor := _in_front(region)) is None:
         return None
@@ -37,7 +37,7 @@ def behind_row_values(region: Region) -> tuple[Region, Node] | None:
     return (rest, tensor) if kept and tensor in rest.inputs else None
 
 
-def _is_of_rows(node: Node, region: Region) -> bool:
+def is_of_rows(node: Node, region: Region) -> bool:
     """Whether an input is computed from a reduction of one of the region's full tensors."""
     analysis = region.seed.analysis
     if analysis.is_full(node):

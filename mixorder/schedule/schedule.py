@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 # Fields for blocks in a tile alone.
-TILES_ALONE = ("extents", "programs", "backwards", "band", "thread_rows", "warp_cols")
+TILES_ALONE = (
+    "extents",
+    "programs",
+    "backwards",
+    "band",
+    "thread_rows",
+    "warp_cols",
+    "ahead",
+    "ahead_rows",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,9 @@ class Schedule:
     one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
     threads over all rows first. `warp_cols`: columns next to each other that a warp loads.
 
+    `ahead`: groups of programs between those that compute values of whole rows and the tiles of these rows; 0
+    where tiles need none. `ahead_rows`: rows of such a program (`schedule.rows_ahead`).
+
     `max_registers`: the most that a thread gets, of 32 bits; 0 where the compiler decides. `finishable`:
     where a program has all rows, there is no finalisation: its main kernel does that work.
     """
@@ -59,6 +71,8 @@ class Schedule:
     band: int = 1
     thread_rows: int = 0
     warp_cols: int = 0
+    ahead: int = 0
+    ahead_rows: int = 0
     max_registers: int = 0
     finishable: bool = False
 
@@ -83,6 +97,8 @@ class Schedule:
         if not self.extents:
             unlimited = () if self.max_registers else ("max_registers",)
             names = [name for name in names if name not in (*TILES_ALONE, *unlimited)]
+        elif not self.ahead:
+            names = [name for name in names if name not in ("ahead", "ahead_rows")]
         return "\n".join(f"{name} = {getattr(self, name)}" for name in names)
 
 

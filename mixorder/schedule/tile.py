@@ -6,6 +6,7 @@ accesses need, in every order in which a full tensor lies in memory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from .facts import Facts, cost_of
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .rows_ahead import with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
 from .work import Work, computing
@@ -60,8 +62,10 @@ ACCESS = 16  # bytes that a thread loads at once
 REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 128
 LINE = 128  # bytes of a line of L2
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
-# 242, 232 and 233. Tiles that write whole lines take 1% more (section 37).
-BAND = 16
+# 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
+# less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
+# 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234 (section 50).
+BAND, BAND_BYTES = 16, 4e6
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
@@ -75,7 +79,8 @@ class TileFacts(Facts):
     are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
     that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
     which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
-    stored in another order than the one that is loaded."""
+    stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how many of the first axes are rows,
+    where the kernel computes values of whole rows ahead; otherwise 0."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
@@ -84,6 +89,8 @@ class TileFacts(Facts):
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
     reductions: int = 0
     turned: int = 0
+    store_bytes: int = 0
+    row_axes: int = 0
 
     @property
     def orders(self) -> int:
@@ -130,7 +137,16 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         chains=tuple(sorted(c for c in chains if c[1])),
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
         turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
+        store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
+        row_axes=_row_axes(program, sizes),
     )
+
+
+def _row_axes(program: LoopProgram, sizes: Sequence[int]) -> int:
+    if program.ahead is None:
+        return 0
+    rows = int(program.ahead.loops[0].size)
+    return next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
 
 
 def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
@@ -168,6 +184,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
             break
         extents = larger
     chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
+    if facts.row_axes:
+        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, device)
     return with_finalisation(chosen, facts, device, constants)
 
 
@@ -205,7 +223,10 @@ def _band(facts: TileFacts, extents: Sequence[int]) -> int:
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
     shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
-    return BAND if shortest < LINE and len(several) == 2 and several[0] % BAND == 0 else 1
+    if shortest >= LINE or len(several) != 2 or several[0] % BAND:
+        return 1
+    moved = facts.numel * (facts.load_bytes + facts.store_bytes) / several[0]
+    return BAND if moved > BAND_BYTES else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -276,21 +297,26 @@ def expected_of_tile(
     slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
-    idle = Work(once, once)
-    launch = times.start_us + times.fused.latency_us
     assert isinstance(facts, TileFacts)
+    again = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
+    idle = Work(once, once + again)
+    launch = times.start_us + times.fused.latency_us
     exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     if moved.workspace:
         partials = Work(moved.workspace, moved.workspace)
         launch += times.launch_us + times.us(Kind.FINAL, partials, device)
+    work = idle + computing(loops, nest, nest.body)
+    if loops.ahead is not None:
+        launch += times.launch_us  # the mailbox is filled before
+        work += computing(loops, loops.ahead, loops.ahead.body)
     others = kernels_of(lowered)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
-        launch + exchanges + times.us(Kind.POINTWISE, idle + computing(loops, nest, nest.body), device),
+        launch + exchanges + times.us(Kind.POINTWISE, work, device),
         apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
-        len(loops.nests),
+        len(loops.nests) + (loops.ahead is not None),
         len(others),
         measured=device.name == H200.name,
     )
@@ -343,11 +369,21 @@ class TileSpace:
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
         backwards = schedule.backwards
         tiles = [_ordered(schedule_of(*one), self.facts) for one in found if min(one[0]) > 0]
-        tiles = [dataclasses.replace(tile, backwards=backwards) for tile in tiles]
-        tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
-        tiles.append(dataclasses.replace(schedule, backwards=not backwards))
+        if self.facts.row_axes:
+            tiles = list(self.with_rows(tiles))
+        else:
+            tiles = [dataclasses.replace(tile, backwards=backwards) for tile in tiles]
+            tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
+            tiles.append(dataclasses.replace(schedule, backwards=not backwards))
         near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))
         return tuple(s for s in near if s != schedule)
+
+    def with_rows(self, tiles: Sequence[Schedule]) -> Iterator[Schedule]:
+        """The tiles that can have values of whole rows computed ahead."""
+        assert isinstance(self.facts, TileFacts)
+        for tile in tiles:
+            with contextlib.suppress(TooWide):
+                yield with_rows_ahead(tile, self.facts.sizes, self.facts.row_axes, self.device)
 
     def walking(self, schedule: Schedule, per_sm: int, stages: int) -> Schedule:
         """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""

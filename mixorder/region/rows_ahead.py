@@ -1,0 +1,99 @@
+"""A tile's region together with the values of whole rows that its tiles need.
+
+Such as a norm's backward in front of block-wise casts: a tile needs sums of whole rows, which are wider than
+it. Other programs of the same kernel compute them, ahead of the tiles (`transform.rows_ahead`).
+
+Takes a region, gives a larger one. Reads the graph, never writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from torch.fx import Node
+
+from ..errors import Decline
+from .factors import flat
+from .nodes import is_variance, operands, reduction_kind
+from .orders import Orders, is_loop
+from .region import Region
+from .row_values import is_of_rows
+from .space_analysis import by_position
+from .tile import TileSeed
+
+
+def with_row_values(region: Region) -> Region | None:
+    """The region that also computes what it reads of whole rows; None where it reads nothing of the kind, or
+    this would read another full tensor, or nodes outside use such a value as well."""
+    seed = region.seed
+    if not isinstance(seed, TileSeed) or region.orders is None:
+        return None
+    values = [node for node in region.inputs if is_of_rows(node, region)]
+    if not values:
+        return None
+    orders = Orders(seed.root)
+    orders.update(region.orders)
+    found = _computed(values, region, orders)
+    if found is None:
+        return None
+    members = found.union(region.nodes)
+    reductions = [n for n in by_position(found) if reduction_kind(n) is not None]
+    if not reductions or _is_used_elsewhere(found, members, region):
+        return None
+    if not all(orders.find(n) and orders.agrees(n) for n in by_position(found)):
+        return None
+    larger = dataclasses.replace(
+        region,
+        nodes=tuple(by_position(members)),
+        inner=tuple(by_position((*region.inner, *reductions))),
+        orders={n: orders[n] for n in orders if n in members or any(u in members for u in n.users)},
+    )
+    try:
+        for read in larger.inputs:
+            seed.analysis.check(read)
+    except Decline:
+        return None
+    return larger
+
+
+def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Node] | None:
+    """What the values are computed from, up to what the region reads anyway or what is small; None if they
+    need another full tensor."""
+    known = {*region.nodes, *region.inputs}.difference(values)
+    found, todo = set[Node](), list(values)
+    while todo:
+        node = todo.pop()
+        if node in known or node in found:
+            continue
+        if is_loop(node) or _is_over_rows(node, region, orders):
+            found.add(node)
+            todo.extend(operands(node))
+        elif region.seed.analysis.is_full(node):
+            return None
+    return found
+
+
+def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
+    """Whether a node reduces whole rows, and leaves an element for each of them."""
+    if reduction_kind(node) is None or is_variance(node):
+        return False
+    source = operands(node)[0]
+    orders.spread(by_position({source, *region.nodes}))
+    if source not in orders or not orders.find(node):
+        return False
+    kept, gone = flat(orders[node]), orders.reduced(node)
+    if len(kept) != 1 or len(gone) != 1 or gone[0].stride != 1:
+        return False
+    return (kept[0].stride, kept[0].end) == (gone[0].end, region.seed.analysis.numel)
+
+
+def _is_used_elsewhere(found: set[Node], members: set[Node], region: Region) -> bool:
+    """Whether a value of fewer elements than the space has users outside, which would need it stored."""
+    small = (n for n in found if not region.seed.analysis.is_full(n))
+    return any(user not in members for node in small for user in node.users if not _is_input(node, region))
+
+
+def _is_input(node: Node, region: Region) -> bool:
+    """Whether a value is computed from vectors alone, so that users outside compute it again."""
+    return is_loop(node) and region.seed.analysis.recomputed(node)

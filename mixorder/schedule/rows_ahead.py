@@ -1,0 +1,60 @@
+"""How many programs of a tile's kernel compute values of whole rows, and how far ahead of the tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ..errors import TooWide
+from .device import H200, DeviceInfo
+from .schedule import Schedule, next_power_of_2
+
+# RMSNorm's backward and MXFP8 both ways, H100, 16384x4096 (docs/tuning.md, section 51). Tiles ahead for each
+# multiprocessor: 2 225 us, 3 200, 4 185, 6 191, 8 238; rows of a program: 2 187 us, 4 185, 8 411; registers
+# of a thread: 104 without a limit 192 us, 96 184, 80 222.
+TILES_AHEAD, ROWS, REGISTERS = 4, 4, 96
+MOST_PER_THREAD = 128  # elements of a program's rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Numbers of programs. A group has `values` programs for values, of `rows` rows in all, and `tiles` for
+    the tiles of as many rows. `row_tiles`: groups of tiles in all. `needed`: programs for values in all."""
+
+    rows: int
+    values: int
+    tiles: int
+    row_tiles: int
+    needed: int
+
+    @property
+    def programs(self) -> int:
+        """Of each group."""
+        return self.values + self.tiles
+
+
+def groups_of(sizes: Sequence[int], row_axes: int, schedule: Schedule) -> Groups:
+    """The groups of a kernel over axes of these sizes, of which the first ones are rows."""
+    tiles = [-(-n // extent) for n, extent in zip(sizes, schedule.extents, strict=True)]
+    rows = math.prod(schedule.extents[:row_axes])
+    needed = -(-math.prod(sizes[:row_axes]) // schedule.ahead_rows)
+    values = rows // schedule.ahead_rows
+    return Groups(rows, values, math.prod(tiles[row_axes:]), math.prod(tiles[:row_axes]), needed)
+
+
+def with_rows_ahead(schedule: Schedule, sizes: Sequence[int], row_axes: int, device: DeviceInfo) -> Schedule:
+    """A tile's schedule with programs for the values of rows. Raises `TooWide` for rows that these do not
+    hold, and for tiles whose rows do not follow one another."""
+    whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
+    if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
+        raise TooWide(1, "rows or columns of a tile that are apart")
+    cols = next_power_of_2(math.prod(sizes[row_axes:]))
+    most = MOST_PER_THREAD * H200.warp_size * schedule.tile.num_warps // cols
+    rows = min(ROWS, most, math.prod(schedule.extents[:row_axes]))
+    if not rows:
+        raise TooWide(cols, f"a program holds {MOST_PER_THREAD} elements of a row in each thread at most")
+    found = dataclasses.replace(schedule, ahead_rows=rows, ahead=1, band=1, max_registers=REGISTERS)
+    groups = groups_of(sizes, row_axes, found)
+    ahead = max(1, min(groups.row_tiles, TILES_AHEAD * device.num_sm // groups.tiles))
+    return dataclasses.replace(found, ahead=ahead)

@@ -1,0 +1,120 @@
+"""Values of whole rows in front of blocks that end within a tile, such as a norm's sums before its casts.
+
+Other programs of the same kernel compute them, a few rows each, and store them in a mailbox. They come before
+the tiles of these rows in the order of programs, so that a tile seldom waits, and finds in L2 what they read.
+Takes a blocked program as lowered, with one nest; returns it with a second one, `ahead`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import (
+    Axis,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+    closure,
+    live,
+    operands,
+)
+from .cooperative import EMPTY, MAILBOX
+
+_ROW = sympy.Symbol("r", integer=True, nonnegative=True)
+_COLUMN = sympy.Symbol("c", integer=True, nonnegative=True)
+
+
+def rows_ahead(program: LoopProgram) -> LoopProgram:
+    """Move each reduction over whole rows to the programs ahead. Raises `Decline` where one depends on
+    another, is in no float32, or reads what does not lie row by row."""
+    nest = program.nests[0]
+    reductions = [s for s in nest.body if isinstance(s, Reduce) and _is_over_rows(s, nest)]
+    if not reductions:
+        return program
+    _check(reductions, nest)
+    gone = set(reductions[0].axes)
+    rows, columns = (tuple(a for a in nest.loops if (a.symbol in gone) == inner) for inner in (False, True))
+    outer, inner = _as_one(_ROW, rows, AxisClass.ROW), _as_one(_COLUMN, columns, AxisClass.COLUMN)
+    size = outer.size * len(reductions)
+    mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
+    place, stride = sympy.S.Zero, sympy.S.One
+    for axis in reversed(rows):
+        place, stride = place + stride * axis.symbol, stride * axis.size
+    ahead = list[Statement](_joined(s, rows, columns) for s in closure(nest.body, reductions))
+    body = list(nest.body)
+    for i, reduction in enumerate(reductions):
+        first = i * outer.size
+        bits, slot = f"{reduction.name}.bits", f"{reduction.name}.slot"
+        ahead += [_bits(bits, reduction.name), Store(MAILBOX, _ROW + first, Ref(bits))]
+        at = body.index(reduction)
+        body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(reduction.name, slot)]
+    return dataclasses.replace(
+        program,
+        buffers=(*program.buffers, mailbox),
+        nests=(Nest(nest.loops, live(body)),),
+        ahead=Nest((outer, inner), tuple(ahead)),
+    )
+
+
+def _is_over_rows(stmt: Reduce, nest: Nest) -> bool:
+    """Whether a reduction is over blocks as well as within them, and over all columns: the last axes."""
+    blocks = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.BATCH}
+    last = {axis.symbol for axis in nest.loops[len(nest.loops) - len(stmt.axes) :]}
+    return set(stmt.axes) == last and not blocks.isdisjoint(last) and len(last) < len(nest.loops)
+
+
+def _check(reductions: Sequence[Reduce], nest: Nest) -> None:
+    names = {r.name for r in reductions}
+    for one in reductions:
+        if set(one.axes) != set(reductions[0].axes):
+            raise Decline(DeclineReason.AXIS_CLASS, "reductions over rows of several lengths", one.name)
+        if one.dtype != torch.float32:
+            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, "a value of a whole row in no float32", one.name)
+        if any(name in names for s in closure(nest.body, [one]) for name in operands(s)):
+            raise Decline(DeclineReason.AXIS_CLASS, "a reduction over rows needs another one", one.name)
+
+
+def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis:
+    return Axis(symbol, sympy.prod(axis.size for axis in axes), kind)
+
+
+def _joined(stmt: Statement, rows: Sequence[Axis], columns: Sequence[Axis]) -> Statement:
+    """A statement over rows and columns instead of blocks of them."""
+    if isinstance(stmt, Load):
+        return dataclasses.replace(stmt, index=_index(_index(stmt.index, rows, _ROW), columns, _COLUMN))
+    if isinstance(stmt, Reduce):
+        return dataclasses.replace(stmt, axes=(_COLUMN,))
+    if isinstance(stmt, Compute) and any(isinstance(a, sympy.Expr) and a.free_symbols for a in stmt.args):
+        raise Decline(DeclineReason.AXIS_CLASS, "a number of a row or a column", stmt.name)
+    return stmt
+
+
+def _index(index: sympy.Expr, axes: Sequence[Axis], symbol: sympy.Symbol) -> sympy.Expr:
+    """An index over one symbol in place of axes that follow one another in memory."""
+    step = stride = sympy.expand(index).coeff(axes[-1].symbol)
+    for axis in reversed(axes):
+        if sympy.expand(index).coeff(axis.symbol) != stride:
+            raise Decline(DeclineReason.AXIS_CLASS, f"rows or columns that lie at {index}")
+        stride *= axis.size
+    return index.xreplace({axis.symbol: sympy.S.Zero for axis in axes}) + step * symbol
+
+
+def _bits(name: str, value: str) -> Compute:
+    return Compute(name, "to_dtype_bitcast", (Ref(value), torch.int32, torch.float32), (), torch.int32)
+
+
+def _value(name: str, slot: str) -> Compute:
+    return Compute(name, "to_dtype_bitcast", (Ref(slot), torch.float32, torch.int32), (), torch.float32)
