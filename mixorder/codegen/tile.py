@@ -46,7 +46,7 @@ from ..transform.cooperative import MAILBOX
 from .maxima import Maxima
 from .op_printer import OpPrinter
 from .registers import HELPER, MOST, WORD, along_columns
-from .rows_ahead import FUNCTION, roles, waiting
+from .rows_ahead import FUNCTION, awaited, roles
 from .source import KernelSource, LaunchConfig
 from .writer import INT32_LIMIT, buffers_of, filler, named
 
@@ -100,6 +100,7 @@ def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule) -> tuple[s
     extents = schedule.ahead_rows, next_power_of_2(int(column.size))
     own = dataclasses.replace(schedule, extents=extents, thread_rows=0, band=1, ahead=0)
     writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
+    writer.apart = frozenset({row})
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
     writer.code.writeline(f"def {FUNCTION}({pointers}, {writer.number(row)}):")
@@ -136,6 +137,7 @@ class _TileWriter:
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
         self._groups: Groups | None = None
+        self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -176,14 +178,11 @@ class _TileWriter:
         groups = self._groups = groups_of(sizes, row_axes, self.schedule)
         self._functions, pointers = row_values(self.program, ahead, self.schedule)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
-        first = "tl.program_id(0)" + ".to(tl.int64)" * self.wide
-        for line in roles(groups, self.schedule.ahead, pointers, first, row, column):
+        mailbox = self.program.buffer(MAILBOX)
+        counter = f"{mailbox.pointer} + {int(mailbox.numel) - 1}"
+        for line in roles(groups, self.schedule.ahead, pointers, counter, row, column, self.wide):
             self.code.writeline(line)
         self.code.do_indent()
-        mailbox = self.program.buffer(MAILBOX)
-        count = int(mailbox.numel) // rows
-        for line in waiting(groups, rows, count, pointers, mailbox.pointer, row):
-            self.code.writeline(line)
 
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
@@ -205,6 +204,7 @@ class _TileWriter:
         written = tuple(n for n in names if n in stored)
         grid = self.schedule.programs or self.tiles_in_all
         if self._groups is not None:
+            written = (*written, MAILBOX)
             grid = (self._groups.row_tiles + self.schedule.ahead) * self._groups.programs
         most = self.schedule.max_registers
         return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
@@ -350,13 +350,12 @@ class _TileWriter:
     def load(self, stmt: Load) -> None:
         # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
         # which it reduces by itself.
-        apart = self.reduced_axes | ({self.rows} if self.rows else set())
+        apart = self.reduced_axes | self.apart | ({self.rows} if self.rows else set())
         parts = self.parts(self.dims(stmt.index, apart))
         address, mask = self.place(stmt.buffer, stmt.index, parts)
-        again = ", volatile=True" * (
-            stmt.buffer == MAILBOX
-        )  # others write it: not from the first-level cache
-        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)}{again})"
+        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
+        if stmt.buffer == MAILBOX:
+            text = awaited(address, mask, self.program.buffer(MAILBOX).pointer)
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         dims, text = self.joined(text, parts)

@@ -20,7 +20,7 @@ from .orders import Orders, is_loop
 from .region import Region
 from .row_values import is_of_rows
 from .space_analysis import by_position
-from .tile import TileSeed
+from .tile import TileSeed, above
 
 
 def with_row_values(region: Region) -> Region | None:
@@ -35,7 +35,7 @@ def with_row_values(region: Region) -> Region | None:
     orders = Orders(seed.root)
     orders.update(region.orders)
     found = _computed(values, region, orders)
-    if found is None:
+    if found is None or not found.issuperset(values):
         return None
     members = found.union(region.nodes)
     reductions = [n for n in by_position(found) if reduction_kind(n) is not None]
@@ -79,7 +79,7 @@ def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     if reduction_kind(node) is None or is_variance(node):
         return False
     source = operands(node)[0]
-    orders.spread(by_position({source, *region.nodes}))
+    orders.spread(by_position({n for n in above([node]) if is_loop(n)}.union(region.nodes)))
     if source not in orders or not orders.find(node):
         return False
     kept, gone = flat(orders[node]), orders.reduced(node)

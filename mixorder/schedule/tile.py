@@ -63,8 +63,8 @@ REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 128
 LINE = 128  # bytes of a line of L2
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
-# less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
-# 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234 (section 50).
+# less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and
+# without: 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
 BAND, BAND_BYTES = 16, 4e6
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
@@ -79,8 +79,8 @@ class TileFacts(Facts):
     are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
     that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
     which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
-    stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how many of the first axes are rows,
-    where the kernel computes values of whole rows ahead; otherwise 0."""
+    stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how
+    many of the first axes are rows, where the kernel computes values of whole rows ahead; otherwise 0."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()

@@ -1,7 +1,7 @@
 """Values of whole rows in front of blocks that end within a tile, such as a norm's sums before its casts.
 
 Other programs of the same kernel compute them, a few rows each, and store them in a mailbox. They come before
-the tiles of these rows in the order of programs, so that a tile seldom waits, and finds in L2 what they read.
+the tiles of these rows, so that a tile seldom waits, and finds in L2 what they have read.
 Takes a blocked program as lowered, with one nest; returns it with a second one, `ahead`.
 """
 
@@ -48,7 +48,7 @@ def rows_ahead(program: LoopProgram) -> LoopProgram:
     gone = set(reductions[0].axes)
     rows, columns = (tuple(a for a in nest.loops if (a.symbol in gone) == inner) for inner in (False, True))
     outer, inner = _as_one(_ROW, rows, AxisClass.ROW), _as_one(_COLUMN, columns, AxisClass.COLUMN)
-    size = outer.size * len(reductions)
+    size = outer.size * len(reductions) + 1  # the last word counts programs
     mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
     place, stride = sympy.S.Zero, sympy.S.One
     for axis in reversed(rows):
