@@ -268,7 +268,9 @@ class _TileWriter:
         """The address of an access and its mask, which is empty where all elements exist."""
         tiled = {axis.symbol for axis in self.tiled}
         outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
-        terms = [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
+        constant = outside.xreplace(dict.fromkeys(outside.free_symbols, sympy.S.Zero))
+        terms = [str(constant)] * bool(constant)
+        terms += [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
         masks = []
         for dim in dict.fromkeys(part.dim for part in parts):
             at = self.index_along(dim, parts)

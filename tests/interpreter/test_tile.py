@@ -14,6 +14,7 @@ from lab.quantised import RECIPES, different, inputs
 from running import ON, compiled, run_fused
 from test_docs import blocks as code_of
 
+from mixorder import planning
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
@@ -265,6 +266,43 @@ def test_the_functions_of_the_page() -> None:
     check(page["gelu_backward"], x, y, kernels=2)
     check(page["delayed"], x, torch.tensor(0.5), kernels=2)
     check(page["swiglu_backward"], x, y, z)
+
+
+def rms(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+    normed, scaled = x.float() * rstd, dy.float() * w.float()
+    return rstd * (scaled - normed * (normed * scaled).mean(-1, keepdim=True))
+
+
+def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+    """Two sums of each row."""
+    normed, scaled = x.float() * rstd, dy.float() * w.float()
+    means = scaled.mean(-1, keepdim=True), (normed * scaled).mean(-1, keepdim=True)
+    return rstd * (scaled - means[0] - normed * means[1])
+
+
+@pytest.mark.parametrize("gradient", [rms, layer])
+@pytest.mark.parametrize(("rows", "cols"), [(256, 512), (480, 544), (1056, 1024)])
+def test_a_norm_in_the_same_kernel(
+    gradient: Function, rows: int, cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums of rows come from other programs of the kernel; dx is not stored."""
+    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)  # faster where L2 has dx
+    x, dy = (torch.randn(rows, cols).to(bf16) for _ in range(2))
+    args = x, dy, torch.randn(cols).to(bf16), torch.rand(rows, 1) + 0.5
+
+    def function(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        dx = gradient(x, dy, w, rstd).to(bf16)  # type: ignore[attr-defined]
+        return *quantised.mx_both(dx), (dy.float() * (x.float() * rstd)).sum(0)
+
+    with collect() as records:
+        *casts, dw = run_fused(function, args)
+    (record,) = (r for r in records if isinstance(r, RegionRecord))
+    assert record.strategy == TILE.name and record.schedule.ahead and "sum" in str(record.outer_ops)
+    *wanted, dw_of_eager = function(*args)
+    for mine, eager in zip(casts, wanted, strict=True):
+        assert different(mine, eager) <= 1e-4 * eager.numel()  # a sum of a row in another order
+    exact = function(*(a.double() for a in args))[-1]
+    assert (dw.double() - exact).norm() <= 1.1 * (dw_of_eager.double() - exact).norm() + 1e-7 * exact.norm()
 
 
 def test_casts_behind_a_norm() -> None:

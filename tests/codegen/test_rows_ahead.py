@@ -1,0 +1,141 @@
+"""Values of whole rows ahead of tiles: which program does what, and the machine code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import bf16, f32, traced, within_tile
+from lab.quantised import mx_both, norm_backward
+from offline import TARGETS, compiled, needs_a_compiler, spilled
+
+from mixorder.codegen.rows_ahead import awaited, interpreted, roles
+from mixorder.codegen.source import KernelSource
+from mixorder.ir.program import LoopProgram
+from mixorder.lowering.tile import lower_tile
+from mixorder.region.rows_ahead import with_row_values
+from mixorder.schedule import tile
+from mixorder.schedule.device import H200
+from mixorder.schedule.rows_ahead import Groups, groups_of
+from mixorder.schedule.schedule import Schedule
+from mixorder.strategies import TILE
+from mixorder.transform.cooperative import EMPTY, MAILBOX
+from mixorder.transform.rows_ahead import rows_ahead
+from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.tile_split import split_spanning
+
+
+def kernel_of(
+    rows: int, cols: int, function: Any = norm_backward
+) -> tuple[LoopProgram, Schedule, KernelSource]:
+    """RMSNorm's backward and both casts of dx."""
+    specs = [((rows, cols), bf16), ((rows, cols), bf16), ((cols,), bf16), ((rows, 1), f32)]
+    region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
+    assert region is not None
+    program = same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
+    schedule = tile.choose(TILE.facts(program), H200)
+    source, *_ = TILE.generate(TILE.place(program, schedule), schedule, "test")
+    return program, schedule, source
+
+
+def played(groups: Groups, ahead: int) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """What the programs do, in order: the parts of rows that get values, the tiles, and how many parts were
+    done before each tile."""
+    text = "\n".join(roles(groups, ahead, "", "", "row", "column", False))
+    text = re.sub(r"number = .*", "", text)
+    text = text.replace("    row_values(, ", "    values.append(") + "\n    tiles.append((row, column))"
+    text += "\n    done.append(len(values))"
+    values, tiles, done = list[int](), list[tuple[int, int]](), list[int]()
+    for number in range((groups.row_tiles + ahead) * groups.programs):
+        exec(text, {"number": number, "values": values, "tiles": tiles, "done": done})
+    return values, tiles, done
+
+
+@pytest.mark.parametrize(
+    ("groups", "ahead"),
+    [(Groups(64, 16, 64, 8, 128), 3), (Groups(64, 16, 5, 8, 121), 1), (Groups(32, 8, 3, 2, 16), 2)],
+)
+def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: int) -> None:
+    values, tiles, done = played(groups, ahead)
+    assert values == list(range(groups.needed))
+    assert sorted(tiles) == [(r, c) for r in range(groups.row_tiles) for c in range(groups.tiles)]
+    for (row, _), count in zip(tiles, done, strict=True):
+        assert count >= min(groups.needed, (row + 1) * groups.values)
+
+
+def test_the_groups_of_a_schedule() -> None:
+    program, schedule, source = kernel_of(16384, 4096)
+    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((2, 32, 2, 32), 8, 4)
+    groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
+    assert groups == Groups(rows=64, values=16, tiles=64, row_tiles=256, needed=4096)
+    assert source.grid == (256 + 8) * 80
+    assert source.buffers[-2:] == ("mailbox", "ws0") and MAILBOX in source.written
+
+
+def test_the_kernel_begins_with_its_number() -> None:
+    _, _, source = kernel_of(16384, 4096)
+    _, body = source.text.split(f"def {source.name}(")
+    assert body.splitlines()[1:8] == [
+        '    number = tl.atomic_add(mailbox_ptr + 16384, 1, sem="relaxed") + 1',
+        "    group = number // 80",
+        "    turn = number % 80",
+        "    if turn < 16:",
+        "        if group * 16 + turn < 4096:",
+        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 16 + turn)",
+        "    elif group >= 8:",
+    ]
+    assert "(4096 * at_r[:, None] + at_c[None, :])" in source.text  # a load of rows has a dim for these
+
+
+def test_several_values_are_in_a_part_of_the_mailbox_each() -> None:
+    """LayerNorm's two sums."""
+
+    def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        sums = dy.float().sum(-1, keepdim=True), (x.float() * dy.float()).sum(-1, keepdim=True)
+        return mx_both((rstd * (dy.float() - sums[0] - x.float() * sums[1])).to(bf16))
+
+    _, _, source = kernel_of(16384, 4096, layer)
+    lines = [line for line in source.text.splitlines() if "mailbox_ptr" in line and "def " not in line]
+    for words in (("tl.store(", "(at_r)"), ("awaited", "(at_ix)")):
+        first, second = (line for line in lines if words[0] in line)
+        index = words[1][1:-1]
+        assert f"mailbox_ptr + ({index})" in first and f"mailbox_ptr + (16384 + {index})" in second
+
+
+def test_rows_that_do_not_exist_are_not_awaited() -> None:
+    """The last tile's rows: their slots are beyond the mailbox. Others have no mask."""
+    for rows, masked in ((16384, False), (160 * 32 + 96 * 32 + 32, True)):
+        _, schedule, source = kernel_of(rows, 4096)
+        assert schedule.extents[0] * 32 == 64
+        (wait,) = [line for line in source.text.splitlines() if "mixorder_awaited" in line]
+        assert (f"tl.where((at_ix < {rows}), (mailbox_ptr + (at_ix)).to(tl.int64)" in wait) == masked
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_it_compiles(target: str, tmp_path: Path) -> None:
+    program, _, source = kernel_of(16384, 4096)
+    gpu, device = TARGETS[target]
+    kernel = compiled(program, source, gpu)
+    assert kernel.metadata.shared <= device.shared_memory
+    assert (spilled(kernel, tmp_path) or 0) <= 96
+
+
+def told(text: str) -> str:
+    (body,) = re.findall(r'elementwise\("(\{.*?\})"', text)
+    return body
+
+
+def test_the_interpreter_reads_what_is_there() -> None:
+    text = told(awaited("at", "", "first"))
+    words = np.arange(4, dtype=np.int32)
+    addresses = words.ctypes.data + 4 * np.arange(4, dtype=np.int64).reshape(2, 2)
+    found: Any = interpreted(text, [addresses])
+    assert (found[0] == words.reshape(2, 2)).all()
+    words[2] = EMPTY
+    with pytest.raises(RuntimeError, match="came before"):
+        interpreted(text, [addresses])
+    assert interpreted("{ }", [addresses]) is None
