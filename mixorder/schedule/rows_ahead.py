@@ -10,7 +10,7 @@ from ..errors import TooWide
 from .device import H200, DeviceInfo
 from .schedule import Schedule, next_power_of_2
 
-# RMSNorm's backward and MXFP8 both ways, H100, 16384x4096 (docs/tuning.md, section 51). Tiles ahead for each
+# RMSNorm's backward and MXFP8 both ways, H100, 16384x4096 (docs/tuning.md, section 52). Tiles ahead for each
 # multiprocessor: 2 225 us, 3 200, 4 185, 6 191, 8 238; rows of a program: 2 187 us, 4 185, 8 411; registers
 # of a thread: 104 without a limit 192 us, 96 184, 80 222.
 TILES_AHEAD, ROWS, REGISTERS = 4, 4, 96
@@ -45,7 +45,9 @@ def groups_of(sizes: Sequence[int], row_axes: int, schedule: Schedule) -> Groups
 
 def with_rows_ahead(schedule: Schedule, sizes: Sequence[int], row_axes: int, device: DeviceInfo) -> Schedule:
     """A tile's schedule with programs for the values of rows. Raises `TooWide` for rows that these do not
-    hold, and for tiles whose rows do not follow one another."""
+    hold, for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
+    if not device.exchanges:
+        raise TooWide(1, f"on a {device.name}, programs do not exchange values")
     whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
