@@ -234,6 +234,24 @@ class _Simplified:
             return None
         return before if self._known[before.name].within(whole(narrow)) else None
 
+    def _narrow(self, stmt: Compute) -> Found:
+        """A narrow integer that is selected among casts from int32, as a cast of what is selected in int32.
+        Then nothing has to widen it again."""
+        condition, *among = stmt.args
+        casts = [
+            c for ref in among if isinstance(c := self._values[ref.name], Compute) and c.op == "to_dtype"
+        ]
+        wide = [self._wide(ref) for ref in among]
+        if not casts or None in wide:
+            return None
+        chosen = self._value(_int("where", condition, *(ref for ref in wide if ref is not None)))
+        return dataclasses.replace(casts[0], args=(chosen, *casts[0].args[1:]))
+
+    def _wide(self, ref: Ref) -> Ref | None:
+        """What an integer was cast from, if that is of int32; or a constant of int32."""
+        number = self._number(ref)
+        return self._constant(number) if number is not None else self._cast_of(ref, "to_dtype", _INT)
+
     def _bits_back(self, stmt: Compute) -> Found:
         """The same bits in the dtype that they had before."""
         return (
@@ -248,7 +266,7 @@ class _Simplified:
         return None if bits is None or self._dtypes[value.name] != _FLOAT else (bits, self._known[bits.name])
 
     def _bound_of_bits(self, stmt: Compute) -> Found:
-        """A maximum or a minimum of floats is one of their bits where none is NaN or has a sign."""
+        """The greater one of two floats has the greater bits, where none is NaN or has a sign."""
         for value, bound in (stmt.args, stmt.args[::-1]):
             found, limit = self._bits(value), self._known[bound.name]
             if (
@@ -321,9 +339,9 @@ _RULES: dict[tuple[str, torch.dtype], Callable[[_Simplified, Compute], Found]] =
     ("add", _INT): _Simplified._offset,
     ("sub", _INT): _Simplified._offset,
     ("to_dtype", _INT): _Simplified._back,
+    ("where", torch.uint8): _Simplified._narrow,
     ("to_dtype_bitcast", _INT): _Simplified._bits_back,
     ("to_dtype_bitcast", _FLOAT): _Simplified._bits_back,
     ("maximum", _FLOAT): _Simplified._bound_of_bits,
-    ("minimum", _FLOAT): _Simplified._bound_of_bits,
     ("mul", _FLOAT): _Simplified._exponent_moved,
 }
