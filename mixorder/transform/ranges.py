@@ -122,13 +122,12 @@ class _Simplified:
     def _number(self, ref: Ref) -> int | None:
         return self._known[ref.name].number
 
-    def _made_by(self, ref: Ref, op: str, dtype: torch.dtype) -> Compute | None:
+    def _shifted(self, ref: Ref) -> tuple[Ref, Ref] | None:
+        """What was shifted to the left, and by how much."""
         stmt = self._values[ref.name]
-        return (
-            stmt
-            if isinstance(stmt, Compute) and stmt.op == op and stmt.dtype == dtype and _is_plain(stmt)
-            else None
-        )
+        if isinstance(stmt, Compute) and stmt.op == "bitwise_left_shift" and _is_plain(stmt):
+            return stmt.args[0], stmt.args[1]
+        return None
 
     def _cast_of(self, ref: Ref, op: str, dtype: torch.dtype) -> Ref | None:
         """The value of a dtype that a cast was made of."""
@@ -155,11 +154,9 @@ class _Simplified:
         """A mask that has a one wherever the integer may have one."""
         for value, mask in (stmt.args, stmt.args[::-1]):
             ones = self._number(mask)
-            if (
-                ones is not None
-                and ones & (ones + 1) == 0
-                and self._known[value.name].within(Interval(0, ones))
-            ):
+            if ones is None or ones & (ones + 1):
+                continue
+            if self._known[value.name].within(Interval(0, ones)):
                 return value
         return None
 
@@ -171,14 +168,15 @@ class _Simplified:
             if self._known[low.name].hi <= self._known[high.name].lo:
                 return one
         for value, bound in (stmt.args, stmt.args[::-1]):
-            limit, shift = self._number(bound), self._made_by(value, "bitwise_left_shift", _INT)
-            by = None if shift is None else self._number(shift.args[1])
-            if limit is None or shift is None or by is None or not self._once(value):
+            limit, shift = self._number(bound), self._shifted(value)
+            if limit is None or shift is None or not self._once(value):
                 continue
-            before = self._known[shift.args[0].name]
-            if _fits(Interval(before.lo << by, before.hi << by)) and limit >> by << by == limit:
-                inner = _int(stmt.op, shift.args[0], self._constant(limit >> by))
-                return _int("bitwise_left_shift", self._value(inner), shift.args[1])
+            before, by = self._known[shift[0].name], self._number(shift[1])
+            if by is None or not 0 <= by < 32 or limit >> by << by != limit:
+                continue
+            if _fits(Interval(before.lo << by, before.hi << by)):
+                inner = _int(stmt.op, shift[0], self._constant(limit >> by))
+                return _int("bitwise_left_shift", self._value(inner), shift[1])
         return None
 
     def _offset(self, stmt: Compute) -> Found:
@@ -239,12 +237,14 @@ class _Simplified:
         Then nothing has to widen it again."""
         condition, *among = stmt.args
         casts = [
-            c for ref in among if isinstance(c := self._values[ref.name], Compute) and c.op == "to_dtype"
+            cast
+            for ref in among
+            if self._cast_of(ref, "to_dtype", _INT) and isinstance(cast := self._values[ref.name], Compute)
         ]
-        wide = [self._wide(ref) for ref in among]
-        if not casts or None in wide:
+        wide = [ref for value in among if (ref := self._wide(value)) is not None]
+        if not casts or len(wide) < len(among):
             return None
-        chosen = self._value(_int("where", condition, *(ref for ref in wide if ref is not None)))
+        chosen = self._value(_int("where", condition, *wide))
         return dataclasses.replace(casts[0], args=(chosen, *casts[0].args[1:]))
 
     def _wide(self, ref: Ref) -> Ref | None:
@@ -254,11 +254,8 @@ class _Simplified:
 
     def _bits_back(self, stmt: Compute) -> Found:
         """The same bits in the dtype that they had before."""
-        return (
-            self._cast_of(stmt.args[0], "to_dtype_bitcast", stmt.dtype)
-            if stmt.args[1] == stmt.dtype
-            else None
-        )
+        value, to, *_ = stmt.args
+        return self._cast_of(value, "to_dtype_bitcast", to) if to == stmt.dtype else None
 
     def _bits(self, value: Ref) -> tuple[Ref, Interval] | None:
         """The integer that a float32 has the bits of, if it is computed as one."""
@@ -269,13 +266,10 @@ class _Simplified:
         """The greater one of two floats has the greater bits, where none is NaN or has a sign."""
         for value, bound in (stmt.args, stmt.args[::-1]):
             found, limit = self._bits(value), self._known[bound.name]
-            if (
-                found is None
-                or limit.number is None
-                or not all(i.within(_NUMBERS) for i in (found[1], limit))
-            ):
+            if found is None or limit.number is None:
                 continue
-            return _float(self._value(_int(stmt.op, found[0], self._constant(limit.number))))
+            if found[1].within(_NUMBERS) and limit.within(_NUMBERS):
+                return _float(self._value(_int(stmt.op, found[0], self._constant(limit.number))))
         return None
 
     def _exponent_moved(self, stmt: Compute) -> Found:
