@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.program import LoopProgram
 from .branches import without_branches
 from .powers_of_two import multiply_by_reciprocals
+from .ranges import simplify_ranges
 from .rounding import round_at_once
 from .saturation import without_clamps
 from .single_precision import divide_in_float32
@@ -13,10 +14,10 @@ from .single_precision import divide_in_float32
 def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
     """A program before its nests are merged. `saturates`: whether a device's casts to float8 do. `runs_ptx`:
     whether it is of NVIDIA."""
-    program = multiply_by_reciprocals(divide_in_float32(program))
+    program = simplify_ranges(multiply_by_reciprocals(divide_in_float32(program)))
     if saturates:  # or a clamp before a cast to float8 may change something
         program = without_clamps(program)
-    program = without_branches(program) if runs_ptx else program
-    return (
-        round_at_once(program) if runs_ptx and saturates else program
-    )  # from sm_89 on; PTX has it from sm_80
+    if not runs_ptx:
+        return program
+    program = without_branches(program)
+    return round_at_once(program) if saturates else program  # these GPUs have its instruction
