@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from expecttest import TestCase
 from graphs import bf16, f32, traced, within_tile
 from lab import quantised
 from lab.quantised import RECIPES
 
-from mixorder.ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, operands
+from mixorder.ir.program import Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store, operands
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
@@ -185,7 +187,13 @@ store out0[512*i + j + 16*x] = %convert_element_type_1
         )
 
 
+def maximum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """One of both, as on a GPU. PyTorch's may be a NaN with a sign on a CPU."""
+    return torch.where((a > b) | (a != a), a, b)
+
+
 RUN: dict[str, Callable[..., torch.Tensor]] = {
+    "abs": torch.abs,
     "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
     "to_dtype": lambda x, to, **_: x.to(to),
     "to_dtype_bitcast": lambda x, to, _: x.view(to),
@@ -195,7 +203,7 @@ RUN: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
-    "maximum": torch.maximum,
+    "maximum": maximum,
     "minimum": torch.minimum,
     "isnan": torch.isnan,
     "gt": torch.gt,
@@ -260,3 +268,79 @@ def test_scales_are_the_same_bit_by_bit(name: str) -> None:
     assert len(expected) == 4 and expected.keys() == found.keys()
     for key, value in expected.items():
         assert torch.equal(value, found[key]), key
+
+
+def any_program(generator: random.Random) -> LoopProgram:
+    """A chain of operations on the bits of a positive float32, each with a value before it or a constant."""
+    body: list[Statement] = [
+        Load("x", "in0", sympy.S.Zero, f32),
+        Compute("abs", "abs", (Ref("x"),), (), f32),
+        Compute("bits", "to_dtype_bitcast", (Ref("abs"), i32, f32), (), i32),
+    ]
+    integers, floats = [Ref("bits")], [Ref("abs")]
+
+    def put(op: str, *args: Any, dtype: torch.dtype = i32, **kwargs: Any) -> Ref:
+        body.append(Compute(f"v{len(body)}", op, args, tuple(kwargs.items()), dtype))
+        return Ref(body[-1].name)
+
+    def number(*among: int) -> Ref:
+        return put("constant", generator.choice(among), i32)
+
+    near, far = (0, 1, 2, 8, 127, 135, 255), (-127, -1, 2**23 - 1, 2**23, 2**31 - 1, -(2**31), 255 << 23)
+    for _ in range(generator.randrange(3, 14)):
+        one, other = integers[-1], generator.choice(integers)
+        op = generator.choice(("add", "sub", "maximum", "minimum", "bitwise_and", "shift", "narrow", "float"))
+        if generator.random() < 0.7:
+            other = number(*near, *far)
+        if op == "shift":
+            op = generator.choice(("bitwise_left_shift", "bitwise_right_shift"))
+            integers.append(put(op, one, number(0, 1, 8, 22, 23, 24)))
+        elif op == "narrow":
+            cast = put("to_dtype", one, u8, dtype=u8, src_dtype=i32)
+            if generator.random() < 0.5:
+                chosen = put("constant", 255, u8, dtype=u8)
+                cast = put("where", put("gt", one, other, dtype=torch.bool), chosen, cast, dtype=u8)
+            integers.append(put("to_dtype", cast, i32, src_dtype=u8))
+        elif op == "float":
+            value = put("to_dtype_bitcast", one, f32, i32, dtype=f32)
+            bound = put("constant", generator.choice((0.0, 2.0**-126, 1.0, 1.5)), f32, dtype=f32)
+            half = put("constant", generator.choice((0.5, 2.0, 1.0, 0.25)), f32, dtype=f32)
+            if generator.random() < 0.7:
+                value = put("maximum", value, bound, dtype=f32)
+            if generator.random() < 0.7:
+                value = put("mul", half, value, dtype=f32)
+            floats.append(value)
+            integers.append(put("to_dtype_bitcast", value, i32, f32))
+        else:
+            integers.append(put(op, *generator.sample((one, other), 2)))
+    stored = [integers[-1], generator.choice(integers), generator.choice(integers)]
+    body += [Store(f"out{n}", sympy.S.Zero, value) for n, value in enumerate(stored)]
+    return LoopProgram((), (Nest((), tuple(body)),))
+
+
+def stored(program: LoopProgram, x: torch.Tensor) -> list[torch.Tensor]:
+    values: dict[str, torch.Tensor] = {"x": x}
+    found: list[torch.Tensor] = []
+    for stmt in program.nests[0].body:
+        if isinstance(stmt, Compute):
+            args = [values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
+            result = RUN[stmt.op](*args, **dict(stmt.kwargs))
+            values[stmt.name] = result.expand(len(x)).contiguous()  # vectors have other NaN than scalars
+            assert result.dtype == stmt.dtype
+        elif isinstance(stmt, Store):
+            found.append(values[stmt.value.name])
+    return found
+
+
+def test_any_integers_are_the_same() -> None:
+    """Overflows too."""
+    special = torch.tensor([0, 1, 2**23 - 1, 2**23, 255 << 23, (255 << 23) + 1, 2**31 - 1], dtype=i32)
+    bits = torch.cat([special, torch.arange(256, dtype=i32) << 23, torch.randint(2**31, (2000,)).to(i32)])
+    changed = 0
+    for seed in range(400):
+        before = any_program(random.Random(seed))
+        after = simplify_ranges(before)
+        changed += before != after
+        for expected, found in zip(*(stored(p, bits.view(f32)) for p in (before, after)), strict=True):
+            assert torch.equal(expected, found), f"{seed}\n{before}\n{after}"
+    assert changed > 200
