@@ -68,10 +68,10 @@ def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: i
 
 def test_the_groups_of_a_schedule() -> None:
     program, schedule, source = kernel_of(16384, 4096)
-    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((2, 32, 2, 32), 8, 4)
+    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((2, 32, 2, 32), 10, 4)
     groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
     assert groups == Groups(rows=64, values=16, tiles=64, row_tiles=256, needed=4096)
-    assert source.grid == (256 + 8) * 80
+    assert source.grid == (256 + 10) * 80
     assert source.buffers[-2:] == ("mailbox", "ws0") and MAILBOX in source.written
 
 
@@ -85,7 +85,7 @@ def test_the_kernel_begins_with_its_number() -> None:
         "    if turn < 16:",
         "        if group * 16 + turn < 4096:",
         "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 16 + turn)",
-        "    elif group >= 8:",
+        "    elif group >= 10:",
     ]
     assert "(4096 * at_r[:, None] + at_c[None, :])" in source.text  # a load of rows has a dim for these
 

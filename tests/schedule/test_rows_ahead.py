@@ -18,7 +18,7 @@ def schedule(extents: tuple[int, ...], warps: int = 4) -> Schedule:
 
 
 @pytest.mark.parametrize(
-    ("cols", "rows", "ahead"), [(1024, 4, 33), (4096, 4, 8), (8192, 2, 4), (12800, 1, 2), (16384, 1, 2)]
+    ("cols", "rows", "ahead"), [(1024, 4, 41), (4096, 4, 10), (8192, 2, 5), (12800, 1, 3), (16384, 1, 2)]
 )
 def test_wide_rows_have_more_programs_that_are_fewer_tiles_ahead(cols: int, rows: int, ahead: int) -> None:
     sizes = (512, 32, cols // 32, 32)
