@@ -11,8 +11,9 @@ from .device import H200, DeviceInfo
 from .schedule import Schedule, next_power_of_2
 
 # RMSNorm's backward and MXFP8 both ways, H100, 16384x4096 (docs/tuning.md, section 52). Tiles ahead for each
-# multiprocessor, of which 5 run at once: 3 212 us, 4 193, 5 188, 6 192. Rows of a program, with 4 tiles ahead:
-# 1 195 us, 2 189, 4 193, 8 411 (in a prototype with 185 for 4). Registers of a thread: 80 215, 96 188, 112 197.
+# multiprocessor, of which 5 run at once: 3 212 us, 4 193, 5 188, 6 192. Rows of a program, with 4 tiles
+# ahead: 1 195 us, 2 189, 4 193; 8 411 in a prototype with 185 for 4. Registers of a thread: 80 215, 96 188,
+# 112 197.
 TILES_AHEAD, ROWS, REGISTERS = 5, 4, 96
 MOST_PER_THREAD = 128  # elements of a program's rows
 
