@@ -1,14 +1,9 @@
 """Write the kernel of a program whose reductions all end within its tile.
 
 A value is a tensor with a dim for each axis along which the tile has several elements, and size 1 along those
-that it does not depend on. Memory is accessed in the order in which it lies: axes that follow one another
-without a gap make one dim, the contiguous one last. A value is turned to that order before its store, so that
-Triton exchanges it through shared memory and both loads and stores are of whole sectors.
-
-Triton deals the elements of a load out to lanes, then warps, then the registers of a thread, in the order of
-its dims: the contiguous one first, then from the first on. So a load whose rows are two dims decides which
-rows a thread has. With rows next to each other, it has bytes next to each other of a transposed result, and
-reduces more of a column by itself. Values keep this order until they are stored.
+that it does not depend on. Memory is accessed in the order in which it lies (`tile_access`). A value is turned
+to that order before its store, so that Triton exchanges it through shared memory and both loads and stores are
+of whole sectors.
 """
 
 from __future__ import annotations
@@ -20,12 +15,11 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..inductor.printing import triton_compute_type
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
     Axis,
-    AxisClass,
     Compute,
     Load,
     LoopProgram,
@@ -35,7 +29,6 @@ from ..ir.program import (
     Statement,
     Store,
     index_symbols,
-    is_full,
     operands,
 )
 from ..ir.reductions import ReductionKind
@@ -48,39 +41,10 @@ from .op_printer import OpPrinter
 from .registers import HELPER, MOST, WORD, along_columns
 from .rows_ahead import FUNCTION, awaited, roles
 from .source import KernelSource, LaunchConfig
+from .tile_access import Dim, Part, TileAccesses
 from .writer import INT32_LIMIT, buffers_of, filler, named
 
 _CASTS = ("to_dtype", "to_dtype_bitcast")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Dim:
-    """Axes that an access runs over as one dim: neighbours in memory, `stride` elements apart.
-
-    `extent`: the tile's elements. `total`: those of the whole space.
-    """
-
-    axes: tuple[Axis, ...]
-    stride: int
-    extent: int
-    total: int
-
-    @property
-    def name(self) -> str:
-        return "".join(str(axis.symbol) for axis in self.axes)
-
-    @property
-    def masked(self) -> bool:
-        return self.total % self.extent != 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Elements of a dim, `step` apart, that are one dim of a load."""
-
-    dim: _Dim
-    step: int
-    extent: int
 
 
 def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
@@ -94,29 +58,25 @@ def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelS
     return writer.finish(f"triton_mixorder_{label}")
 
 
-def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule) -> tuple[str, str]:
+def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Maxima) -> tuple[str, str]:
     """The text of a function that computes and stores values of whole rows, and its pointers."""
     row, column = ahead.loops
     extents = schedule.ahead_rows, next_power_of_2(int(column.size))
     own = dataclasses.replace(schedule, extents=extents, thread_rows=0, band=1, ahead=0)
     writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
-    writer.apart = frozenset({row})
+    writer.apart, writer.maxima = frozenset({row}), maxima
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
     writer.code.writeline(f"def {FUNCTION}({pointers}, {writer.number(row)}):")
     writer.code.do_indent()
     for stmt in ahead.statements:
         writer.statement(stmt)
-    return f"{writer.maxima.functions}{writer.code.getvalue()}\n\n", pointers
+    return f"{writer.code.getvalue()}\n\n", pointers
 
 
-class _TileWriter:
+class _TileWriter(TileAccesses):
     def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
-        self.program, self.nest, self.schedule = program, program.nests[0], schedule
-        self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
-        self.extents = dict(zip(self.axes, schedule.extents, strict=True))
-        self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
-        self.code = IndentedBuffer()
+        super().__init__(program, schedule)
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
         self.deps = self.nest.dependence()
         self.buffers = buffers_of(program, self.nest)
@@ -125,19 +85,12 @@ class _TileWriter:
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         offsets = [b.max_offset.subs(NUM_SPLITS, schedule.num_splits) for b in self.buffers]
         self.wide = any(offset >= INT32_LIMIT for offset in offsets)
-        reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
         self.maxima = Maxima()
         self.maxima.compared = self.turns_a_byte()
-        self._known: set[str] = set()  # names of indices that the kernel has defined
-        self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
-        self.rows = self.row_axis() if schedule.thread_rows else None
         self.turned = self.turned_casts() if schedule.thread_rows >= WORD else frozenset()
-        self._deals = False  # whether a thread has rows next to each other
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
         self._groups: Groups | None = None
-        self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -176,24 +129,13 @@ class _TileWriter:
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
         groups = self._groups = groups_of(sizes, row_axes, self.schedule)
-        self._functions, pointers = row_values(self.program, ahead, self.schedule)
+        self._functions, pointers = row_values(self.program, ahead, self.schedule, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {int(mailbox.numel) - 1}"
         for line in roles(groups, self.schedule.ahead, pointers, counter, row, column, self.wide):
             self.code.writeline(line)
         self.code.do_indent()
-
-    def number(self, axis: Axis) -> str:
-        """The number of the tile along an axis: the index itself where the tile has one element."""
-        return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
-
-    def tiles(self, axis: Axis) -> int:
-        return -(-int(axis.size) // self.extents[axis])
-
-    @property
-    def tiles_in_all(self) -> int:
-        return math.prod(map(self.tiles, self.axes))
 
     def finish(self, name: str) -> KernelSource:
         functions = self._functions + self.maxima.functions + HELPER * self._words
@@ -226,128 +168,6 @@ class _TileWriter:
                 if stmt.name in self.turned and self._deals:
                     self.in_words(stmt.args[0].name)
                 self.ops.compute(stmt)
-
-    # Where an access goes.
-
-    def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[_Dim]:
-        """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
-        others, but for the contiguous one."""
-        strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
-        order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
-        found, first = list[_Dim](), list[_Dim]()
-        for axis in reversed(order):
-            size, extent = int(axis.size), self.extents[axis]
-            one = _Dim((axis,), strides[axis], extent, size)
-            own = first if found and axis in apart else found
-            if own and own[0].extent == own[0].total and strides[axis] == own[0].stride * own[0].total:
-                after = own[0]
-                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
-                own[0] = _Dim(*joined)
-            else:
-                own.insert(0, one)
-        return first + found
-
-    def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
-        """Define the indices of a tile's elements along `first` and what follows it without a gap."""
-        if name not in self._known:
-            self._known.add(name)
-            start = f"{self.number(first)} * {extent} + " * (self.tiles(first) > 1)
-            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}")
-
-    def define_index(self, axis: Axis) -> None:
-        """Define the symbol of an axis, for its use as a value."""
-        if axis in self.tiled:
-            spread = _spread(len(self.tiled), self.tiled.index(axis))
-            self.define(str(axis.symbol), axis, self.extents[axis], spread)
-
-    @staticmethod
-    def at(dim: _Dim) -> str:
-        return f"at_{dim.name}"
-
-    def place(self, buffer: str, index: sympy.Expr, parts: Sequence[_Part]) -> tuple[str, str]:
-        """The address of an access and its mask, which is empty where all elements exist."""
-        tiled = {axis.symbol for axis in self.tiled}
-        outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
-        constant = outside.xreplace(dict.fromkeys(outside.free_symbols, sympy.S.Zero))
-        terms = [str(constant)] * bool(constant)
-        terms += [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
-        masks = []
-        for dim in dict.fromkeys(part.dim for part in parts):
-            at = self.index_along(dim, parts)
-            terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
-            if dim.masked:
-                masks.append(f"({at} < {dim.total})")
-        pointer = self.program.buffer(buffer).pointer
-        mask = " & ".join(masks)
-        return f"{pointer} + ({' + '.join(terms) or '0'})", mask
-
-    def index_along(self, dim: _Dim, parts: Sequence[_Part]) -> str:
-        """The index along a dim, defined before if it is not yet, in a tensor of all parts."""
-        own = {i: part for i, part in enumerate(parts) if part.dim == dim}
-        spread = {i: "" if len(parts) == 1 else _spread(len(parts), i) for i in own}
-        if len(own) == 1:
-            self.define(self.at(dim), dim.axes[0], dim.extent)
-            return self.at(dim) + "".join(spread.values())
-        steps = [
-            f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
-        ]
-        if self.tiles(dim.axes[0]) > 1:
-            steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
-        text = " + ".join(steps)
-        if text not in self._dealt:
-            same = sum(name.startswith(f"dealt_{dim.name}") for name in self._dealt.values())
-            self._dealt[text] = f"dealt_{dim.name}" + f"_{same}" * bool(same)
-            self.code.writeline(f"{self._dealt[text]} = {text}")
-        return self._dealt[text]
-
-    def parts(self, dims: Sequence[_Dim]) -> list[_Part]:
-        """The dims of a load in the order in which Triton deals its elements out. Of a full tile, a warp has
-        `warp_cols` columns, and a thread `thread_rows` rows."""
-        whole = [_Part(dim, 1, dim.extent) for dim in dims]
-        rows = next((dim for dim in dims[:-1] if self.rows in dim.axes), None)
-        if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
-            return whole
-        last = dims[-1]
-        self._deals = True
-        each, cols = min(self.schedule.thread_rows, rows.extent), min(self.schedule.warp_cols, last.extent)
-        others = (part for part in whole if part.dim not in (rows, last))
-        parts = [_Part(rows, each, rows.extent // each), *others, _Part(last, cols, last.extent // cols)]
-        parts += [_Part(rows, 1, each), _Part(last, 1, cols)]
-        return [part for part in parts if part.extent > 1]
-
-    @staticmethod
-    def joined(text: str, parts: Sequence[_Part]) -> tuple[list[_Dim], str]:
-        """A load with one dim for each dim of memory, and these dims."""
-        dims = list(dict.fromkeys(part.dim for part in parts))
-        if len(parts) > len(dims):
-            order = [i for dim in dims for i, part in enumerate(parts) if part.dim == dim]
-            if order != sorted(order):
-                text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
-            text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
-        return dims, text
-
-    def row_axis(self) -> Axis | None:
-        """The axis along which a thread has several elements of a full tensor: that along which a result is
-        turned around, or else the innermost of those that are reduced across memory."""
-        loaded, turned = self.full_axes(Load), list[Axis]()
-        for stored in self.full_axes(Store):
-            # Of packed elements, the load has axes that the store has not.
-            before = {next((axis for axis in axes if axis in stored), None) for axes in loaded}
-            turned += [axis for axis in stored[:1] if axis not in before]
-        first = {axis for axes in loaded for axis in axes[:1]}
-        across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in first]
-        return next(iter(turned + across), None)
-
-    def full_axes(self, kind: type[Load | Store]) -> list[list[Axis]]:
-        """The axes of each full tensor that is loaded, or stored, innermost first."""
-        reduced = {axis.symbol for axis in self.reduced_axes}
-        accesses = [s for s in self.nest.body if isinstance(s, kind) and is_full(s, self.tiled, reduced)]
-        return [[axis for dim in self.dims(s.index) for axis in dim.axes][::-1] for s in accesses]
-
-    def shape(self, axes: Sequence[Axis]) -> str:
-        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
-
-    # Statements.
 
     def load(self, stmt: Load) -> None:
         # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
@@ -467,14 +287,14 @@ class _TileWriter:
 
     def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
         dims = self.dims(stmt.index)
-        address, mask = self.place(stmt.buffer, stmt.index, [_Part(dim, 1, dim.extent) for dim in dims])
+        address, mask = self.place(stmt.buffer, stmt.index, [Part(dim, 1, dim.extent) for dim in dims])
         if dims:
             value = self.in_memory(value, varies, dims)
         else:
             address = f"tl.broadcast_to({address}, {self.shape(())})"
         self.code.writeline(f"tl.store({address}, {value}{f', {mask}' * bool(mask)})")
 
-    def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[_Dim]) -> str:
+    def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[Dim]) -> str:
         """A value of the tile in the dims of memory."""
         axes = [axis for dim in dims for axis in dim.axes]
         own = [axis for axis in self.tiled if axis in axes]
@@ -489,7 +309,3 @@ class _TileWriter:
         if rank != len(dims):
             value = f"tl.reshape({value}, [{', '.join(str(d.extent) for d in dims)}])"
         return value
-
-
-def _spread(rank: int, place: int) -> str:
-    return f"[{', '.join(':' if i == place else 'None' for i in range(rank))}]"

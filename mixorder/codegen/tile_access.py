@@ -1,0 +1,204 @@
+"""Where the accesses of a tile go: their dims in memory, the indices, and which elements a thread has.
+
+Memory is accessed in the order in which it lies: axes that follow one another without a gap make one dim, the
+contiguous one last.
+
+Triton deals the elements of a load out to lanes, then warps, then the registers of a thread, in the order of
+its dims: the contiguous one first, then from the first on. So a load whose rows are two dims decides which
+rows a thread has. With rows next to each other, it has bytes next to each other of a transposed result, and
+reduces more of a column by itself. Values keep this order until they are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import sympy
+
+from ..inductor.printing import IndentedBuffer
+from ..ir.program import Axis, AxisClass, Load, LoopProgram, Reduce, Store, is_full
+from ..schedule.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Dim:
+    """Axes that an access runs over as one dim: neighbours in memory, `stride` elements apart.
+
+    `extent`: the tile's elements. `total`: those of the whole space.
+    """
+
+    axes: tuple[Axis, ...]
+    stride: int
+    extent: int
+    total: int
+
+    @property
+    def name(self) -> str:
+        return "".join(str(axis.symbol) for axis in self.axes)
+
+    @property
+    def masked(self) -> bool:
+        return self.total % self.extent != 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Elements of a dim, `step` apart, that are one dim of a load."""
+
+    dim: Dim
+    step: int
+    extent: int
+
+
+class TileAccesses:
+    """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
+    `code`, each once. `rows`: the axis along which a thread has several elements, if it has any."""
+
+    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+        self.program, self.nest, self.schedule = program, program.nests[0], schedule
+        self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
+        self.extents = dict(zip(self.axes, schedule.extents, strict=True))
+        self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
+        self.code = IndentedBuffer()
+        reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
+        self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
+        self._known: set[str] = set()  # names of indices that the kernel has defined
+        self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
+        self._deals = False  # whether a thread has rows next to each other
+        self.rows = self.row_axis() if schedule.thread_rows else None
+
+    def number(self, axis: Axis) -> str:
+        """The number of the tile along an axis: the index itself where the tile has one element."""
+        return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
+
+    def tiles(self, axis: Axis) -> int:
+        return -(-int(axis.size) // self.extents[axis])
+
+    @property
+    def tiles_in_all(self) -> int:
+        return math.prod(map(self.tiles, self.axes))
+
+    def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[Dim]:
+        """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
+        others, but for the contiguous one."""
+        strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
+        order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
+        found, first = list[Dim](), list[Dim]()
+        for axis in reversed(order):
+            size, extent = int(axis.size), self.extents[axis]
+            one = Dim((axis,), strides[axis], extent, size)
+            own = first if found and axis in apart else found
+            if own and own[0].extent == own[0].total and strides[axis] == own[0].stride * own[0].total:
+                after = own[0]
+                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
+                own[0] = Dim(*joined)
+            else:
+                own.insert(0, one)
+        return first + found
+
+    def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
+        """Define the indices of a tile's elements along `first` and what follows it without a gap."""
+        if name not in self._known:
+            self._known.add(name)
+            start = f"{self.number(first)} * {extent} + " * (self.tiles(first) > 1)
+            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}")
+
+    def define_index(self, axis: Axis) -> None:
+        """Define the symbol of an axis, for its use as a value."""
+        if axis in self.tiled:
+            spread = spread_along(len(self.tiled), self.tiled.index(axis))
+            self.define(str(axis.symbol), axis, self.extents[axis], spread)
+
+    @staticmethod
+    def at(dim: Dim) -> str:
+        return f"at_{dim.name}"
+
+    def place(self, buffer: str, index: sympy.Expr, parts: Sequence[Part]) -> tuple[str, str]:
+        """The address of an access and its mask, which is empty where all elements exist."""
+        tiled = {axis.symbol for axis in self.tiled}
+        outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
+        constant = outside.xreplace(dict.fromkeys(outside.free_symbols, sympy.S.Zero))
+        terms = [str(constant)] * bool(constant)
+        terms += [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
+        masks = []
+        for dim in dict.fromkeys(part.dim for part in parts):
+            at = self.index_along(dim, parts)
+            terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
+            if dim.masked:
+                masks.append(f"({at} < {dim.total})")
+        pointer = self.program.buffer(buffer).pointer
+        mask = " & ".join(masks)
+        return f"{pointer} + ({' + '.join(terms) or '0'})", mask
+
+    def index_along(self, dim: Dim, parts: Sequence[Part]) -> str:
+        """The index along a dim, defined before if it is not yet, in a tensor of all parts."""
+        own = {i: part for i, part in enumerate(parts) if part.dim == dim}
+        spread = {i: "" if len(parts) == 1 else spread_along(len(parts), i) for i in own}
+        if len(own) == 1:
+            self.define(self.at(dim), dim.axes[0], dim.extent)
+            return self.at(dim) + "".join(spread.values())
+        steps = [
+            f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
+        ]
+        if self.tiles(dim.axes[0]) > 1:
+            steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
+        text = " + ".join(steps)
+        if text not in self._dealt:
+            same = sum(name.startswith(f"dealt_{dim.name}") for name in self._dealt.values())
+            self._dealt[text] = f"dealt_{dim.name}" + f"_{same}" * bool(same)
+            self.code.writeline(f"{self._dealt[text]} = {text}")
+        return self._dealt[text]
+
+    def parts(self, dims: Sequence[Dim]) -> list[Part]:
+        """The dims of a load in the order in which Triton deals its elements out. Of a full tile, a warp has
+        `warp_cols` columns, and a thread `thread_rows` rows."""
+        whole = [Part(dim, 1, dim.extent) for dim in dims]
+        rows = next((dim for dim in dims[:-1] if self.rows in dim.axes), None)
+        if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
+            return whole
+        last = dims[-1]
+        self._deals = True
+        each, cols = min(self.schedule.thread_rows, rows.extent), min(self.schedule.warp_cols, last.extent)
+        others = (part for part in whole if part.dim not in (rows, last))
+        parts = [Part(rows, each, rows.extent // each), *others, Part(last, cols, last.extent // cols)]
+        parts += [Part(rows, 1, each), Part(last, 1, cols)]
+        return [part for part in parts if part.extent > 1]
+
+    @staticmethod
+    def joined(text: str, parts: Sequence[Part]) -> tuple[list[Dim], str]:
+        """A load with one dim for each dim of memory, and these dims."""
+        dims = list(dict.fromkeys(part.dim for part in parts))
+        if len(parts) > len(dims):
+            order = [i for dim in dims for i, part in enumerate(parts) if part.dim == dim]
+            if order != sorted(order):
+                text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
+            text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
+        return dims, text
+
+    def row_axis(self) -> Axis | None:
+        """The axis along which a thread has several elements of a full tensor: that along which a result is
+        turned around, or else the innermost of those that are reduced across memory."""
+        loaded, turned = self.full_axes(Load), list[Axis]()
+        for stored in self.full_axes(Store):
+            # Of packed elements, the load has axes that the store has not.
+            before = {next((axis for axis in axes if axis in stored), None) for axes in loaded}
+            turned += [axis for axis in stored[:1] if axis not in before]
+        first = {axis for axes in loaded for axis in axes[:1]}
+        across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in first]
+        return next(iter(turned + across), None)
+
+    def full_axes(self, kind: type[Load | Store]) -> list[list[Axis]]:
+        """The axes of each full tensor that is loaded, or stored, innermost first."""
+        reduced = {axis.symbol for axis in self.reduced_axes}
+        accesses = [s for s in self.nest.body if isinstance(s, kind) and is_full(s, self.tiled, reduced)]
+        return [[axis for dim in self.dims(s.index) for axis in dim.axes][::-1] for s in accesses]
+
+    def shape(self, axes: Sequence[Axis]) -> str:
+        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+
+
+def spread_along(rank: int, place: int) -> str:
+    return f"[{', '.join(':' if i == place else 'None' for i in range(rank))}]"
