@@ -1,9 +1,9 @@
 """Write the kernel of a program whose reductions all end within its tile.
 
 A value is a tensor with a dim for each axis along which the tile has several elements, and size 1 along those
-that it does not depend on. Memory is accessed in the order in which it lies (`tile_access`). A value is turned
-to that order before its store, so that Triton exchanges it through shared memory and both loads and stores are
-of whole sectors.
+that it does not depend on. Memory is accessed in the order in which it lies (`tile_access`). A value is
+turned to that order before its store, so that Triton exchanges it through shared memory and both loads and
+stores are of whole sectors.
 """
 
 from __future__ import annotations
