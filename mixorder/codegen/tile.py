@@ -33,7 +33,7 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.device import H200
-from ..schedule.rows_ahead import Groups, groups_of
+from ..schedule.rows_ahead import Groups, groups_of, row_axes_of
 from ..schedule.schedule import Schedule, next_power_of_2
 from ..transform.cooperative import MAILBOX
 from .maxima import Maxima
@@ -125,9 +125,8 @@ class _TileWriter(TileAccesses):
 
     def begin_groups(self, ahead: Nest) -> None:
         """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
-        rows = int(ahead.loops[0].size)
         sizes = [int(axis.size) for axis in self.axes]
-        row_axes = next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
+        row_axes = row_axes_of(ahead, sizes)
         groups = self._groups = groups_of(sizes, row_axes, self.schedule)
         self._functions, pointers = row_values(self.program, ahead, self.schedule, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import TooWide
+from ..ir.program import Nest
 from .device import H200, DeviceInfo
 from .schedule import Schedule, next_power_of_2
 
@@ -33,6 +34,14 @@ class Groups:
     def programs(self) -> int:
         """Of each group."""
         return self.values + self.tiles
+
+
+def row_axes_of(ahead: Nest | None, sizes: Sequence[int]) -> int:
+    """How many of the first axes, of these sizes, are the rows of what is computed ahead; 0 if nothing is."""
+    if ahead is None:
+        return 0
+    rows = int(ahead.loops[0].size)
+    return next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
 
 
 def groups_of(sizes: Sequence[int], row_axes: int, schedule: Schedule) -> Groups:

@@ -33,7 +33,7 @@ from .facts import Facts, cost_of
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
-from .rows_ahead import with_rows_ahead
+from .rows_ahead import row_axes_of, with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
 from .work import Work, computing
@@ -138,15 +138,8 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
         turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
         store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
-        row_axes=_row_axes(program, sizes),
+        row_axes=row_axes_of(program.ahead, sizes),
     )
-
-
-def _row_axes(program: LoopProgram, sizes: Sequence[int]) -> int:
-    if program.ahead is None:
-        return 0
-    rows = int(program.ahead.loops[0].size)
-    return next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
 
 
 def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
