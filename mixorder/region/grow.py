@@ -23,7 +23,7 @@ from .axes import fits, product, reduces
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
 from .moves import Steps, is_move, steps_to
-from .nodes import fake, float_bytes, is_pointwise, is_view, operands, reduced, reduction_kind, shape_of
+from .nodes import float_bytes, is_pointwise, is_view, item_bytes, operands, reduced, reduction_kind, shape_of
 from .padding import has_gaps
 from .region import Region, Seed
 from .space_analysis import by_position, position, takes_operands, users_behind_views
@@ -150,6 +150,7 @@ class _Growth:
             self.adopt()
         self.members.sort()
         self.trim()
+        self.members.read_what_others_compute()
         outputs = self.members.cheapest(self.members.outputs(), self.steps)
         nodes = self.members.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
@@ -368,7 +369,7 @@ class _Growth:
             only_here = [
                 a for a in reads if a not in self.members and not self.members.feeds(a, other_than=node)
             ]
-            if _item_bytes(*reads, *unwritten) < _item_bytes(node, node, *only_here):
+            if item_bytes(*reads, *unwritten) < item_bytes(node, node, *only_here):
                 del self.members[node]
 
     def stored(self, node: Node) -> Node:
@@ -407,8 +408,3 @@ def _reaches(node: Node, targets: set[Node]) -> bool:
                 seen.add(user)
                 todo.append(user)
     return False
-
-
-def _item_bytes(*nodes: Node) -> int:
-    """Bytes of full-size tensors, per element of the space."""
-    return sum(fake(n).dtype.itemsize for n in nodes)  # type: ignore[union-attr]

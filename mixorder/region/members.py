@@ -12,7 +12,7 @@ from torch.fx import Node
 from ..ir.program import AxisClass
 from .axes import Size, product
 from .gathers import is_gather_view
-from .nodes import is_constant, is_pointwise, is_view, operands, shape_of
+from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, shape_of
 from .region import Seed
 from .space_analysis import by_position, num_bytes
 
@@ -60,6 +60,41 @@ class Members(dict[Node, bool]):
             self.written.add(node)
             return False
         return True
+
+    def read_what_others_compute(self) -> None:
+        """Drop members that loops outside compute as well, where the region reads something instead that
+        nothing else reads.
+
+        What the region reads is stored. Inductor then stores the member's operand for the region, and may
+        store the member, or a cast of it, for the loops outside besides.
+        """
+        for node in reversed(by_position(self.copied)):
+            if node not in self or is_view(node) or not is_pointwise(node) or node in self.again:
+                continue
+            outside = any(u not in self or u in self.copied for u in node.users)
+            if not (outside and self.analysis.is_full(node)):
+                continue
+            dropped = self._only_for(node)
+            reads = {a for n in dropped for a in operands(n) if a not in self and self.analysis.is_full(a)}
+            stored = [a for a in reads if self._is_stored_for(a, dropped)]
+            rounds = any(item_bytes(a) > item_bytes(node) for a in stored)
+            if stored and not rounds and item_bytes(node) <= item_bytes(*stored):
+                for one in dropped:
+                    del self[one]
+                    self.copied.discard(one)
+
+    def _only_for(self, node: Node) -> set[Node]:
+        """A member, and those that nothing else in the region needs."""
+        found = {node}
+        for one in reversed(by_position(self)):
+            inside = [u for u in one.users if u in self]
+            if inside and found.issuperset(inside) and one not in self.written:
+                found.add(one)
+        return found
+
+    def _is_stored_for(self, node: Node, members: Collection[Node]) -> bool:
+        """Whether a node outside is stored because these members read it: without them, loops compute it."""
+        return self.analysis.fusible(node) and not is_view(node) and all(u in members for u in node.users)
 
     def feeds(self, node: Node, other_than: Node | None = None) -> bool:
         """Whether a member uses a node."""

@@ -15,6 +15,7 @@ from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
 F8 = torch.float8_e4m3fn
+aten = torch.ops.aten
 
 
 def scaled(x: Any, dim: int) -> tuple[Any, Any]:
@@ -111,3 +112,32 @@ def test_a_constant_that_a_product_reads_is_not_written() -> None:
     (region,) = find(traced(function, FULL, FULL, SQUARE))
     assert any(n.target in CONSTANTS for n in region.nodes)
     assert not any(n.target in CONSTANTS for n in region.outputs)
+
+
+def outside_as_well(x: Any, y: Any, z: Any, scale: Any, w: Any) -> tuple[Any, Any]:
+    """A norm's backward, whose dx goes through a product in bfloat16, and a later norm that adds to it."""
+    shifted = x.float() + z.float() - y.float().sum(1, keepdim=True) * y.float()
+    total = shifted * scale
+    return total, (total.bfloat16() @ w).float()
+
+
+def test_what_loops_outside_compute_as_well_is_read() -> None:
+    def function(*args: Any) -> Any:
+        total, product = outside_as_well(*args)
+        dx = total + product
+        return dx - dx.sum(1, keepdim=True), dx.sum(0)
+
+    region = only(traced(function, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
+    product, total = region.inputs
+    assert product.target is aten.mm.default
+    assert total.target is aten.mul.Tensor and total.args[1].op == "placeholder"
+
+
+def test_it_is_not_read_where_that_adds_a_rounding() -> None:
+    def function(*args: Any) -> Any:
+        total, product = outside_as_well(*args)
+        dx = total.bfloat16().float() + product
+        return dx - dx.sum(1, keepdim=True), dx.sum(0)
+
+    region = only(traced(function, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
+    assert bf16 not in {n.meta["val"].dtype for n in region.inputs if n.target is not aten.mm.default}
