@@ -48,6 +48,7 @@ from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
+from .rewrite.sizes import sizes_from_inputs
 from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
@@ -71,6 +72,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
     with guarded(graph):
         try:
+            _or_warn(runner, functools.partial(sizes_from_inputs, graph))
             _or_warn(runner, spelling.begin)
             return _run(graph, find_regions(graph, spelling.joining), options, setting)
         finally:
