@@ -30,7 +30,7 @@ from torch.fx import Graph, Node
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from ..inductor.tensors import padded_strides
 from .grow import needed_for
-from .nodes import fake, is_constant, is_pointwise, is_view, size_of
+from .nodes import fake, is_constant, is_pointwise, is_view, reduction_kind, shape_of, size_of
 from .padding import fills_gaps, has_gaps
 from .placement import moved, place_of
 from .region import Region
@@ -88,9 +88,11 @@ class Timeline:
         self.spans: dict[Node, Span] = {}
         self._find_bases(graph)
         self._find_stored(graph)
+        loops = filter(is_pointwise, self.stored)
+        self.early = {n: at for n in loops if (at := self._if_fused(n)) < self.index[n]}
         self.changes = [0] * (self.end + 2)
         for node in self.stored:
-            self._set(node, self._span(node, self.index[node]))
+            self._set(node, self._span(node, self._computed(node)))
         inputs = donated(graph)
         self.writable = inputs if may_overwrite_inputs() else frozenset()
         overwritten = self._share(inputs)
@@ -179,7 +181,7 @@ class Timeline:
                     todo.append(user)
                 else:
                     moved_to = change.place if change is not None and user in change.late else first
-                    last = max(last, moved_to, self.index.get(user, first))
+                    last = max(last, moved_to, self._computed(user, first))
         return last
 
     def _readers(self, node: Node) -> list[int]:
@@ -192,7 +194,7 @@ class Timeline:
                 if self._is_view_of(user, source) or not (user in self.stored or not _is_loop(user)):
                     todo.append(user)
                 else:
-                    found.append(self._position(user))
+                    found.append(self._computed(user, self._position(user)))
         return found
 
     def _is_view_of(self, node: Node, source: Node) -> bool:
@@ -310,6 +312,21 @@ class Timeline:
         fused = any(near <= at < place for n in made_of for at in self._readers(n))
         return max(own, near) if fused else place
 
+    def _if_fused(self, node: Node) -> int:
+        """The position at which a loop's stored result is computed: in the kernel of a reduction along the same
+        rows that it reads, however long before, if all else that it reads exists there."""
+        made_of = set[Node]().union(*(self._made_of(a)[0] for a in node.all_input_nodes))
+        reductions = [n for n in made_of if _is_row_of(n, node)]
+        if not reductions:
+            return self.index[node]
+        before = needed_for(made_of.difference(reductions), since=min(map(position, reductions)))
+        last = max(self.index[n] for n in made_of)
+        return last if any(n not in before for n in reductions) else self.index[node]
+
+    def _computed(self, node: Node, default: int = 0) -> int:
+        """The position at which a node is computed."""
+        return self.early.get(node, self.index.get(node, default))
+
     def _made_of(self, node: Node) -> tuple[set[Node], int]:
         """What a loop reads from memory to compute a node, and of how many nodes it computes then."""
         found, todo, seen, inlined = set[Node](), [node], {node}, 0
@@ -378,6 +395,7 @@ class Timeline:
             _add(self.changes, copy, 1)
         for node in change.rewrite.late:
             self.index[node] = max(self.index.get(node, 0), change.place)
+            self.early.pop(node, None)
         for node, at in change.rewrite.written.items():
             self.index[node] = max(self.index.get(node, 0), at)
         self.peak = change.without_workspace
@@ -426,6 +444,17 @@ def _is_loop(node: Node) -> bool:
         return True
     key = get_node_storage(node)
     return key is not None and any(get_node_storage(a) == key for a in node.all_input_nodes)
+
+
+def _is_row_of(node: Node, result: Node) -> bool:
+    """Whether a node is a reduction's result with one element for each row of a loop's."""
+    shape, rows = shape_of(result), shape_of(node)
+    if reduction_kind(node) is None or not shape or not rows or len(rows) != len(shape):
+        return False
+    kept = [d for d, n in enumerate(rows) if n == shape[d]]
+    return (
+        kept == list(range(len(kept))) and len(kept) < len(shape) and all(n == 1 for n in rows[len(kept) :])
+    )
 
 
 def _is_broadcast(node: Node) -> bool:
