@@ -105,9 +105,12 @@ def _run(
             _tell(end)
 
     def again(found: Region | Decline) -> Region | None:
-        outer = found.outer if isinstance(found, Region) else ()
-        names = [name for _, name, peak in filter(None, map(waiting.get, outer)) if memory().peak < peak]
-        return dataclasses.replace(found, name=names[0]) if names else None  # type: ignore[type-var]
+        if not isinstance(found, Region):
+            return None
+        names = [
+            name for _, name, peak in filter(None, map(waiting.get, found.outer)) if memory().peak < peak
+        ]
+        return dataclasses.replace(found, name=names[0]) if names else None
 
     if any(memory().peak < peak for *_, peak in waiting.values()):
         for found, end in each(search(), again):
@@ -135,7 +138,7 @@ def _fuse_each(
     regions: RegionSearch,
     wanted: Callable[[Region | Decline], Region | Decline | None],
 ) -> Iterator[tuple[Region | Decline, RegionRecord | Decline]]:
-    """Fuse what a search finds and `wanted` gives, one after the other. Yields what was found, and its end."""
+    """Fuse what a search finds, if `wanted` gives it. Yields each with its end."""
     taken = None
     while True:
         runner = runners()
