@@ -1,9 +1,10 @@
 """The table of contents: every stage that a graph goes through, in order.
 
 `run` is the post-grad pass; `fuse` takes one region from the graph to its kernels; `build` has the stages
-from the region to its loops and their schedule. Before regions are looked for, some nodes are spelled as
-reductions, and those that no region takes are spelled as before at the end. No other stage before the rewrite
-changes the graph: a region that is declined, or that a bug stops, leaves it to Inductor as it was.
+from the region to its loops and their schedule. Before regions are looked for, sizes are taken from the
+graph's inputs, and some nodes are spelled as reductions. Those that no region takes are spelled as before at
+the end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
+leaves it to Inductor as it was.
 """
 
 from __future__ import annotations
