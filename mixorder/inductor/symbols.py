@@ -48,6 +48,7 @@ class _Guards:
         self.shape_env = shape_env
         self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
         self.equal = _equal_symbols(guard.expr for guard in shape_env.guards)
+        self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
         # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
@@ -62,27 +63,38 @@ class _Guards:
         return self.known[size]
 
     def _found(self, size: sympy.Expr) -> sympy.Expr:
-        size = self.shape_env.simplify(size.xreplace(self.equal))
-        size = size.replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
-        terms = sympy.Add.make_args(size)
-        return sympy.expand(sum(map(self._term, terms), sympy.S.Zero))
+        return self._sum(self._plain(self.shape_env.simplify(self._plain(size))))
+
+    def _plain(self, size: sympy.Expr) -> sympy.Expr:
+        return size.xreplace(self.equal).replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
+
+    def _sum(self, size: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(sum(map(self._term, sympy.Add.make_args(size)), sympy.S.Zero))
 
     def _term(self, term: sympy.Expr) -> sympy.Expr:
         """A product, without the divisions that leave no remainder and that a factor undoes."""
-        for quotient in sorted(term.atoms(FloorDiv), key=str):
-            if (exact := self._exact(*quotient.args)) is not None:
-                shorter = sympy.expand(term.xreplace({quotient: exact}))
-                term = shorter if _fractions(shorter) <= _fractions(term) else term
-        return term
+        powers = [factor.as_base_exp() for factor in sympy.Mul.make_args(term)]
+        for i, (base, power) in enumerate(powers):
+            powers[i] = self._inside(base), power
+            for quotient in dict.fromkeys((base, powers[i][0])):
+                if isinstance(quotient, FloorDiv) and (exact := self._exact(*quotient.args)) is not None:
+                    tried = [*powers[:i], (exact, power), *powers[i + 1 :]]
+                    powers = tried if _fractions(_product(tried)) <= _fractions(_product(powers)) else powers
+        return _product(powers)
+
+    def _inside(self, factor: sympy.Expr) -> sympy.Expr:
+        """A factor whose operands, if it is a quotient or a remainder, are without such divisions as well."""
+        if not isinstance(factor, FloorDiv | Mod):
+            return factor
+        return factor.func(*map(self._sum, factor.args))
 
     def _exact(self, whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr | None:
         """A quotient as a fraction, where there is no remainder: torch says so, or a number divides it. A
         length that was padded to windows of 7 is a multiple of 7, and has 7 to each of its windows."""
-        if Mod(whole, part) in self.shape_env.divisible or _divides(part, whole):
-            return whole / part
         if isinstance(part, FloorDiv) and part.args[0] == whole and _divides(part.args[1], whole):
             return part.args[1]
-        return None
+        exact = _divides(part, whole) or Mod(whole, part) in self.divisible
+        return whole / part if exact else None
 
 
 def _equal_symbols(guards: Iterable[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
@@ -126,6 +138,10 @@ def canonical(size: sympy.Expr) -> sympy.Expr:
 def _is_clean(expr: sympy.Expr) -> bool:
     """Whether torch notes of a quotient that it has no remainder, by a class of its own."""
     return isinstance(expr, FloorDiv) and type(expr) is not FloorDiv
+
+
+def _product(powers: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> sympy.Expr:
+    return sympy.expand(sympy.Mul(*(base**power for base, power in powers)))
 
 
 def _divides(part: sympy.Expr, size: sympy.Expr) -> bool:
