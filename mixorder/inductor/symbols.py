@@ -47,6 +47,7 @@ class _Guards:
     def __init__(self, shape_env: Any) -> None:
         self.shape_env = shape_env
         self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
+        self.sums: dict[sympy.Expr, sympy.Expr] = {}  # and those of their parts, after one step
         self.equal = _equal_symbols(guard.expr for guard in shape_env.guards)
         self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
 
@@ -69,7 +70,10 @@ class _Guards:
         return size.xreplace(self.equal).replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
 
     def _sum(self, size: sympy.Expr) -> sympy.Expr:
-        return sympy.expand(sum(map(self._term, sympy.Add.make_args(size)), sympy.S.Zero))
+        if size not in self.sums:
+            terms = map(self._term, sympy.Add.make_args(size))
+            self.sums[size] = sympy.expand(sum(terms, sympy.S.Zero))
+        return self.sums[size]
 
     def _term(self, term: sympy.Expr) -> sympy.Expr:
         """A product, without the divisions that leave no remainder and that a factor undoes."""
