@@ -38,6 +38,7 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
     Min: torch.sym_min,
 }
 """What computes the functions in sizes, two operands at a time."""
+MOST_STEPS = 8  # to a size's canonical form; sizes of the corpus take 3 at most
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
 
@@ -48,7 +49,8 @@ class _Guards:
         self.shape_env = shape_env
         self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
         self.sums: dict[sympy.Expr, sympy.Expr] = {}  # and those of their parts, after one step
-        self.equal = _equal_symbols(guard.expr for guard in shape_env.guards)
+        equal = _equal_symbols(guard.expr for guard in shape_env.guards)
+        self.equal = {symbol: shape_env.simplify(other) for symbol, other in equal.items()}
         self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
@@ -56,7 +58,7 @@ class _Guards:
         steps = [size]
         while (last := steps[-1]) not in self.known:
             found = self._found(last)
-            if found in steps:
+            if found in steps or len(steps) == MOST_STEPS:
                 self.known[last] = last
             else:
                 steps.append(found)
@@ -102,13 +104,14 @@ class _Guards:
 
 
 def _equal_symbols(guards: Iterable[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
-    """Symbols that are one operation on others, such as the width where it is `n // height`."""
+    """Symbols that are one operation on others, such as the width where it is `n // height`. Of two that are
+    equal, torch replaces one by the other itself."""
     found: dict[sympy.Symbol, sympy.Expr] = {}
     made_of: set[sympy.Basic] = set()
     for guard in guards:
         for one, other in (guard.args, guard.args[::-1]) if isinstance(guard, sympy.Eq) else ():
             free = other.free_symbols
-            simple = bool(free) and all(arg.is_Atom for arg in other.args)
+            simple = bool(free) and not other.is_Symbol and all(arg.is_Atom for arg in other.args)
             if one.is_Symbol and simple and one not in made_of and free.isdisjoint({one, *found}):
                 found.setdefault(one, other)
                 made_of |= free

@@ -159,6 +159,17 @@ def test_a_symbol_that_a_guard_makes_a_quotient_has_its_form() -> None:
         assert canonical(m * symbol) == n
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_symbols_that_are_equal_the_one_that_torch_keeps_is_used(order: int) -> None:
+    """Inductor's own simplification of indices uses that one."""
+    graph, n, m = in_pieces(12, 12)
+    env = graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
+    assert env.evaluate_expr(sympy.Eq(*(n, m)[::order]))
+    for size in (n, m, 3 * n, 3 * m):
+        with guarded(graph):
+            assert canonical(size) == env.simplify(size)
+
+
 def test_a_quotient_with_a_remainder_stays() -> None:
     graph, n, m = in_pieces(13, 4)
     with guarded(graph):
