@@ -1,9 +1,10 @@
 """The table of contents: every stage that a graph goes through, in order.
 
 `run` is the post-grad pass; `fuse` takes one region from the graph to its kernels; `build` has the stages
-from the region to its loops and their schedule. Before regions are looked for, some nodes are spelled as
-reductions, and those that no region takes are spelled as before at the end. No other stage before the rewrite
-changes the graph: a region that is declined, or that a bug stops, leaves it to Inductor as it was.
+from the region to its loops and their schedule. Before regions are looked for, sizes are taken from the
+graph's inputs, and some nodes are spelled as reductions. Those that no region takes are spelled as before at
+the end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
+leaves it to Inductor as it was.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError, TooWide
@@ -48,6 +48,7 @@ from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
+from .rewrite.sizes import sizes_from_inputs
 from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
@@ -72,8 +73,10 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
     with guarded(graph):
         try:
+            _or_warn(runner, functools.partial(sizes_from_inputs, graph))
             _or_warn(runner, spelling.begin)
-            return _run(graph, find_regions(graph, spelling.joining), options, setting)
+            search = functools.partial(find_regions, graph, spelling.joining)
+            return _run(graph, search, options, setting)
         finally:
             _or_warn(runner, spelling.end)
 
@@ -85,35 +88,80 @@ def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
         runner.warn(error)
 
 
-def _run(graph: Graph, regions: RegionSearch, options: Options, setting: Setting) -> list[RegionRecord]:
-    """Fuse the regions that a search finds."""
+def _run(
+    graph: Graph, search: Callable[[], RegionSearch], options: Options, setting: Setting
+) -> list[RegionRecord]:
+    """Fuse the regions that a search finds. What did not fit into memory is tried again once all others are
+    fused, if the peak is lower then."""
     started = time.perf_counter()
-    dump, known = Dump(options.dump_dir), dict[Hashable, Any]()
     ends: list[RegionRecord | Decline] = []
     memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
+    runners = functools.partial(Runner, options, Dump(options.dump_dir), {})
+    each = functools.partial(_fuse_each, graph, memory, runners, setting)
+    waiting: dict[Node, tuple[int, str, int]] = {}  # by outer reduction: the end, the name, the peak
+    for found, end in each(search(), lambda found: found):
+        ends.append(end)
+        if isinstance(found, Region) and isinstance(end, Decline) and end.reason is DeclineReason.MEMORY:
+            waiting |= dict.fromkeys(found.outer, (len(ends) - 1, found.name, memory().peak))
+        else:
+            _tell(end)
+
+    def again(found: Region | Decline) -> Region | None:
+        if not isinstance(found, Region):
+            return None
+        names = [
+            name for _, name, peak in filter(None, map(waiting.get, found.outer)) if memory().peak < peak
+        ]
+        return dataclasses.replace(found, name=names[0]) if names else None
+
+    if any(memory().peak < peak for *_, peak in waiting.values()):
+        for found, end in each(search(), again):
+            assert isinstance(found, Region)
+            places = {waiting[n][0] for n in found.outer if n in waiting}
+            ends[min(places)] = end if isinstance(end, RegionRecord) else ends[min(places)]
+    for place in sorted({place for place, *_ in waiting.values()}):
+        _tell(ends[place])
+    finished(ends, time.perf_counter() - started)
+    return [end for end in ends if isinstance(end, RegionRecord)]
+
+
+def _tell(end: RegionRecord | Decline) -> None:
+    if isinstance(end, RegionRecord):
+        fused(end)
+    else:
+        declined(end)
+
+
+def _fuse_each(
+    graph: Graph,
+    memory: Callable[[], Timeline],
+    runners: Callable[[], Runner],
+    setting: Setting,
+    regions: RegionSearch,
+    wanted: Callable[[Region | Decline], Region | Decline | None],
+) -> Iterator[tuple[Region | Decline, RegionRecord | Decline]]:
+    """Fuse what a search finds, if `wanted` gives it. Yields each with its end."""
     taken = None
     while True:
-        runner = Runner(options, dump, known)
+        runner = runners()
         found: Region | Decline | None = None
         try:
             found = runner.step("find", next_region, regions, taken)
             if found is None:
-                break
+                return
             taken = None
+            if (chosen := wanted(found)) is None:
+                continue
             try:
-                taken, record = fuse(graph, found, memory, runner, setting)
-                fused(record)
-                ends.append(record)
+                taken, record = fuse(graph, chosen, memory, runner, setting)
+                yield chosen, record
             except Decline as decline:
-                ends.append(located(decline, found))
-                declined(decline)
                 runner.show("declined.txt", decline)
+                yield chosen, located(decline, chosen)
         except MixorderError as error:
             runner.warn(error)
             if found is None:
-                break  # the search itself failed: there is no next region
-    finished(ends, time.perf_counter() - started)
-    return [end for end in ends if isinstance(end, RegionRecord)]
+                return  # the search itself failed: there is no next region
 
 
 def fuse(

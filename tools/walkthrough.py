@@ -32,6 +32,7 @@ These are the stages in their order. `mixorder/pipeline.py` has one call for eac
 ```
 FX graph of forward or backward, after Inductor's own passes
    |
+   |  sizes          symbolic sizes come from the graph's inputs, not from tensors on the way
    |  spell          a maximum of all elements, or a packed byte, becomes a reduction that a region can take
    |  find, grow     inner and outer reductions of the same elements, and the pointwise work around them
    v                 -> Region, or Decline with a reason
@@ -51,7 +52,8 @@ FX graph of forward or backward, after Inductor's own passes
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
-   |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor
+   |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor;
+   |                 it is tried again at the end if the peak is lower then
    v                 -> LoopProgram, Schedule
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
    |  gate           a region is left to Inductor if Inductor's kernels are predicted to take at most as long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-__all__ = ["FloorDiv", "ModularIndexing"]
+__all__ = ["FloorDiv", "Mod", "ModularIndexing"]
 
 INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
     "FloorDiv": lambda at, by: at // by,
@@ -38,6 +38,7 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
     Min: torch.sym_min,
 }
 """What computes the functions in sizes, two operands at a time."""
+MOST_STEPS = 8  # to a size's canonical form; sizes of the corpus take 3 at most
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
 
@@ -47,25 +48,74 @@ class _Guards:
     def __init__(self, shape_env: Any) -> None:
         self.shape_env = shape_env
         self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
+        self.sums: dict[sympy.Expr, sympy.Expr] = {}  # and those of their parts, after one step
+        equal = _equal_symbols(guard.expr for guard in shape_env.guards)
+        self.equal = {symbol: shape_env.simplify(other) for symbol, other in equal.items()}
+        self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
-        if size not in self.known:
-            self.known[size] = self._found(size)
+        # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
+        steps = [size]
+        while (last := steps[-1]) not in self.known:
+            found = self._found(last)
+            if found in steps or len(steps) == MOST_STEPS:
+                self.known[last] = last
+            else:
+                steps.append(found)
+        self.known.update(dict.fromkeys(steps, self.known[last]))
         return self.known[size]
 
     def _found(self, size: sympy.Expr) -> sympy.Expr:
-        size = self.shape_env.simplify(size).replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
-        terms = sympy.Add.make_args(size)
-        return sympy.expand(sum(map(self._term, terms), sympy.S.Zero))
+        return self._sum(self._plain(self.shape_env.simplify(self._plain(size))))
+
+    def _plain(self, size: sympy.Expr) -> sympy.Expr:
+        return size.xreplace(self.equal).replace(_is_clean, lambda quotient: FloorDiv(*quotient.args))
+
+    def _sum(self, size: sympy.Expr) -> sympy.Expr:
+        if size not in self.sums:
+            terms = map(self._term, sympy.Add.make_args(size))
+            self.sums[size] = sympy.expand(sum(terms, sympy.S.Zero))
+        return self.sums[size]
 
     def _term(self, term: sympy.Expr) -> sympy.Expr:
         """A product, without the divisions that leave no remainder and that a factor undoes."""
-        for quotient in sorted(term.atoms(FloorDiv), key=str):
-            whole, part = quotient.args
-            if Mod(whole, part) in self.shape_env.divisible:
-                shorter = sympy.expand(term.xreplace({quotient: whole / part}))
-                term = shorter if _fractions(shorter) <= _fractions(term) else term
-        return term
+        powers = [factor.as_base_exp() for factor in sympy.Mul.make_args(term)]
+        for i, (base, power) in enumerate(powers):
+            powers[i] = self._inside(base), power
+            for quotient in dict.fromkeys((base, powers[i][0])):
+                if isinstance(quotient, FloorDiv) and (exact := self._exact(*quotient.args)) is not None:
+                    tried = [*powers[:i], (exact, power), *powers[i + 1 :]]
+                    powers = tried if _fractions(_product(tried)) <= _fractions(_product(powers)) else powers
+        return _product(powers)
+
+    def _inside(self, factor: sympy.Expr) -> sympy.Expr:
+        """A factor whose operands, if it is a quotient or a remainder, are without such divisions as well."""
+        if not isinstance(factor, FloorDiv | Mod):
+            return factor
+        return factor.func(*map(self._sum, factor.args))
+
+    def _exact(self, whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr | None:
+        """A quotient as a fraction, where there is no remainder: torch says so, or a number divides it. A
+        length that was padded to windows of 7 is a multiple of 7, and has 7 to each of its windows."""
+        if isinstance(part, FloorDiv) and part.args[0] == whole and _divides(part.args[1], whole):
+            return part.args[1]
+        exact = _divides(part, whole) or Mod(whole, part) in self.divisible
+        return whole / part if exact else None
+
+
+def _equal_symbols(guards: Iterable[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
+    """Symbols that are one operation on others, such as the width where it is `n // height`. Of two that are
+    equal, torch replaces one by the other itself."""
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    made_of: set[sympy.Basic] = set()
+    for guard in guards:
+        for one, other in (guard.args, guard.args[::-1]) if isinstance(guard, sympy.Eq) else ():
+            free = other.free_symbols
+            simple = bool(free) and not other.is_Symbol and all(arg.is_Atom for arg in other.args)
+            if one.is_Symbol and simple and one not in made_of and free.isdisjoint({one, *found}):
+                found.setdefault(one, other)
+                made_of |= free
+    return found
 
 
 _guards: ContextVar[_Guards | None] = ContextVar("mixorder_guards", default=None)
@@ -95,6 +145,25 @@ def canonical(size: sympy.Expr) -> sympy.Expr:
 def _is_clean(expr: sympy.Expr) -> bool:
     """Whether torch notes of a quotient that it has no remainder, by a class of its own."""
     return isinstance(expr, FloorDiv) and type(expr) is not FloorDiv
+
+
+def _product(powers: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> sympy.Expr:
+    return sympy.expand(sympy.Mul(*(base**power for base, power in powers)))
+
+
+def _divides(part: sympy.Expr, size: sympy.Expr) -> bool:
+    """Whether a number divides a size for all values of its symbols."""
+    if not (part.is_Integer and part > 0):
+        return False
+    terms = sympy.Add.make_args(sympy.expand(_congruent(size, part)))
+    return all(term.as_coeff_Mul()[0] % part == 0 for term in terms)
+
+
+def _congruent(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
+    """A size with the same remainder: `x` for `x % by`, also in sums and products."""
+    if isinstance(size, Mod) and size.args[1] == by:
+        return _congruent(size.args[0], by)
+    return size.func(*(_congruent(arg, by) for arg in size.args)) if size.is_Add or size.is_Mul else size
 
 
 def _fractions(expr: sympy.Expr) -> set[sympy.Expr]:

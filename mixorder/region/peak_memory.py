@@ -8,6 +8,8 @@ An estimate from liveness. What is assumed of Inductor:
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
 - A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
   an input that others hold.
+- A stored value that is made of a reduction along its rows, such as a norm's statistics, is written in that
+  one's kernel, however long before it is read.
 - What would not be in memory is written for a launch that reads it, or a copy of it, right before the launch.
   Or it is written in a loop before, with which Inductor fuses it: one that computes an operand, however long
   before, or one of the last kernels, that reads an operand as well.
@@ -28,13 +30,13 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
-from ..inductor.tensors import padded_strides
 from .grow import needed_for
-from .nodes import fake, is_constant, is_pointwise, is_view, size_of
-from .padding import fills_gaps, has_gaps
+from .nodes import is_constant, is_pointwise, is_view, reduction_kind, shape_of
+from .padding import fills_gaps
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import position, takes_operands
+from .spans import Span, add, bytes_of
 
 # Inductor's own thresholds: a value that several nodes use is stored if more than 4 tensors are read for it,
 # any value if more than 8 are (`realize_reads_threshold`, `realize_acc_reads_threshold`).
@@ -47,15 +49,6 @@ NEAR = 64
 INLINED = 8
 TOLERANCE = 0.005  # of the stock graph's peak
 PIECE = 2**21  # bytes that torch's allocator takes from the GPU for small tensors: less is not seen there
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """A tensor's memory: bytes, and the first and the last position at which it is held."""
-
-    bytes: int
-    first: int
-    last: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +81,11 @@ class Timeline:
         self.spans: dict[Node, Span] = {}
         self._find_bases(graph)
         self._find_stored(graph)
+        loops = filter(is_pointwise, self.stored)
+        self.early = {n: at for n in loops if (at := self._if_fused(n)) < self.index[n]}
         self.changes = [0] * (self.end + 2)
         for node in self.stored:
-            self._set(node, self._span(node, self.index[node]))
+            self._set(node, self._span(node, self._computed(node)))
         inputs = donated(graph)
         self.writable = inputs if may_overwrite_inputs() else frozenset()
         overwritten = self._share(inputs)
@@ -179,7 +174,7 @@ class Timeline:
                     todo.append(user)
                 else:
                     moved_to = change.place if change is not None and user in change.late else first
-                    last = max(last, moved_to, self.index.get(user, first))
+                    last = max(last, moved_to, self._computed(user, first))
         return last
 
     def _readers(self, node: Node) -> list[int]:
@@ -192,7 +187,7 @@ class Timeline:
                 if self._is_view_of(user, source) or not (user in self.stored or not _is_loop(user)):
                     todo.append(user)
                 else:
-                    found.append(self._position(user))
+                    found.append(self._computed(user, self._position(user)))
         return found
 
     def _is_view_of(self, node: Node, source: Node) -> bool:
@@ -205,10 +200,10 @@ class Timeline:
 
     def _set(self, node: Node, span: Span | None) -> None:
         if (old := self.spans.pop(node, None)) is not None:
-            _add(self.changes, old, -1)
+            add(self.changes, old, -1)
         if span is not None:
             self.spans[node] = span
-            _add(self.changes, span, 1)
+            add(self.changes, span, 1)
 
     def _share(self, inputs: frozenset[Node]) -> set[Node]:
         """End the memory of operands in which a loop writes its result, and return them."""
@@ -244,7 +239,7 @@ class Timeline:
             at = start[min(span.last + 1, self.end)]
             alone = node in overwritten and len([i for i in self._readers(node) if i >= at]) == 1
             last = at - 1 if alone else end[span.last]
-            _add(changes, Span(span.bytes, start[span.first], last), 1)
+            add(changes, Span(span.bytes, start[span.first], last), 1)
         return max(accumulate(changes))
 
     def change(self, region: Region, over: Collection[Node], workspace: int) -> Change:
@@ -280,14 +275,14 @@ class Timeline:
         copies = [Span(bytes_of(n), self._first(base, place), place) for n, base in copied.items()]
         changes = self.changes.copy()
         for copy in copies:
-            _add(changes, copy, 1)
+            add(changes, copy, 1)
         for node, now in spans.items():
             if node in self.spans:
-                _add(changes, self.spans[node], -1)
+                add(changes, self.spans[node], -1)
             if now is not None:
-                _add(changes, now, 1)
+                add(changes, now, 1)
         tensors = max(accumulate(changes))
-        _add(changes, Span(workspace, place, place), 1)
+        add(changes, Span(workspace, place, place), 1)
         after = max(accumulate(changes))
         return Change(self.peak, after, tensors, spans, copies, region, place, rewrite)
 
@@ -309,6 +304,21 @@ class Timeline:
         near = kernels[max(0, before_place - NEAR)] if before_place else place
         fused = any(near <= at < place for n in made_of for at in self._readers(n))
         return max(own, near) if fused else place
+
+    def _if_fused(self, node: Node) -> int:
+        """The position at which a loop's result is stored: in the kernel of a reduction along its rows that
+        it reads, however long before, if all else that it reads exists there."""
+        made_of = set[Node]().union(*(self._made_of(a)[0] for a in node.all_input_nodes))
+        reductions = [n for n in made_of if _is_row_of(n, node)]
+        if not reductions:
+            return self.index[node]
+        before = needed_for(made_of.difference(reductions), since=min(map(position, reductions)))
+        last = max(self.index[n] for n in made_of)
+        return last if any(n not in before for n in reductions) else self.index[node]
+
+    def _computed(self, node: Node, default: int = 0) -> int:
+        """The position at which a node is computed."""
+        return self.early.get(node, self.index.get(node, default))
 
     def _made_of(self, node: Node) -> tuple[set[Node], int]:
         """What a loop reads from memory to compute a node, and of how many nodes it computes then."""
@@ -375,9 +385,10 @@ class Timeline:
             shown = self.base.setdefault(result, new if is_view(result) else result)
             self.base.update((u, shown) for u in result.users if self.base.get(u) is node)
         for copy in change.copies:
-            _add(self.changes, copy, 1)
+            add(self.changes, copy, 1)
         for node in change.rewrite.late:
             self.index[node] = max(self.index.get(node, 0), change.place)
+            self.early.pop(node, None)
         for node, at in change.rewrite.written.items():
             self.index[node] = max(self.index.get(node, 0), at)
         self.peak = change.without_workspace
@@ -428,34 +439,17 @@ def _is_loop(node: Node) -> bool:
     return key is not None and any(get_node_storage(a) == key for a in node.all_input_nodes)
 
 
+def _is_row_of(node: Node, result: Node) -> bool:
+    """Whether a node is a reduction's result with one element for each row of a loop's."""
+    shape, rows = shape_of(result), shape_of(node)
+    if reduction_kind(node) is None or not shape or not rows or len(rows) != len(shape):
+        return False
+    kept = [d for d, n in enumerate(rows) if n == shape[d]]
+    return (
+        kept == list(range(len(kept))) and len(kept) < len(shape) and all(n == 1 for n in rows[len(kept) :])
+    )
+
+
 def _is_broadcast(node: Node) -> bool:
     """Whether a node is a view even where a pass of Inductor gave it a fake tensor with memory of its own."""
     return node.target is torch.ops.aten.expand.default
-
-
-def _add(changes: list[int], span: Span, sign: int) -> None:
-    if span.last >= span.first:
-        changes[span.first] += sign * span.bytes
-        changes[span.last + 1] -= sign * span.bytes
-
-
-def bytes_of(node: Node) -> int:
-    """Bytes of a node's tensor, with gaps where Inductor pads it or, for an input, has padded it; symbolic
-    sizes are those of the example."""
-    val = fake(node)
-    if val is None:
-        return 0
-    count = 1
-    for n in map(_hint, val.shape):
-        count *= n
-    padded = padded_strides(val)
-    if padded is not None and (padded == tuple(val.stride()) or has_gaps(node)):
-        count = val.shape[0] * padded[0]
-    return count * val.dtype.itemsize
-
-
-def _hint(n: int | torch.SymInt) -> int:
-    if isinstance(n, int):
-        return n
-    hint = n.node.hint if size_of(n) is not None else None
-    return 1 if hint is None else int(hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import sympy
@@ -15,6 +16,7 @@ from mixorder.inductor import lowerings
 from mixorder.inductor.symbols import (
     INDEX_FUNCTIONS,
     FloorDiv,
+    Mod,
     ModularIndexing,
     are_equal,
     bounds,
@@ -131,6 +133,41 @@ def test_sizes_that_guards_make_equal_have_one_form() -> None:
         assert canonical(64 * m * FloorDiv(n, m)) == 64 * n
         assert canonical(m * FloorDiv(n, m) + FloorDiv(n, m)) == n + FloorDiv(n, m)
         assert canonical(FloorDiv(FloorDiv(n, m) + 1, 2)) == FloorDiv(FloorDiv(n, m) + 1, 2)
+
+
+def test_lengths_that_are_padded_to_windows_have_one_form() -> None:
+    graph, n, m = in_pieces(15, 5)
+    added = Mod(7 - Mod(m, 7), 7)
+    windows = FloorDiv(m + added, 7)
+    with guarded(graph):
+        assert canonical(windows * FloorDiv(m + added, windows) - added) == m
+        assert canonical(FloorDiv(m + 1, 7) * 7) == 7 * FloorDiv(m + 1, 7)
+        # What is left when the windows are gone is known as well: `n // m * m`.
+        assert canonical(FloorDiv(n, m) * windows * 7 - FloorDiv(n, m) * added) == n
+
+
+def test_a_symbol_that_a_guard_makes_a_quotient_has_its_form() -> None:
+    graph, n, m = in_pieces(12, 4)
+    rows = graph.find_nodes(op="placeholder")[0].meta["val"]
+    context = StatelessSymbolicContext(dynamic_sizes=[Dim.DYNAMIC])
+    width = rows.fake_mode.from_tensor(
+        torch.empty(3), symbolic_context=context, source=ConstantSource("width")
+    )
+    env, symbol = rows.fake_mode.shape_env, width.shape[0].node.expr
+    env.guards.append(mock.Mock(expr=sympy.Eq(symbol, FloorDiv(n, m), evaluate=False)))
+    with guarded(graph):
+        assert canonical(m * symbol) == n
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_symbols_that_are_equal_the_one_that_torch_keeps_is_used(order: int) -> None:
+    """Inductor's own simplification of indices uses that one."""
+    graph, n, m = in_pieces(12, 12)
+    env = graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
+    assert env.evaluate_expr(sympy.Eq(*(n, m)[::order]))
+    for size in (n, m, 3 * n, 3 * m):
+        with guarded(graph):
+            assert canonical(size) == env.simplify(size)
 
 
 def test_a_quotient_with_a_remainder_stays() -> None:

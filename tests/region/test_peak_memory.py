@@ -113,6 +113,40 @@ def test_the_estimate_is_of_the_region() -> None:
     assert shared.after < alone.after
 
 
+def normalised_again(w: Any, *terms: Any) -> Any:
+    """The forward of a norm for a product, and what its backward reads of the normalised rows."""
+    total = sum(terms)
+    mean = total.mean(-1, keepdim=True)
+    rows = (total - mean) * (total * total).mean(-1, keepdim=True)
+    product = (rows * 3) @ w
+    rows = (total - mean).sin()
+    return product * rows + rows.sum(0), (product @ w) * rows
+
+
+def test_what_reads_a_norms_statistics_is_stored_with_them() -> None:
+    """Inductor stores the rows in the kernel that reduces them, long before it reads them."""
+    graph = traced(normalised_again, ((COLS, COLS), f32), *[FULL] * 4)
+    timeline = Timeline(graph)
+    (rows,) = graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    first, _ = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    means = graph.find_nodes(op="call_function", target=torch.ops.aten.mean.dim)
+    assert timeline.spans[rows].first == timeline.index[means[0]]
+    assert timeline.index[means[0]] < timeline.index[first] < timeline.index[rows]
+
+
+def test_what_also_reads_a_later_product_is_stored_after_it() -> None:
+    def function(w: Any, *terms: Any) -> Any:
+        total = sum(terms)
+        mean = total.mean(-1, keepdim=True)
+        product = (total * mean) @ w
+        rows = ((total - mean) * product).sin()
+        return product * rows + rows.sum(0), (product @ w) * rows
+
+    timeline = Timeline(graph := traced(function, ((COLS, COLS), f32), *[FULL] * 4))
+    (rows,) = graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    assert timeline.spans[rows].first == timeline.index[rows]
+
+
 def test_a_member_is_held_until_the_last_node_outside_reads_it() -> None:
     """Stock keeps the recomputed xhat from the product to the norm. A region that computes it again from the
     terms reads those instead."""

@@ -1,0 +1,87 @@
+"""Sizes that views need, computed from the graph's inputs instead of asked of tensors on the way.
+
+To Inductor a size is an expression, and nothing waits for the tensor that was asked. To the order of the
+nodes it does wait: where a region computes the tensor, and later reads what was viewed with that size, its
+launch would have to come before itself. Some matrix products are computed again for their size alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from ..inductor.symbols import SIZE_FUNCTIONS, canonical
+from ..region.axes import Size
+
+aten = torch.ops.aten
+
+
+def sizes_from_inputs(graph: Graph) -> None:
+    """Replace the sizes of tensors that are no inputs, where the inputs have all that they are made of."""
+    asked = [n for n in graph.find_nodes(op="call_function", target=aten.sym_size.int) if _is_inside(n)]
+    if not asked:
+        return
+    sizes = _Sizes(graph)
+    for node in asked:
+        found = sizes.of(node.meta["val"].node.expr)
+        if isinstance(found, Node):
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+    for node in reversed(sizes.made):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _is_inside(node: Node) -> bool:
+    """Whether a node is a symbolic size of a tensor that the graph computes."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source.op != "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+class _Sizes:
+    """Nodes behind the graph's inputs that give sizes, by the sizes. `made`: those that were added."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: list[Node] = []
+        inputs = graph.find_nodes(op="placeholder")
+        self.place = next(n for n in graph.nodes if n.op != "placeholder")
+        self.known: dict[Size, Node | int | None] = {}
+        for node in inputs:
+            if isinstance(val := node.meta.get("val"), torch.SymInt):
+                self.known.setdefault(val.node.expr, node)
+        for node in inputs:
+            val = node.meta.get("val")
+            for dim, n in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
+                if isinstance(n, torch.SymInt) and n.node.expr not in self.known:
+                    self.known[n.node.expr] = self.add(aten.sym_size.int, (node, dim), n)
+
+    def of(self, size: Size) -> Node | int | None:
+        """A node with this size, or the number; None if the inputs do not tell it."""
+        if isinstance(size, int) or size.is_Integer:
+            return int(size)
+        if size not in self.known:
+            self.known[size] = self.computed(size)
+        return self.known[size]
+
+    def computed(self, size: Size) -> Node | None:
+        function = next((f for kind, f in SIZE_FUNCTIONS.items() if isinstance(size, kind)), None)
+        made_of = [self.of(arg) for arg in size.args] if function is not None else []  # type: ignore[union-attr]
+        if function is None or any(one is None for one in made_of):
+            return None
+        first, *rest = made_of
+        for other in rest:
+            val = function(*(one.meta["val"] if isinstance(one, Node) else one for one in (first, other)))
+            first = self.add(function, (first, other), val)
+        assert isinstance(first, Node)
+        made = first.meta["val"]
+        # Torch may write a size in another form than the one that was asked for.
+        same = isinstance(made, torch.SymInt) and canonical(made.node.expr) == canonical(size)  # type: ignore[arg-type]
+        return first if same else None
+
+    def add(self, function: object, args: tuple[object, ...], val: object) -> Node:
+        with self.graph.inserting_before(self.place):
+            self.made.append(self.graph.call_function(function, args))  # type: ignore[arg-type]
+        self.made[-1].meta["val"] = val
+        return self.made[-1]
