@@ -38,7 +38,7 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
     Min: torch.sym_min,
 }
 """What computes the functions in sizes, two operands at a time."""
-MOST_STEPS = 8  # to a size's canonical form; sizes of the corpus take 3 at most
+MOST_STEPS = 8  # to a size's canonical form: an end, should forms become longer and longer
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
 

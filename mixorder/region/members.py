@@ -68,11 +68,11 @@ class Members(dict[Node, bool]):
         What the region reads is stored. Inductor then stores the member's operand for the region, and may
         store the member, or a cast of it, for the loops outside besides.
         """
-        for node in reversed(by_position(self.copied)):
+        staying = self._outside()[0] & self.copied
+        for node in reversed(by_position(staying)):
             if node not in self or is_view(node) or not is_pointwise(node) or node in self.again:
                 continue
-            outside = any(u not in self or u in self.copied for u in node.users)
-            if not (outside and self.analysis.is_full(node)):
+            if not self.analysis.is_full(node) or self.analysis.is_written_anyway(node):
                 continue
             dropped = self._only_for(node)
             reads = {a for n in dropped for a in operands(n) if a not in self and self.analysis.is_full(a)}
@@ -102,6 +102,11 @@ class Members(dict[Node, bool]):
 
     def outputs(self) -> list[Node]:
         """The members that nodes outside use and do not compute again, in graph order."""
+        return self._outside()[1]
+
+    def _outside(self) -> tuple[set[Node], list[Node]]:
+        """The members that nodes outside use: those that stay in the graph for them, and the outputs, in
+        graph order."""
         staying: set[Node] = set()
         outputs: list[Node] = []
         for node in reversed(self):
@@ -111,7 +116,7 @@ class Members(dict[Node, bool]):
                 staying.add(node)
             else:
                 outputs.append(node)
-        return outputs[::-1]
+        return staying, outputs[::-1]
 
     def cheapest(self, outputs: Sequence[Node], moved: Collection[Node]) -> list[Node]:
         """What to write for nodes outside. An output that only loops read is computed again by them, if what
