@@ -68,17 +68,15 @@ class Members(dict[Node, bool]):
         What the region reads is stored. Inductor then stores the member's operand for the region, and may
         store the member, or a cast of it, for the loops outside besides.
         """
-        staying = self._outside()[0] & self.copied
-        for node in reversed(by_position(staying)):
-            if node not in self or is_view(node) or not is_pointwise(node) or node in self.again:
+        for node in reversed(by_position(self._outside()[0])):
+            if node not in self or node in self.again or is_view(node) or not is_pointwise(node):
                 continue
-            if not self.analysis.is_full(node) or self.analysis.is_written_anyway(node):
+            if not self.analysis.is_full(node):
                 continue
             dropped = self._only_for(node)
             reads = {a for n in dropped for a in operands(n) if a not in self and self.analysis.is_full(a)}
             stored = [a for a in reads if self._is_stored_for(a, dropped)]
-            rounds = any(item_bytes(a) > item_bytes(node) for a in stored)
-            if stored and not rounds and item_bytes(node) <= item_bytes(*stored):
+            if item_bytes(node) <= item_bytes(*stored):
                 for one in dropped:
                     del self[one]
                     self.copied.discard(one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from graphs import bf16, f32, find, only, traced
 
 from mixorder.region.find import find_regions
+from mixorder.region.grow import grow
 from mixorder.region.nodes import CONSTANTS
 from mixorder.region.partition import leaner
 from mixorder.region.region import Region
@@ -114,30 +117,54 @@ def test_a_constant_that_a_product_reads_is_not_written() -> None:
     assert not any(n.target in CONSTANTS for n in region.outputs)
 
 
-def outside_as_well(x: Any, y: Any, z: Any, scale: Any, w: Any) -> tuple[Any, Any]:
-    """A norm's backward, whose dx goes through a product in bfloat16, and a later norm that adds to it."""
-    shifted = x.float() + z.float() - y.float().sum(1, keepdim=True) * y.float()
-    total = shifted * scale
-    return total, (total.bfloat16() @ w).float()
+Function = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
+def later_norm(function: Function) -> Region:
+    """The region of a norm's backward. `function` gives dx's first part, and what a product takes, from two
+    tensors, a scale for each row, and an input."""
+
+    def backward(x: Any, y: Any, z: Any, scale: Any, w: Any) -> Any:
+        shifted = x.float() + z.float() - y.float().sum(1, keepdim=True) * y.float()
+        total, factor = function(shifted, shifted.abs(), scale, z)
+        dx = total + (factor @ w).float()
+        return dx - dx.sum(1, keepdim=True), dx.sum(0)
+
+    return only(traced(backward, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
+
+
+def full_reads(region: Region) -> list[torch.fx.Node]:
+    return [n for n in region.inputs if n.target is not aten.mm.default and n.op != "placeholder"]
+
+
+def scaled_for_both(x: Any, y: Any, scale: Any, z: Any) -> tuple[Any, Any]:
+    return (total := x * scale), total.bfloat16()
 
 
 def test_what_loops_outside_compute_as_well_is_read() -> None:
-    def function(*args: Any) -> Any:
-        total, product = outside_as_well(*args)
-        dx = total + product
-        return dx - dx.sum(1, keepdim=True), dx.sum(0)
-
-    region = only(traced(function, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
-    product, total = region.inputs
-    assert product.target is aten.mm.default
-    assert total.target is aten.mul.Tensor and total.args[1].op == "placeholder"
+    """The product's loop computes it too: nothing but it is stored for both."""
+    (read,) = full_reads(later_norm(scaled_for_both))
+    assert read.target is aten.mul.Tensor and read.args[1].op == "placeholder"
 
 
-def test_it_is_not_read_where_that_adds_a_rounding() -> None:
-    def function(*args: Any) -> Any:
-        total, product = outside_as_well(*args)
-        dx = total.bfloat16().float() + product
-        return dx - dx.sum(1, keepdim=True), dx.sum(0)
+def test_what_others_read_is_read() -> None:
+    """The product's loop reads what it is made of as well: that is stored for both."""
+    region = later_norm(lambda x, y, scale, z: (total := x * scale, (total + x).bfloat16()))
+    assert [n.target for n in full_reads(region)] == [aten.sub.Tensor]
 
-    region = only(traced(function, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
-    assert bf16 not in {n.meta["val"].dtype for n in region.inputs if n.target is not aten.mm.default}
+
+def test_what_is_computed_again_for_less_memory_is_not_read() -> None:
+    region = later_norm(scaled_for_both)
+    (read,) = full_reads(region)
+    again = grow(dataclasses.replace(region.seed, again=frozenset({read})), "again")
+    assert read in again.nodes and [n.target for n in full_reads(again)] == [aten.sub.Tensor]
+
+
+def test_a_wider_tensor_is_not_read() -> None:
+    """The region reads bfloat16, which it widens, as the product's loop does."""
+
+    def function(x: Any, y: Any, scale: Any, z: Any) -> tuple[Any, Any]:
+        total = (x.bfloat16() * 3).float()
+        return total, (total * 2).bfloat16()
+
+    assert [n.meta["val"].dtype for n in full_reads(later_norm(function))] == [bf16]
