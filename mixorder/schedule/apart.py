@@ -112,12 +112,14 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     work = total(moves) + computing(program, nest, statements)
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
-        parts = split.parts(rows, cols * outside, device)
+        parts, outputs = split.parts(rows, cols * outside, device), cols * outside
         sums = sum(row.symbol in s.axes for s in reductions)
-        walk = split.walk(rows, cols * outside, parts, _loads(statements, row.symbol))
+        walk = split.walk(rows, outputs, parts, _loads(statements, row.symbol))
         if rows % parts:
             work = dataclasses.replace(work, dram=split.UNEVEN * work.dram)
-        launches, outputs = 1 + (parts > 1) * sums, cols * outside
+        if last.kind is AxisClass.COMMON:
+            parts, outputs = split.parts_of_all(rows * cols, outside, device), outside
+        launches = 1 + (parts > 1) * sums
         return Kernel(Kind.COLUMNS, work, blocks, launches, moves, walk, partials=parts, outputs=outputs)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)

@@ -79,7 +79,7 @@ class Facts:
     read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
     table of a few kilobytes would be loaded ahead. `half_wide`: half of the loads over rows and columns, at
     least, are of 16 bytes. `narrow_table`: a table that rows share has narrower elements than
-    all full tensors.
+    all full tensors. `common`: the reductions over rows are over the columns as well.
     """
 
     rows: int
@@ -113,6 +113,7 @@ class Facts:
     hot: bool = False
     half_wide: bool = False
     narrow_table: bool = False
+    common: bool = False
 
     @property
     def numel(self) -> int:
@@ -176,6 +177,7 @@ class _Reader:
             hot=any(map(self.is_hot, self.whole)),
             half_wide=self.half_wide(),
             narrow_table=any(self.item(s) < item_bytes for s in self.whole),
+            common=self.col.kind is AxisClass.COMMON,
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 

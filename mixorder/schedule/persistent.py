@@ -37,8 +37,8 @@ MOST_CHUNKS = 8  # each has its own code
 NARROWED_CHUNK, MAX_NARROWED = 256, 4096
 # Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
-# indices, 32 rows 18.7, 16 rows 20.2.
-LEAST_STEPS, LONE_PROGRAMS = 8, 8
+# indices, 32 rows 18.7, 16 rows 20.2; 64 rows of 36 at 864 indices: 64 rows 29.1, 8 rows 18.6.
+LEAST_STEPS, LONE_PROGRAMS = 8, 4
 # Elements of a thread, warps of a multiprocessor, stages, estimated registers at most, and rows of a program
 # at least, where rows are only added up and a single program would have a multiprocessor, or too few
 # registers. A program then has no more warps than a row fills. H100, one program of 8 or 16 warps before:
@@ -79,6 +79,10 @@ BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
 # by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower. Where rows share tables as well, it
 # takes more by itself. H100, by erf, behind 4 tables: 262144x128 227 and 135 us, 65536x288 203 and 129.
 BUSY_REGISTERS = 168
+# Elements of a thread, where a tensor has so many times as wide elements as the narrowest one: the bytes that
+# a thread takes from the wide one are then far from its neighbour's. H200, 16384x128, floats beside a mask:
+# 16 elements 20.4 us, 8 19.5.
+WIDE_BESIDE, ELEMENTS_BESIDE = 4, 8
 
 
 @functools.cache
@@ -270,7 +274,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
-    if is_repeated(facts) or facts.hot:
+    if facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1):  # see `unstaged`
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
@@ -299,6 +303,8 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
         count = min(count, DIVERGENT_ELEMENTS)
     if facts.narrow_table and not (facts.hot or is_repeated(facts)):
         count = min(count, ACCESS_BYTES // facts.widest_bytes)
+    if _is_computing(facts) and facts.widest_bytes >= WIDE_BESIDE * facts.item_bytes:
+        count = min(count, ELEMENTS_BESIDE)
     while count > 4 and not _fits_a_thread(facts, count):
         count //= 2
     return min(count, elements)

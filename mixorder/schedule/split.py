@@ -13,6 +13,7 @@ from .schedule import next_power_of_2
 LEAST, MOST = 32, 512  # rows of a thread; it has every fourth row of a part
 FEW_ROWS, OUTPUTS = 32, 64  # of so few rows, or of so many outputs to a multiprocessor, a sum is not divided
 THREADS, COLUMNS, AT_ONCE = 256, 128, 4  # of a program: threads, columns, rows of a thread that run together
+FEW_OUTPUTS, MANY_ELEMENTS = 2, 8192  # to a multiprocessor; of a sum over rows and columns that is divided
 WHOLE = 64  # rows of a part that is a single tile
 TILE = 512  # elements of a program's tile
 # Where the last part is shorter than the others, each load is masked by its row: 1.25 times the time, by 64
@@ -36,6 +37,21 @@ def parts(rows: int, outputs: int, device: DeviceInfo) -> int:
     else:
         each = _even(rows, MOST, 50)
     return -(-rows // (AT_ONCE * each))
+
+
+def parts_of_all(elements: int, outputs: int, device: DeviceInfo) -> int:
+    """The parts of a sum over rows and columns, of so many elements for each of its outputs."""
+    if outputs >= FEW_OUTPUTS * device.num_sm or elements <= MANY_ELEMENTS:
+        return 1
+    threads = device.max_threads * device.num_sm
+    if elements * outputs <= LEAST * threads:
+        each = LEAST
+    elif elements * outputs < MOST * threads:
+        programs = -(-(threads // (2 * THREADS)) // outputs)
+        each = max(LEAST, _even(elements, -(-elements // (THREADS * programs)), 30))
+    else:
+        each = _even(elements, MOST, 50)
+    return -(-elements // (THREADS * each))
 
 
 def _even(rows: int, wanted: int, off: int) -> int:

@@ -60,6 +60,19 @@ def test_few_rows_are_not_split() -> None:
     assert kinds(pair_graph(129, 2048)) == [("looped", 1), ("columns", 2)]
 
 
+@pytest.mark.parametrize(("indices", "launches"), [(32, 3), (264, 1)])
+def test_sums_over_rows_and_columns_have_few_outputs(indices: int, launches: int) -> None:
+    """As Inductor of torch 2.11 has it: with few outputs, both sums are divided."""
+
+    def channels(x: Any, dy: Any) -> Any:
+        product = x * dy
+        row = product.sum((2, 3))
+        return dy * row[:, :, None, None], product.sum((0, 2, 3)), x.sum((0, 2, 3))
+
+    shape = (64, indices, 28, 28)
+    assert kinds(traced(channels, (shape, bf16), (shape, bf16)))[-1] == ("columns", launches)
+
+
 LARGE = (32768, 1024)
 
 

@@ -21,7 +21,7 @@ from mixorder.schedule.apart import Kernel, microseconds
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import cost_of
 from mixorder.schedule.kernel_time import TIMES, Kind
-from mixorder.schedule.outside import OPERATIONS, apart_us, outside
+from mixorder.schedule.outside import OPERATIONS, SLOWER, apart_us, outside
 from mixorder.schedule.work import Access, Work
 
 TABLE, SPACE = (64, 256), (32, 64, 256)
@@ -41,7 +41,7 @@ def spread(used: bool) -> Graph:
 def one_kernel(elements: int, instructions: int) -> float:
     """Microseconds of a kernel of Inductor's that moves so many elements of fp32."""
     work = Work(4 * elements, 4 * elements, instructions)
-    return TIMES.launch_us + TIMES.us(Kind.POINTWISE, work, H200)
+    return TIMES.launch_us + SLOWER * TIMES.us(Kind.POINTWISE, work, H200)
 
 
 def left(graph: Graph) -> float:

@@ -38,6 +38,14 @@ def test_parts_are_those_of_the_installed_torch(outputs: int, of_h200: None) -> 
         assert split.parts(rows, outputs, H200) == expected, rows
 
 
+@pytest.mark.parametrize("outputs", [1, 20, 32, 120, 192, 263, 264, 864])
+def test_parts_of_all_elements_are_those_of_the_installed_torch(outputs: int, of_h200: None) -> None:
+    theirs = choices.InductorChoices.reduction_split_factor
+    for elements in (2304, 8192, 9216, 12544, 36864, 50176, 10**6, 10**8):
+        expected = theirs(torch.device("cpu"), elements, outputs, inner_reduction=True)
+        assert split.parts_of_all(elements, outputs, H200) == expected, elements
+
+
 @pytest.mark.parametrize(("rows", "outputs"), [(32, 768), (16384, 8448), (128, 768)])
 def test_sums_of_few_rows_or_many_columns_are_in_one_part(rows: int, outputs: int) -> None:
     assert split.parts(rows, outputs, H200) == 1
