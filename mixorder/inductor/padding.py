@@ -49,9 +49,10 @@ def look_through_launches(module: ModuleType) -> None:
     Idempotent."""
 
     def through(original: Callable[..., None]) -> Callable[..., None]:
-        def mark_nodes_dislike_padding(graph: Graph, *args: Any) -> None:
-            original(graph, *args)
+        def mark_nodes_dislike_padding(graph: Graph, visible: Any, *args: Any) -> None:
+            original(graph, {}, *args)
             _spread(graph)
+            original(graph, visible, *args)  # the graph's results too, but not what they come from
 
         return mark_nodes_dislike_padding
 

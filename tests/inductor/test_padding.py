@@ -16,9 +16,11 @@ from mixorder.inductor.mutation_cache import PREFIX
 aten = torch.ops.aten
 
 
-def marked(name: str, in_front_of_convolution: bool = True, own: bool = True) -> dict[str, bool]:
+def marked(
+    name: str, in_front_of_convolution: bool = True, own: bool = True, visible: bool = False
+) -> dict[str, bool]:
     """Which of a launch's inputs and what they come from Inductor leaves dense; `name`: the kernel's. `own`:
-    the result has memory of its own, and is not written over dy."""
+    the result has memory of its own, and is not written over dy. `visible`: it is the graph's."""
 
     def kernel() -> None: ...
 
@@ -44,7 +46,7 @@ def marked(name: str, in_front_of_convolution: bool = True, own: bool = True) ->
     graph.output(picture)
     module: Any = SimpleNamespace(mark_nodes_dislike_padding=mark_nodes_dislike_padding)
     padding.look_through_launches(module)
-    module.mark_nodes_dislike_padding(graph, {})
+    module.mark_nodes_dislike_padding(graph, {nodes["dx"]: (8, 1)} if visible else {})
     return {key: bool(node.meta.get(padding.MARK)) for key, node in nodes.items()}
 
 
@@ -58,6 +60,13 @@ def test_all_else_is_padded_as_without_us() -> None:
     assert not any(marked(f"{PREFIX}sum", in_front_of_convolution=False).values())
     found = marked("a_users_kernel")
     assert found["dx"] and not any(found[key] for key in ("scaled", "rows", "summed", "dy"))
+
+
+def test_what_a_result_of_the_graph_comes_from_is_padded_as_without_us() -> None:
+    """H200, BERT under autocast: the gradient of logits (16384, 30522) was not padded, since a norm's launch
+    between it and the graph's results wrote its weight's gradient. 17.2 ms, 15.5 without mixorder."""
+    found = marked(f"{PREFIX}sum", in_front_of_convolution=False, visible=True)
+    assert found == {"scaled": False, "rows": False, "summed": False, "dy": False, "dx": True}
 
 
 def test_a_torch_without_the_function_stays_as_it_is() -> None:
