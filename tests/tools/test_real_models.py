@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import real_models
-from lab import matches
+from lab import matches, whole
 from lab.launches import is_library
 from lab.matches import Match, Side
 
@@ -135,3 +135,35 @@ def test_families_come_first_and_recipes_alternate(tmp_path: Path) -> None:
 )
 def test_library_kernels_by_their_names(name: str, library: bool) -> None:
     assert is_library(name) == library
+
+
+def test_profiles_come_in_alternating_order_behind_steps_of_the_same_way() -> None:
+    match, called = Match("a/b", "bf16"), list[str]()
+
+    class Trainer:
+        def __init__(self, name: str) -> None:
+            self.name, self.side = name, getattr(match, name)
+
+        def __call__(self) -> None:
+            called.append(self.name)
+
+    class Watch:
+        def steps(self, trainers: dict[str, Trainer], count: int) -> dict[str, list[float]]:
+            return {name: [1.0] * count for name in trainers}
+
+        def peak(self, trainer: Trainer) -> None: ...
+
+        def wait(self) -> None: ...
+
+        def launched(self, trainer: Trainer) -> list[tuple[str, float]]:
+            called.append(f"profile {trainer.name}")
+            slow = 50.0 if called.count(called[-1]) == 1 else 1.0  # the first of each
+            return [("triton_poi_0", 2.0), ("nvjet_tst", 3.0 * slow)]
+
+    trainers: Any = {name: Trainer(name) for name in ("stock", "ours")}
+    watch: Any = Watch()
+    whole._measured(match, trainers, watch)
+    each = {name: [name] * whole.SETTLING + [f"profile {name}"] for name in trainers}
+    assert called == 2 * (each["stock"] + each["ours"] + each["ours"] + each["stock"])
+    assert (match.ours.gpu_ms, match.ours.library_ms, match.ours.other_ms) == (5.0, 3.0, 2.0)
+    assert match.ours.rounds == [152.0, 5.0, 5.0, 5.0] and match.ours.launches == 2

@@ -22,9 +22,9 @@ class Side:
 
     Milliseconds of a forward and backward, medians: `step_ms` between events (`low`, `high` the quartiles),
     `gpu_ms` of its kernels, `library_ms` of those that are matrix products, attention or convolutions.
-    `rounds`: `gpu_ms` of each profile. `peak`: bytes beyond what is held between steps. `compile_s`:
-    processor seconds. `kernels`: the longest, name to [launches, milliseconds]. `errors`: the median and the
-    largest over the gradients, relative, by the norm.
+    `rounds`, `library_rounds`: the same of each profile. `peak`: bytes beyond what is held between steps.
+    `compile_s`: processor seconds. `kernels`: the longest, name to [launches, milliseconds]. `errors`: the
+    median and the largest over the gradients, relative, by the norm.
     """
 
     step_ms: float | None = None
@@ -33,6 +33,7 @@ class Side:
     gpu_ms: float | None = None
     library_ms: float | None = None
     rounds: list[float] = field(default_factory=list)
+    library_rounds: list[float] = field(default_factory=list)
     launches: int | None = None
     peak: int | None = None
     compile_s: float = 0.0
