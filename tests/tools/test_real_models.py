@@ -89,6 +89,10 @@ def test_figures_of_made_up_results(tmp_path: Path) -> None:
     fast, slow = match("fast", 10.0, 9.0), match("slow", 10.0, 10.5, recipe="bf16")
     slow.ours.peak, slow.ours.errors = (1 << 30) + (1 << 26), [1e-3, 3e-3]
     slow.ours.declined = {"cycle": 3}
+    kernels: dict[str, list[float]] = {"nvjet": [9, 9.0], "triton_red_7": [1, 0.2], "triton_poi_3": [2, 0.3]}
+    for one, extra in ((fast, 0.24), (slow, 0.26)):
+        one.stock.kernels = kernels
+        one.ours.kernels = {"nvjet": [9, 9.9], "triton_poi_2": [2, 0.3], "triton_mixorder": [1, extra]}
     broken = Match("broken", "bf16", "hung", "exit code None")
     path = tmp_path / "models.jsonl"
     lines = [json.dumps(dataclasses.asdict(m)) for m in (fast, slow, broken)]
@@ -102,6 +106,8 @@ def test_figures_of_made_up_results(tmp_path: Path) -> None:
     found = dict(row.removeprefix("| ").split(" | ")[:2] for row in rows if row.count("|") == 4)
     assert found["models"] == "2, 50.0% under autocast"
     assert found["GPU time above stock's by 0.5%"] == "1: slow bf16"
+    assert fast.different == (0.2, 0.24) and found["... in kernels that differ"] == "1: slow bf16"
+    assert "| 0.20 -> 0.26 |" in rows[2]
     assert found["two profiles of the same differ by (median)"] == "0.10%"
     assert found["geometric mean, outside library kernels"] == f"{(5 / 4 * 5 / 5.5) ** 0.5:.3f}"
     assert found["peak memory above stock's by 0.5%"] == found["less exact than stock"] == "1: slow bf16"

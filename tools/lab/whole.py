@@ -39,7 +39,7 @@ from .stopwatch import Stopwatch
 
 MOST_LOCKED_S = 60
 SEED = 1  # of a step
-WARM_UP, STEPS, PROFILES, KERNELS = 3, 12, 4, 60
+WARM_UP, STEPS, PROFILES, KERNELS = 3, 12, 4, 1000
 # Steps ahead of each profile, of the same way. Without them the first profile took 3 to 6% longer where most
 # of the time goes to matrix products (H200): what ran before decides the clock.
 SETTLING = 2
