@@ -14,6 +14,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as config
 
 import mixorder
+import mixorder.inspection.capture  # keeps the module that it finds when it is imported: not the recorder's
 from mixorder.options import Options
 
 Recorder = list[tuple[torch.fx.Graph, Options, bool]]
