@@ -117,7 +117,7 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
         walk = split.walk(rows, outputs, parts, _loads(statements, row.symbol))
         if rows % parts:
             work = dataclasses.replace(work, dram=split.UNEVEN * work.dram)
-        if last.kind is AxisClass.COMMON:
+        if last.kind is AxisClass.COMMON:  # Inductor has another rule; the walk was fitted by that of columns
             parts, outputs = split.parts_of_all(rows * cols, outside, device), outside
         launches = 1 + (parts > 1) * sums
         return Kernel(Kind.COLUMNS, work, blocks, launches, moves, walk, partials=parts, outputs=outputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .device import H200, DeviceInfo
+from .device import DeviceInfo
 from .facts import Facts
 from .limits import MAX_STAGES, spilled
 from .schedule import Schedule, Tile
@@ -28,15 +28,13 @@ CHUNKED_ROWS = 8
 # dropout's mask: 1x2w3s 95 us, 1x2w5s 154.
 CHUNK_ACCESS, LEAST_ITEM = 8, 2
 # Programs of one warp on a multiprocessor, whose rows are far apart (a batch axis) and in chunks, and which
-# reduce all columns to one: below so many, their tiles have twice the rows and the warps. H200: 9 of 10 such
-# kernels take 8 to 30% less time, one 1% more. Of three with results for each column, two take 1 and 20% more
-# with their finalisation, which starts while they run; without a batch axis, 20 of 22 take 1 to 30% more.
+# reduce all columns to one: below so many, their tiles have twice the rows and the warps. H200: all 9 such
+# kernels take 7 to 30% less time. Of four with results for each column, three take 1 to 20% more with their
+# finalisation, which starts while they run; without a batch axis, 40 of 44 take 2 to 40% more.
 FEW_PROGRAMS = 4
 
 
-def improved(
-    space: Space, facts: Facts, us: Callable[[Schedule], float], device: DeviceInfo = H200
-) -> Schedule:
+def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device: DeviceInfo) -> Schedule:
     """The schedule that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 

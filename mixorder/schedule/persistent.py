@@ -25,7 +25,7 @@ from .limits import (
     spilled,
 )
 from .schedule import Schedule, Tile, next_power_of_2
-from .unstaged import is_repeated, stalls, unstaged
+from .unstaged import is_repeated, loads_again, stalls, unstaged
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
@@ -274,7 +274,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
-    if facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1):  # see `unstaged`
+    if loads_again(facts, tile):
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS

@@ -44,7 +44,7 @@ def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceIn
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1)
+    repeated = loads_again(facts, tile)
     if facts.rereads:
         return tile, per_sm
     if stalls(facts):
@@ -66,6 +66,11 @@ def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) ->
     threads = 2 * UNSTAGED_WARPS * device.warp_size
     warps = UNSTAGED_WARPS * (2 if threads * registers <= device.registers else 1)
     return max(per_sm, warps // num_warps)
+
+
+def loads_again(facts: Facts, tile: Tile) -> bool:
+    """Whether loads ahead would take shared memory for what the first-level cache has anyway."""
+    return facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1)
 
 
 def is_repeated(facts: Facts) -> bool:

@@ -20,7 +20,11 @@ def improved(facts: Facts, us: dict[str, float] | None = None) -> tuple[Schedule
     start = persistent.choose(facts, H200)
     factor = (us or {}).get("warps", 1.0)
     space = PersistentSpace(facts, H200, start)
-    return start, by_time.improved(space, facts, lambda s: 100.0 * factor ** s.tile.num_warps.bit_length())
+
+    def time(schedule: Schedule) -> float:
+        return 100.0 * factor ** schedule.tile.num_warps.bit_length()
+
+    return start, by_time.improved(space, facts, time, H200)
 
 
 def test_what_is_predicted_to_be_faster_is_taken() -> None:
@@ -50,7 +54,7 @@ def test_nothing_that_spills_and_no_more_stages_than_the_rules_have() -> None:
         tried.append(schedule)
         return 100.0 / schedule.tile.xblock / schedule.tile.num_stages
 
-    by_time.improved(space, NORM, us)
+    by_time.improved(space, NORM, us, H200)
     assert len(tried) > 10
     for schedule in tried[1:]:
         elements = max(1, schedule.tile.xblock * schedule.r0_block // (32 * schedule.tile.num_warps))
@@ -69,7 +73,7 @@ def test_tiles_of_tensors_that_lie_both_ways_have_few_rows(both_ways: bool) -> N
         tried.append(schedule)
         return 100.0 / schedule.tile.xblock
 
-    by_time.improved(space, facts, us)
+    by_time.improved(space, facts, us, H200)
     assert (max(s.tile.xblock for s in tried[1:]) > by_time.CHUNKED_ROWS) != both_ways
 
 
@@ -83,7 +87,7 @@ def test_chunks_have_few_rows_and_accesses_that_are_loaded_ahead() -> None:
         tried.append(schedule)
         return 100.0 / schedule.tile.xblock / schedule.tile.num_warps
 
-    by_time.improved(space, facts, us)
+    by_time.improved(space, facts, us, H200)
     for schedule in (s for s in tried[1:] if s.chunks > 1 and s.tile.num_stages > 1):
         own = max(1, schedule.tile.xblock * schedule.chunk // (32 * schedule.tile.num_warps))
         assert schedule.tile.xblock <= by_time.CHUNKED_ROWS and 2 * own >= by_time.CHUNK_ACCESS
@@ -99,6 +103,6 @@ def test_few_programs_of_one_warp_have_larger_tiles(indices: int, common: bool) 
     def us(schedule: Schedule) -> float:
         return 100.0 * schedule.tile.xblock * schedule.tile.num_warps / schedule.chunks
 
-    tile = by_time.improved(space, facts, us).tile
+    tile = by_time.improved(space, facts, us, H200).tile
     few = common and indices == 32
     assert (tile.xblock, tile.num_warps) == ((2, 2) if few else (1, 1))
