@@ -93,6 +93,7 @@ def test_figures_of_made_up_results(tmp_path: Path) -> None:
     for one, extra in ((fast, 0.24), (slow, 0.26)):
         one.stock.kernels = kernels
         one.ours.kernels = {"nvjet": [9, 9.9], "triton_poi_2": [2, 0.3], "triton_mixorder": [1, extra]}
+    fast.stock.rounds, slow.stock.rounds = [10.0, 10.01], [10.0, 10.03]  # ours: 0.1% apart
     broken = Match("broken", "bf16", "hung", "exit code None")
     path = tmp_path / "models.jsonl"
     lines = [json.dumps(dataclasses.asdict(m)) for m in (fast, slow, broken)]
@@ -100,7 +101,7 @@ def test_figures_of_made_up_results(tmp_path: Path) -> None:
     text = matches.report(matches.load([path]))
     rows = [re.sub(" +", " ", row) for row in text.splitlines()]
     assert rows[2].startswith(
-        "| slow | bf16 | 11.00 -> 11.50 | 10.00 -> 10.50 | 0.952 | 5.00 -> 5.50 | 0.909 |"
+        "| slow | bf16 | 11.00 -> 11.50 | 10.00 -> 10.50 | 0.952 ±0.001 | 5.00 -> 5.50 | 0.909 |"
     )
     assert "| 1024 -> 1088 |" in rows[2] and "| cycle 3 |" in rows[2]
     found = dict(row.removeprefix("| ").split(" | ")[:2] for row in rows if row.count("|") == 4)
@@ -108,7 +109,7 @@ def test_figures_of_made_up_results(tmp_path: Path) -> None:
     assert found["GPU time above stock's by 0.5%"] == "1: slow bf16"
     assert fast.different == (0.2, 0.24) and found["... in kernels that differ"] == "1: slow bf16"
     assert "| 0.20 -> 0.26 |" in rows[2]
-    assert found["two profiles of the same differ by (median)"] == "0.10%"
+    assert found["standard error of a ratio, median and largest"] == "0.05%, 0.10%"
     assert found["geometric mean, outside library kernels"] == f"{(5 / 4 * 5 / 5.5) ** 0.5:.3f}"
     assert found["peak memory above stock's by 0.5%"] == found["less exact than stock"] == "1: slow bf16"
     assert rows[-1] == "- broken bf16: hung, exit code None"
@@ -143,7 +144,8 @@ def test_library_kernels_by_their_names(name: str, library: bool) -> None:
     assert is_library(name) == library
 
 
-def test_profiles_come_in_alternating_order_behind_steps_of_the_same_way() -> None:
+@pytest.mark.parametrize("noisy", [False, True])
+def test_profiles_come_in_alternating_order_behind_steps_of_the_same_way(noisy: bool) -> None:
     match, called = Match("a/b", "bf16"), list[str]()
 
     class Trainer:
@@ -163,13 +165,25 @@ def test_profiles_come_in_alternating_order_behind_steps_of_the_same_way() -> No
 
         def launched(self, trainer: Trainer) -> list[tuple[str, float]]:
             called.append(f"profile {trainer.name}")
-            slow = 50.0 if called.count(called[-1]) == 1 else 1.0  # the first of each
+            done = called.count(called[-1])
+            slow = 50.0 if done == 1 else 1.0  # the first of each
+            if noisy and trainer.name == "ours":
+                slow *= 1 + 0.2 * (done % 2)
             return [("triton_poi_0", 2.0), ("nvjet_tst", 3.0 * slow)]
 
     trainers: Any = {name: Trainer(name) for name in ("stock", "ours")}
     watch: Any = Watch()
     whole._measured(match, trainers, watch)
     each = {name: [name] * whole.SETTLING + [f"profile {name}"] for name in trainers}
-    assert called == 2 * (each["stock"] + each["ours"] + each["ours"] + each["stock"])
+    in_turns = each["stock"] + each["ours"] + each["ours"] + each["stock"]
+    assert called == in_turns * (whole.MOST_PROFILES // 2 if noisy else 2)
+    if noisy:
+        assert match.uncertainty is not None and 0.005 < match.uncertainty < 0.015
+        assert match.ours.kernels["triton_poi_0"] == [1, 2.0]
+        assert match.stock.kernels["nvjet_tst"][1] == pytest.approx(
+            3 * (1 + 49 / whole.MOST_PROFILES), abs=1e-3
+        )
+        return
+    assert match.uncertainty == 0
     assert (match.ours.gpu_ms, match.ours.library_ms, match.ours.other_ms) == (5.0, 3.0, 2.0)
     assert match.ours.rounds == [152.0, 5.0, 5.0, 5.0] and match.ours.launches == 2

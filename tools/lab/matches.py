@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +24,10 @@ class Side:
 
     Milliseconds of a forward and backward, medians: `step_ms` between events (`low`, `high` the quartiles),
     `gpu_ms` of its kernels, `library_ms` of those that are matrix products, attention or convolutions.
-    `rounds`, `library_rounds`: the same of each profile. `peak`: bytes beyond what is held between steps.
-    `compile_s`: processor seconds. `kernels`: the longest, name to [launches, milliseconds]. `errors`: the
-    median and the largest over the gradients, relative, by the norm.
+    `rounds`, `library_rounds`: the same of each profile, stock's and ours in turns. `peak`: bytes beyond what
+    is held between steps. `compile_s`: processor seconds. `kernels`: the longest, name to [launches,
+    milliseconds, the mean of the profiles]. `errors`: the median and the largest over the gradients,
+    relative, by the norm.
     """
 
     step_ms: float | None = None
@@ -78,6 +80,12 @@ class Match:
         """Stock's over ours."""
         stock, ours = of(self.stock), of(self.ours)
         return stock / ours if stock and ours else None
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Standard error of the ratio of the times on the GPU, relative, from profiles in turns."""
+        pairs = [math.log(a / b) for a, b in zip(self.stock.rounds, self.ours.rounds, strict=False)]
+        return statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
 
     @property
     def different(self) -> tuple[float, float] | None:
@@ -152,7 +160,7 @@ def outside(side: Side) -> float | None:
 
 
 def report(matches: Sequence[Match]) -> str:
-    """A table sorted by the ratio of the time on the GPU, and the issue's figures."""
+    """A table sorted by the ratio of the GPU time, with its standard error, and the issue's figures."""
     timed = sorted((m for m in matches if m.timed), key=lambda m: m.ratio(gpu) or 0)
     parts = [table(HEAD, map(cells, timed)), table(["figure", "found", "bar"], figures(timed))]
     rest = [m for m in matches if not m.timed]
@@ -171,12 +179,14 @@ def cells(match: Match) -> list[str]:
         found = match.ratio(of)
         return f"{found:.3f}" if found else "-"
 
+    error = match.uncertainty
+
     return [
         match.family,
         match.recipe,
         both(lambda side: side.step_ms),
         both(gpu),
-        ratio(gpu),
+        ratio(gpu) + (f" ±{error:.3f}" if error is not None else ""),
         both(outside),
         ratio(outside),
         "-" if match.different is None else " -> ".join(f"{ms:.2f}" for ms in match.different),
@@ -197,14 +207,14 @@ def figures(timed: Sequence[Match]) -> list[list[str]]:
     peaks = [m for m in timed if m.stock.peak and (m.ours.peak or 0) > MORE_MEMORY * m.stock.peak]
     steps = [ratio for m in timed if (ratio := m.ratio(lambda side: side.step_ms))]
     compiles = [ratio for m in timed if (ratio := m.ratio(lambda side: side.compile_s))]
-    apart = [max(s.rounds) / min(s.rounds) - 1 for m in profiled for s in (m.stock, m.ours) if s.rounds]
-    spread = f"{100 * statistics.median(apart):.2f}%" if apart else "-"
+    certain = [error for m in profiled if (error := m.uncertainty) is not None]
+    errors = f"{100 * statistics.median(certain):.2f}%, {100 * max(certain):.2f}%" if certain else "-"
     mixed = percent(sum("autocast" in m.recipe for m in timed), len(timed))
     return [
         ["models", f"{len(timed)}, {mixed} under autocast", "40"],
         ["GPU time above stock's by 0.5%", named(slower), "0"],
         ["... in kernels that differ", named([m for m in profiled if m.adds_time]), "0"],
-        ["two profiles of the same differ by (median)", spread, ""],
+        ["standard error of a ratio, median and largest", errors, ""],
         ["geometric mean, outside library kernels", mean(ratios), "1.12"],
         ["geometric mean, step", mean(steps), ""],
         ["geometric mean, compile", mean(compiles), ""],

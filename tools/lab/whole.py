@@ -39,7 +39,10 @@ from .stopwatch import Stopwatch
 
 MOST_LOCKED_S = 60
 SEED = 1  # of a step
-WARM_UP, STEPS, PROFILES, KERNELS = 3, 12, 4, 1000
+WARM_UP, STEPS, KERNELS = 3, 12, 1000
+# Profiles of each way: as few as bring the standard error of the ratio below `CERTAIN`, with limits. Four
+# were off by 1% where most of the time goes to matrix products (H200), and a model is judged at 0.5%.
+LEAST_PROFILES, MOST_PROFILES, CERTAIN, MOST_PROFILING_S = 4, 40, 0.0015, 25
 # Steps ahead of each profile, of the same way. Without them the first profile took 3 to 6% longer where most
 # of the time goes to matrix products (H200): what ran before decides the clock.
 SETTLING = 2
@@ -251,15 +254,25 @@ def _measured(match: Match, trainers: dict[str, Trainer], watch: Stopwatch) -> N
         for name, trainer in trainers.items():
             sides[name].peak = watch.peak(trainer)
     with _step(match, "kernels", watch):
-        for n in range(PROFILES):
+        until = time.perf_counter() + MOST_PROFILING_S
+        for n in range(MOST_PROFILES):
             for name in list(trainers)[:: -1 if n % 2 else 1]:
                 for _ in range(SETTLING):
                     trainers[name]()
                 _count(sides[name], watch.launched(trainers[name]))
+            if n + 1 >= LEAST_PROFILES and (_certain(match) or time.perf_counter() > until):
+                break
+
+
+def _certain(match: Match) -> bool:
+    """Whether more profiles would tell nothing: the ratio is known, or the device has no profiler."""
+    error = match.uncertainty
+    return error is None or error < CERTAIN
 
 
 def _count(side: Side, kernels: Sequence[tuple[str, float]]) -> None:
-    """Take the milliseconds of a step's kernels into a record; of several profiles the medians."""
+    """Take the milliseconds of a step's kernels into a record; of several profiles the medians, and the means
+    of each kernel."""
     if not kernels:
         return
     totals: dict[str, list[float]] = {}
@@ -273,7 +286,11 @@ def _count(side: Side, kernels: Sequence[tuple[str, float]]) -> None:
     side.library_rounds.append(round(sum(ms for name, ms in kernels if is_library(name)), 4))
     side.gpu_ms, side.library_ms = map(statistics.median, (side.rounds, side.library_rounds))
     longest = sorted(totals.items(), key=lambda item: -item[1][1])[:KERNELS]
-    side.kernels = {name: [n, round(ms, 4)] for name, (n, ms) in longest}
+    weight = 1 / len(side.rounds)
+    before = {name: ms for name, (_, ms) in side.kernels.items()}
+    side.kernels = {
+        name: [n, round(ms * weight + before.get(name, ms) * (1 - weight), 4)] for name, (n, ms) in longest
+    }
 
 
 def _errors(match: Match, example: Example, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
