@@ -217,11 +217,19 @@ def are_equal(
 
 
 def _without_outer_remainders(expr: sympy.Expr) -> sympy.Expr:
-    """`x % 49 % 7` as `x % 7`, also behind divisions. Inductor leaves them, and equal indices then differ."""
+    """`x % 49 % 7` as `x % 7`, and `x % 49 // 7` as `x // 7 % 7`, also behind divisions.
+
+    Inductor leaves the first, and up to torch 2.11 the second: equal indices then differ, and what they load
+    is computed twice."""
 
     def shorter(inner: sympy.Expr, by: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
         if isinstance(inner, ModularIndexing) and inner.args[2] % (by * size) == 0:
             return ModularIndexing(inner.args[0], inner.args[1] * by, size)
         return ModularIndexing(inner, by, size)
 
-    return expr.replace(ModularIndexing, shorter)
+    def divided(inner: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
+        if isinstance(inner, ModularIndexing) and inner.args[2] % by == 0:
+            return ModularIndexing(inner.args[0], inner.args[1] * by, inner.args[2] // by)
+        return FloorDiv(inner, by)
+
+    return expr.replace(ModularIndexing, shorter).replace(FloorDiv, divided)

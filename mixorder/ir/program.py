@@ -298,12 +298,16 @@ class Nest:
 
 @dataclasses.dataclass(frozen=True)
 class Realised:
-    """A value that Inductor stores: its dtype and place in memory, and the output that it is, if any."""
+    """A value that Inductor stores: its dtype and place in memory, and the output that it is, if any.
+
+    `numel`: its elements, if they are fewer than the loops have. It is needed where `predicate` is true."""
 
     name: str
     dtype: torch.dtype
     index: sympy.Expr
     output: str | None
+    numel: sympy.Expr | None = None
+    predicate: Ref | None = None
 
 
 @dataclasses.dataclass(frozen=True)

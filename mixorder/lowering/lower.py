@@ -8,6 +8,7 @@ The graph is read here, never written. Raises `Decline` for an op whose lowering
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import sympy
@@ -166,17 +167,20 @@ class _RowTracer(Tracer):
         return self._values[key]
 
     def realised(self) -> tuple[Realised, ...]:
-        """The values over the whole space that Inductor stores, in order."""
+        """The values over the whole space that Inductor stores, and over parts of it, in order."""
         outputs = {seen_through(node): f"out{i}" for i, node in enumerate(self.region.outputs)}
         found: dict[str, Realised] = {}
         for stored in realised(self.region.nodes):
             val = fake(stored)
-            if val is None or product(shape_of(stored) or ()) != self.region.space.numel:
+            numel = product(shape_of(stored) or ())
+            if val is None or not (whole := numel == self.region.space.numel) and stored in outputs:
                 continue
-            for (node, index, _), traced in self._values.items():
-                if node is stored:
+            for (node, index, predicate), traced in self._values.items():
+                if node is stored and (whole or predicate is not None):
                     place = self.offset(index, self.strides(node))
                     one = Realised(traced.name, val.dtype, place, outputs.get(node))
+                    if not whole:
+                        one = dataclasses.replace(one, numel=numel, predicate=Ref(predicate))
                     found.setdefault(traced.name, one)
         return tuple(found.values())
 

@@ -28,7 +28,7 @@ from .cost import without
 from .device import DeviceInfo
 from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
-from .realised import as_stored
+from .realised import as_stored, with_pieces
 from .schedule import next_power_of_2
 from .work import ACCESS, Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
 
@@ -82,9 +82,11 @@ def microseconds(kernels: Sequence[Kernel], device: DeviceInfo, times: Times) ->
 def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
     """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
     earlier nest has stored."""
+    program, pieces = with_pieces(program)
     program, ahead = as_stored(program, _fuses)
     nests, stored = list(program.nests), dict[str, str]()
-    found = [] if ahead is None else [_kernel(program, ahead, stored, device)]
+    found = [Kernel(Kind.POINTWISE, work, int(work.dram) // BLOCK + 1, 1, ()) for work in pieces]
+    found += [] if ahead is None else [_kernel(program, ahead, stored, device)]
     if len(nests) == 2 and any(isinstance(s, Reduce) for s in nests[0].statements):
         own, others = _by_dependence(program, nests[1])
         nests = [nest for nest in (nests[0], own, others) if nest is not None]

@@ -28,7 +28,10 @@ from ..ir.program import (
     closure,
     live,
 )
+from .facts import cost_of
+from .work import Work
 
+ONE = sympy.S.One
 Places = Mapping[str, tuple[Buffer, sympy.Expr]]
 """Values by name, and where they are stored."""
 
@@ -51,6 +54,42 @@ def as_stored(
     stores = [s for s in _stores(kept) if s.buffer not in written]
     body = closure(_values(program.nests), [*(s for s in first.body if isinstance(s, Store)), *stores])
     return dataclasses.replace(whole, nests=(Nest(first.loops, body), *reading.nests[1:])), None
+
+
+def with_pieces(program: LoopProgram) -> tuple[LoopProgram, list[Work]]:
+    """The program with loops that read what Inductor stores of parts of them, such as one tensor of a `cat`
+    that takes much to compute. And the work of the kernels that store it, one for each size."""
+    first = program.nests[0]
+    computed = {s.name: s for s in first.statements if isinstance(s, Compute)}
+    deps, full = first.dependence(), {axis.symbol for axis in program.tile_axes}
+    buffers, loads, work = dict[object, Buffer](), dict[str, Load](), dict[int, Work]()
+    for one in program.realised:
+        if one.numel is None or one.name not in computed or not full <= deps[one.name]:
+            continue
+        body = closure(first.statements, [Store("", one.index, Ref(one.name))])[:-1]
+        own = [s for s in body if isinstance(s, Load | Compute) and full <= deps[s.name]]
+        if any(isinstance(s, Reduce) for s in body):
+            continue
+        read, numel = frozenset(s.buffer for s in own if isinstance(s, Load)), program.hint(one.numel)
+        key = (one.numel, one.dtype, read)  # the same value, at other places
+        if key not in buffers:
+            buffers[key] = Buffer(f"piece{len(buffers)}", BufferRole.INPUT, one.dtype, (one.numel,), (ONE,))
+            moved = numel * sum(b.dtype.itemsize for b in (buffers[key], *map(program.buffer, read)))
+            light = numel * sum(cost_of(s.op) for s in own if isinstance(s, Compute))
+            work[numel] = work.get(numel, Work(0, 0)) + Work(moved, moved, light)
+        loads[one.name] = Load(
+            one.name, buffers[key].name, one.index, computed[one.name].dtype, one.predicate
+        )
+    if not loads:
+        return program, []
+    nests = tuple(
+        dataclasses.replace(
+            nest, body=live(loads.get(s.name, s) if isinstance(s, Value) else s for s in nest.body)
+        )
+        for nest in program.nests
+    )
+    added = (*program.buffers, *buffers.values())
+    return dataclasses.replace(program, buffers=added, nests=nests), list(work.values())
 
 
 def _reduces_rows(program: LoopProgram) -> bool:

@@ -70,9 +70,18 @@ def test_a_size_has_the_value_that_it_was_traced_with(rows: torch.Tensor) -> Non
         (ModularIndexing(ModularIndexing(X, 2, 42), 3, 7), ModularIndexing(X, 6, 7)),
         (ModularIndexing(ModularIndexing(X, 1, 10), 1, 7), ModularIndexing(ModularIndexing(X, 1, 10), 1, 7)),
         (5 * ModularIndexing(ModularIndexing(X, 1, 42), 1, 7) + X, 5 * ModularIndexing(X, 1, 7) + X),
+        (FloorDiv(ModularIndexing(X, 1, 42), 7), ModularIndexing(X, 7, 6)),
+        (FloorDiv(ModularIndexing(X, 2, 42), 3), ModularIndexing(X, 6, 14)),
+        (FloorDiv(ModularIndexing(X, 1, 10), 7), FloorDiv(ModularIndexing(X, 1, 10), 7)),
+        (
+            ModularIndexing(ModularIndexing(X, 2, 42) - 7, 3, 2),
+            ModularIndexing(ModularIndexing(X, 2, 42) - 7, 3, 2),
+        ),
     ],
 )
-def test_a_remainder_of_a_remainder(rows: torch.Tensor, expr: Any, simpler: Any) -> None:
+def test_a_remainder_of_a_remainder_and_a_quotient_of_one(
+    rows: torch.Tensor, expr: Any, simpler: Any
+) -> None:
     with lowerings.context(rows):
         assert simplified(expr, SIZES) == simpler
     for x in range(100):

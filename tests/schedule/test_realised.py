@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from graphs import bf16, f32, only, traced
 from torch.fx import Graph
 
@@ -62,3 +63,24 @@ def test_sums_over_rows_alone_are_as_lowered() -> None:
         return (total * x).sum(0), total.sum(0)
 
     assert kinds(traced(function, *[(FEW, f32)] * 6)) == ["columns"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"), [(5, ["pointwise", "pointwise", "columns"]), (4, ["pointwise", "columns"])]
+)
+def test_a_part_that_takes_much_is_stored_by_a_kernel_before(tensors: int, expected: list[str]) -> None:
+    """As the rotary part of GPT-NeoX's queries, in a `cat` with the rest: docs/tuning.md, section 55."""
+
+    def function(rest: Any, *some: Any) -> Any:
+        total = sum(some[1:], some[0])
+        part = total * torch.sigmoid(total)
+        whole = torch.cat([part, rest], -1)
+        return whole, whole.sum(0)
+
+    rows, part, rest = 2048, 256, 768
+    graph = traced(function, ((rows, rest), f32), *[((rows, part), f32)] * tensors)
+    assert kinds(graph) == expected
+    first, *_, last = kernels(graph)
+    if tensors == 5:
+        assert first.work.dram == 4 * rows * part * (tensors + 1)
+    assert last.work.dram == pytest.approx(4 * rows * (part + rest), rel=0.01)
