@@ -152,13 +152,13 @@ def _moves(
     program: LoopProgram, nest: Nest, stored: dict[str, str], tile: tuple[int, int]
 ) -> tuple[tuple[Access, ...], Sequence[Statement]]:
     """The accesses of a nest, of its inputs or, if that is less, of values that are stored, and the
-    statements that it is left with. Less is fewer bytes or, for as many, fewer requests."""
+    statements that it is left with. Less is fewer bytes or, for as many, fewer requests or lines."""
     whole = accesses(program, nest, nest.statements, tile, beside=True)
     rest = without(nest, stored)
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
     instead = accesses(program, nest, rest, tile, beside=True) + moved_once(program, known)
     least, most = total(instead), total(whole)
-    if known and (least.dram, least.requests) < (most.dram, most.requests):
+    if known and (least.dram, least.requests, least.lines) < (most.dram, most.requests, most.lines):
         return tuple(instead), rest
     return tuple(whole), nest.statements
 

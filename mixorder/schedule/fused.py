@@ -55,6 +55,11 @@ HALVES = 2
 # it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
+# Wider rows that are loaded ahead, of tensors that lie along rows and across them: all of it takes so many
+# times as long. H200, 262144x768, 11 schedules in bf16: 1.2 to 3.2 times what was predicted without this, 2.8
+# in the middle; one under autocast 1.6. Rows of 96 to 192, 9 kernels: 0.8 to 1.0 times.
+BOTH_WAYS_COLS, BOTH_WAYS_AHEAD = 256, 2.5
+
 # A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the
 # error 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64
 # rows and 32 warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
@@ -74,7 +79,8 @@ class Fused:
     `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
     between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
     last kernel, if there is one. `waits`: for loads of a tile that are too narrow to be issued ahead, while
-    others are. Bytes of the workspace and of copied inputs, of which there are `copies`."""
+    others are. `crossed`: what is loaded ahead lies both ways, in wide rows. Bytes of the workspace and of
+    copied inputs, of which there are `copies`."""
 
     launches: int
     work: Work
@@ -99,6 +105,7 @@ class Fused:
     copied: int
     copies: int = 0
     waits: bool = False
+    crossed: bool = False
 
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of all kernels."""
@@ -154,7 +161,8 @@ class Fused:
         levels = math.log2(added * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
         tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
-        return own.latency_us + (NARROW_ALONE if alone else 1.0) * times.joined(parts) + tree
+        longer = (NARROW_ALONE if alone else 1.0) * (BOTH_WAYS_AHEAD if self.crossed else 1.0)
+        return own.latency_us + longer * times.joined(parts) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
         """Programs that run at once on a multiprocessor, and how often others take their place."""
@@ -212,6 +220,7 @@ def fused_kernels(
         moved.copied,
         moved.copies,
         steps > 1 and tile.num_stages > 1 and _is_too_narrow(schedule, facts),
+        tile.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
 
 

@@ -13,6 +13,10 @@ from .schedule import Tile, next_power_of_2
 # 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127. Twice as many warps where registers
 # allow it: H100, rotary embeddings in fp32, 16384x2048, 104 registers: 8 warps 211 us, 16 163.
 REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
+# Of the registers that leave room for them: the estimate is too high where nothing is held for a reduction
+# along rows. H200, rotary embeddings in bf16 and fp32, 16384x2048, an estimate of 168, 90 in fact: 8 warps
+# 148 and 227 us, 16 warps 93 and 145.
+UNSTAGED_MOST = 1.33
 # Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
 # it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
 # warps 354 us, two of 4 223; without a norm 4096, 8192 and 16384 elements 285, 234 and 234 us.
@@ -64,7 +68,8 @@ def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) ->
     """Programs on a multiprocessor where nothing is loaded ahead: of `UNSTAGED_WARPS` in all, or of twice as
     many where threads of an estimated `registers` leave room for them."""
     threads = 2 * UNSTAGED_WARPS * device.warp_size
-    warps = UNSTAGED_WARPS * (2 if threads * registers <= device.registers else 1)
+    few = registers <= UNSTAGED_MOST * device.registers / threads
+    warps = UNSTAGED_WARPS * (2 if few else 1)
     return max(per_sm, warps // num_warps)
 
 
