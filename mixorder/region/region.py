@@ -13,7 +13,7 @@ from .axes import Space
 from .factors import Order
 from .gathers import is_gather
 from .moves import Steps, moved
-from .nodes import float_bytes, is_view, operands
+from .nodes import float_bytes, is_view, operands, reduction_kind
 from .space_analysis import SpaceAnalysis, takes_operands
 
 
@@ -105,7 +105,8 @@ class Region:
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:
         """Members in half precision whose rounded values the region computes with: outputs from which a wider
-        output is computed, such as a softmax's sum, and those that the region reads a function of.
+        output is computed by a reduction, such as a softmax's sum, and those that the region reads a function
+        of.
 
         So what is computed agrees with the stored values.
         """
@@ -124,11 +125,13 @@ class Region:
         rows = [n for n in self.outputs if n not in columns]
         found = []
         for output in (n for n in rows if float_bytes(n) == 2):
-            reached = {output}
+            reached, statistics = {output}, set[Node]()
             for node in self.nodes:
                 if any(a in reached for a in operands(node)):
                     reached.add(node)
-            if any(n in reached and float_bytes(n) > 2 for n in rows):
+                    if reduction_kind(node) is not None or any(a in statistics for a in operands(node)):
+                        statistics.add(node)
+            if any(n in statistics and float_bytes(n) > 2 for n in rows):
                 found.append(output)
         return frozenset(found)
 

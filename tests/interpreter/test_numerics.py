@@ -266,3 +266,20 @@ def test_where_nothing_wider_leaves_nothing_is_rounded_on_its_way() -> None:
     *_, sums = run_fused(function, (x, r))
     exact = (x.double() - x.double() * r.double()).sum(0)
     assert float((sums - exact).norm() / exact.norm()) < 1e-6
+
+
+def test_a_wider_copy_of_what_leaves_is_not_rounded() -> None:
+    """As in Inductor's own kernels: duels of GPT-2 and BERT, where an embedding's gradient was rounded."""
+
+    def function(x: torch.Tensor, r: torch.Tensor, kept: torch.Tensor) -> Any:
+        moved = x - x * r
+        total = (moved.float() * x).sum(-1, keepdim=True)
+        dx = (x - total).to(bf16)
+        return dx, torch.where(kept, dx.float(), 0.0), moved.float().sum(0)
+
+    torch.manual_seed(0)
+    x, r = torch.randn(64, 40).to(bf16), torch.randn(64, 1).to(bf16)
+    dx, wide, _ = run_fused(function, (x, r, torch.ones(64, 40, dtype=torch.bool)))
+    exact = x.double() - ((x.double() - x.double() * r.double()) * x.double()).sum(-1, keepdim=True)
+    assert float((wide - exact).norm() / exact.norm()) < 1e-6
+    assert torch.equal(dx, wide.to(bf16))
