@@ -180,6 +180,7 @@ class _RowTracer(Tracer):
                     place = self.offset(index, self.strides(node))
                     one = Realised(traced.name, val.dtype, place, outputs.get(node))
                     if not whole:
+                        assert predicate is not None
                         one = dataclasses.replace(one, numel=numel, predicate=Ref(predicate))
                     found.setdefault(traced.name, one)
         return tuple(found.values())
