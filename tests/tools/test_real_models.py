@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import real_models
+import torch
 from lab import matches, whole
 from lab.launches import is_library
 from lab.matches import Match, Side
+from torch import nn
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -71,6 +73,25 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     assert not plain.less_exact
     # The same numbers are drawn by both ways, which differ by rounding.
     assert random.reference.startswith("stock") and random.ours.errors[1] < 1e-4
+
+
+def test_the_reference_leaves_the_precision_of_products_as_it_was() -> None:
+    """The ways run behind it: what is compiled for TF32 looks at this when it runs."""
+    before, seen = torch.get_float32_matmul_precision(), list[str]()
+    example: Any = object.__new__(whole.Example)
+    example.task = whole.Task("a/b", "fp32", "cpu", "turn")
+    example.model, example.plain, example.inputs = (
+        nn.Linear(2, 2),
+        nn.Linear(2, 2),
+        {"input": torch.ones(1, 2)},
+    )
+    example.plain.register_forward_hook(lambda *_: seen.append(torch.get_float32_matmul_precision()))
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert len(example.exact()) == 2 and seen == ["highest"]
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def match(family: str, stock: float, ours: float, **changes: Any) -> Match:

@@ -182,9 +182,13 @@ class Example:
             mine = itertools.chain(self.model.parameters(), self.model.buffers())
             for one, value in zip(theirs, mine, strict=True):
                 one.copy_(value)  # as rounded
+        before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
-        roots = roots_of(step(plain, "fp32")(**self.inputs))
-        return list(gradients(roots, [p for p in plain.parameters() if p.requires_grad]))
+        try:
+            roots = roots_of(step(plain, "fp32")(**self.inputs))
+            return list(gradients(roots, [p for p in plain.parameters() if p.requires_grad]))
+        finally:
+            torch.set_float32_matmul_precision(before)  # of the ways: compiled code looks at it when it runs
 
     def clear(self) -> None:
         self.model, self.plain, self.inputs = nn.Module(), None, {}
