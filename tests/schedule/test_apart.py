@@ -165,6 +165,18 @@ def test_a_pointwise_result_and_its_sum() -> None:
     assert pointwise.work.light > 10 * columns.work.light
 
 
+def test_the_sum_of_a_transposed_copy_reads_the_copy() -> None:
+    """As many bytes and requests as the input, which lies across: XCiT, 50176x1152."""
+
+    def function(x: Any) -> Any:
+        copy = x.permute(0, 2, 1).clone(memory_format=torch.contiguous_format)
+        return copy, copy.reshape(-1, LARGE[1]).sum(0)
+
+    pointwise, columns = kernels(traced(function, ((LARGE[0] // 64, LARGE[1], 64), bf16)))
+    assert pointwise.work.lines > 0
+    assert columns.work.lines < pointwise.work.lines / 100
+
+
 def test_rows_that_its_parts_do_not_divide_take_longer() -> None:
     """The loads of the last part are masked by their row."""
     graphs = (traced(largest, ((rows, 1024), f32), ((rows, 1024), f32)) for rows in (16384, 16381))

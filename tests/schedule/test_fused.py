@@ -210,6 +210,25 @@ def test_only_results_that_are_turned_take_half_as_many_requests() -> None:
     assert alone < 0.6 * mixed
 
 
+@pytest.mark.parametrize(("cols", "crossed"), [(192, False), (384, True)])
+def test_wide_rows_that_lie_both_ways_take_longer_ahead(cols: int, crossed: bool) -> None:
+    """H200, SAM, 262144x768: 2168 us, 854 predicted without this; 192 columns take what is predicted."""
+
+    def function(x: Any, dy: Any) -> Any:
+        return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
+
+    record = record_of(function, *[((16384, cols), bf16)] * 2)
+    facts, moved = dataclasses.replace(facts_of(record.loops), both_ways=True), record.traffic
+    one, ahead = (
+        dataclasses.replace(record.schedule, tile=dataclasses.replace(record.schedule.tile, num_stages=n))
+        for n in (1, 3)
+    )
+    found = [fused_kernels(record.loops, schedule, facts, moved, 1.0) for schedule in (one, ahead)]
+    assert [kernels.crossed for kernels in found] == [False, crossed]
+    plain = dataclasses.replace(found[1], crossed=False)
+    assert (found[1].us(H200, TIMES) > 1.5 * plain.us(H200, TIMES)) == crossed
+
+
 def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
     shared = {"exchanges": 2, "steps": 500, "parts": 8}
     assert us(**shared, depth=3) < 0.8 * us(**shared)
