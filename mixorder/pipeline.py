@@ -60,6 +60,7 @@ from .transform.one_hot import sum_one_hot
 from .transform.reorder import merge, reorder
 from .transform.rows_ahead import rows_ahead
 from .transform.same_bits import same_bits_sooner
+from .transform.sooner import compute_sooner
 from .transform.split import split_outer
 from .transform.tile_split import split_spanning
 
@@ -312,6 +313,7 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
         loops = step("ahead", rows_ahead, blocked)
         loops = step("split", split_spanning, loops)
         loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
+        loops = step("sooner", compute_sooner, loops)
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)

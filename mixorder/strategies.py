@@ -31,6 +31,7 @@ from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .transform.reread import reread
 from .transform.short_sums import without_compensation
+from .transform.staged import staged
 
 TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
 
@@ -238,6 +239,7 @@ TILE = Strategy(
     applies=_ends_within_blocks,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
+    place=staged,
     in_place=lambda loops: False,  # a value is exchanged between threads before it is stored
     blocked=True,
     predict=tile.expected_of_tile,

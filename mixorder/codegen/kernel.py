@@ -21,6 +21,7 @@ from ..schedule.schedule import Schedule
 from ..transform.finished import finished
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
+from .staged import placing_kernel
 from .writer import TileDim, Writer
 
 MainKernel = Callable[[LoopProgram, Schedule, str], KernelSource]
@@ -30,14 +31,18 @@ def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
 ) -> tuple[KernelSource, ...]:
     """The main kernel and the finalisation, which a blocked program may lack, and a program that has all rows
-    does not need. `label` goes into their names, with a hash of the text."""
+    does not need; behind these, the kernel that puts staged results in place. `label` goes into their names,
+    with a hash of the text."""
     if program.blocked:
-        _, *final = program.nests
+        _, *others = program.nests
+        final = [n for n in others if any(axis.kind is AxisClass.SPLIT for axis in n.loops)]
+        copies = [nest for nest in others if nest not in final]
         apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
         with printing_triton():
             return (
                 main_kernel(program, schedule, label),
                 *(_final_kernel(one, one.nests[0], schedule, label) for one in apart),
+                *([placing_kernel(program, copies, label)] if copies else []),
             )
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")

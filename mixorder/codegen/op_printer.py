@@ -14,7 +14,7 @@ import torch
 from ..errors import Decline, DeclineReason
 from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, printing_triton
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
-from . import bfloat16, branchless
+from . import bfloat16, branchless, few_bits
 
 
 def check_printable(program: LoopProgram) -> LoopProgram:
@@ -60,7 +60,8 @@ class OpPrinter(ScalarPrinter):
     ) -> CSEVariable:
         text = None
         if args:
-            text = branchless.called(op, str(args[0])) or bfloat16.called(op, str(args[0]))
+            value = str(args[0])
+            text = branchless.called(op, value) or bfloat16.called(op, value) or few_bits.called(op, args)
         return super().print(op, args, kwargs, dtype) if text is None else self.line(text, dtype)
 
     def check(self, stmt: Compute) -> None:

@@ -74,6 +74,22 @@ def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Ma
     return f"{writer.code.getvalue()}\n\n", pointers
 
 
+def copy_function(
+    program: LoopProgram, nest: Nest, schedule: Schedule, number: int
+) -> tuple[str, list[str], int]:
+    """The text of a function that copies a tile, `copy0` for number 0; its buffers, and how many tiles there
+    are. The tile's number is its last parameter."""
+    writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), schedule)
+    pointers = ", ".join(b.pointer for b in writer.buffers)
+    writer.code.writeline("@triton.jit")
+    writer.code.writeline(f"def copy{number}({pointers}, program):")
+    writer.code.do_indent()
+    writer.number_tiles()
+    for stmt in nest.statements:
+        writer.statement(stmt)
+    return f"{writer.code.getvalue()}\n\n", [b.name for b in writer.buffers], writer.tiles_in_all
+
+
 class _TileWriter(TileAccesses):
     def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
         super().__init__(program, schedule)
@@ -114,6 +130,10 @@ class _TileWriter(TileAccesses):
             self.code.writeline(f"{self.number(along)} = program // {each} * {band} + program % {band}")
             self.code.writeline(f"{self.number(across)} = program % {each} // {band}")
             return
+        self.number_tiles()
+
+    def number_tiles(self) -> None:
+        """Define the number of the tile along each axis."""
         before = 1
         for axis in reversed(self.axes):
             tiles = self.tiles(axis)

@@ -45,8 +45,11 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _verify_values(program, nest)
         _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
+    staged = [name for name in stored if program.buffer(name).role is BufferRole.WORKSPACE]
+    stored = [name for name in stored if name not in staged]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), "outputs {} are stored as {}", outputs, stored)
+    _require(not staged or form is Form.BLOCKED, "{} are staged", staged)
     if form is Form.BLOCKED:
         _verify_blocked(program)
         return program
@@ -68,10 +71,17 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
 
 
 def _verify_blocked(program: LoopProgram) -> None:
-    """One nest, or a second one for partial results, of which the first reduces no axis of blocks."""
-    main, *final = program.nests
+    """One nest, or a second one for partial results, of which the first reduces no axis of blocks. Behind
+    these, a nest for each staged result, which copies it."""
+    main, *others = program.nests
+    final = [n for n in others if any(axis.kind is AxisClass.SPLIT for axis in n.loops)]
+    copied = [s.buffer for n in others if n not in final for s in n.body if isinstance(s, Load)]
+    staged = [s.buffer for s in main.body if isinstance(s, Store)]
+    spaces = [b.name for b in program.role(BufferRole.WORKSPACE)]
+    staged = [name for name in staged if name in spaces]
     _require(program.blocked and len(final) <= 1, "a blocked program has one nest and a finalisation")
-    _require(bool(final) == bool(program.role(BufferRole.WORKSPACE)), "a finalisation without a workspace")
+    _require(staged == copied, "{} are staged, and {} copied", staged, copied)
+    _require(bool(final) == (len(spaces) > len(staged)), "a finalisation without a workspace")
     mailbox = {b.name for b in program.role(BufferRole.MAILBOX)}
     filled = {s.buffer for s in program.ahead.body if isinstance(s, Store)} if program.ahead else set()
     _require(filled == mailbox, "the mailboxes {} are written as {}", mailbox, filled)

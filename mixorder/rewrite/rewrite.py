@@ -45,7 +45,7 @@ def replace(
                 nodes[buffer.name] = writer.empty(buffer, num_splits)
         for source in kernels:
             sizes = {str(s): writer.size(s) for s in program.sizes if str(s) in source.sizes}
-            made_of = region.outer if source in kernels[1:] else region.named_after
+            made_of = (source in kernels[1:] and region.outer) or region.named_after
             buffers = {program.buffer(name): nodes[name] for name in source.buffers}
             nodes.update(writer.launch(source, buffers, sizes, made_of))
         results = []

@@ -119,7 +119,8 @@ def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:
 
 
 def _written(program: LoopProgram, statements: Iterable[Statement]) -> int:
-    return size(program, {s.buffer for s in statements if isinstance(s, Store)})
+    stored = {s.buffer for s in statements if isinstance(s, Store)}
+    return size(program, [name for name in stored if program.buffer(name).role is BufferRole.OUTPUT])
 
 
 def size(program: LoopProgram, buffers: Collection[str]) -> int:

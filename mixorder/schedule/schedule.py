@@ -14,6 +14,7 @@ TILES_ALONE = (
     "warp_cols",
     "ahead",
     "ahead_rows",
+    "staged",
 )
 
 
@@ -48,7 +49,8 @@ class Schedule:
     threads over all rows first. `warp_cols`: columns next to each other that a warp loads.
 
     `ahead`: groups of programs between those that compute values of whole rows and the tiles of these rows; 0
-    where tiles need none. `ahead_rows`: rows of such a program (`schedule.rows_ahead`).
+    where tiles need none. `ahead_rows`: rows of such a program (`schedule.rows_ahead`). `staged`: small
+    results go through a workspace, and a second kernel puts them in place (`schedule.staged`).
 
     `max_registers`: the most that a thread gets, of 32 bits; 0 where the compiler decides. `finishable`:
     where a program has all rows, there is no finalisation: its main kernel does that work.
@@ -73,6 +75,7 @@ class Schedule:
     warp_cols: int = 0
     ahead: int = 0
     ahead_rows: int = 0
+    staged: bool = False
     max_registers: int = 0
     finishable: bool = False
 

@@ -15,6 +15,7 @@ from ..errors import TooWide
 from ..ir.program import (
     Axis,
     AxisClass,
+    BufferRole,
     Compute,
     Load,
     LoopProgram,
@@ -36,6 +37,7 @@ from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .rows_ahead import row_axes_of, with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
+from .staged import Small, pays, placing_us, saved_us, staged_of
 from .work import Work, computing
 
 RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
@@ -57,9 +59,9 @@ PER_THREAD_OF_NORM, LEAST_LOADED = 16, 4
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
-# Registers of a thread, so that 12 or 16 warps fit a multiprocessor. 1x128 both in place 90 us without a
-# limit, 83 with; dSwiGLU 253 and 227. Kernels that need fewer take all of them, too: dGELU 169 and 177.
-REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 128
+# Registers of a thread, so that 12 or 20 warps fit a multiprocessor: 1x128 both in place 90 us without a limit,
+# 83 with; dSwiGLU 203 and 194. Kernels that need fewer take all of them, too: dGELU 169 and 177.
+REGISTERS_OF_MANY, REGISTERS_OF_THREE = 168, 96
 LINE = 128  # bytes of a line of L2
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
@@ -80,7 +82,8 @@ class TileFacts(Facts):
     that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
     which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
     stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how
-    many of the first axes are rows, where the kernel computes values of whole rows ahead; otherwise 0."""
+    many of the first axes are rows, where the kernel computes values of whole rows ahead; otherwise 0.
+    `small`: the results that are no full tensors."""
 
     sizes: tuple[int, ...] = ()
     whole: frozenset[int] = frozenset()
@@ -91,6 +94,7 @@ class TileFacts(Facts):
     turned: int = 0
     store_bytes: int = 0
     row_axes: int = 0
+    small: tuple[Small, ...] = ()
 
     @property
     def orders(self) -> int:
@@ -119,6 +123,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     kept = {s for stmt in partials for s in stmt.index.free_symbols}
     every, deps = {axis.symbol for axis in axes}, nest.dependence()
     full = [s for s in nest.body if isinstance(s, Load | Store) and is_full(s, axes, reduced)]
+    stores = [s for s in nest.body if isinstance(s, Store)]
     computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
     loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
     chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
@@ -139,7 +144,18 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
         store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
         row_axes=row_axes_of(program.ahead, sizes),
+        small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),
     )
+
+
+def small_result(program: LoopProgram, store: Store, axes: Sequence[Axis]) -> Small | None:
+    """What a store writes, if that is a result with fewer elements than the loops have points, all of which
+    lie next to each other."""
+    buffer, places = program.buffer(store.buffer), _chain(store, axes)
+    own = [i for i, axis in enumerate(axes) if axis.symbol in store.index.free_symbols]
+    if buffer.role is not BufferRole.OUTPUT or len(own) < 2 or sorted(places) != own or len(own) == len(axes):
+        return None
+    return Small(buffer.dtype.itemsize, places)
 
 
 def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
@@ -179,7 +195,13 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
     if facts.row_axes:
         chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, device)
-    return with_finalisation(chosen, facts, device, constants)
+    return with_finalisation(_with_staging(chosen, facts, device), facts, device, constants)
+
+
+def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
+    moved = facts.numel * (facts.load_bytes + facts.store_bytes)
+    staged = pays(facts.small, facts.sizes, schedule.extents, moved, device)
+    return dataclasses.replace(schedule, staged=staged)
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -296,9 +318,12 @@ def expected_of_tile(
     launch = times.start_us + times.fused.latency_us
     exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
-    if moved.workspace:
-        partials = Work(moved.workspace, moved.workspace)
-        launch += times.launch_us + times.us(Kind.FINAL, partials, device)
+    staged, sizes, extents = 0, facts.sizes, schedule.extents
+    if schedule.staged:
+        staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
+        launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents, device)
+    if workspace := moved.workspace - staged:
+        launch += times.launch_us + times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.ahead is not None:
         launch += times.launch_us  # the mailbox is filled before
@@ -309,10 +334,16 @@ def expected_of_tile(
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
-        len(loops.nests) + (loops.ahead is not None),
+        launches_of(loops, schedule),
         len(others),
         measured=device.name == H200.name,
     )
+
+
+def launches_of(loops: LoopProgram, schedule: Schedule) -> int:
+    """How many launches the loops take: all copies of staged results are one."""
+    sums = any(axis.kind is AxisClass.SPLIT for nest in loops.nests for axis in nest.loops)
+    return 1 + sums + schedule.staged + (loops.ahead is not None)
 
 
 def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
@@ -368,7 +399,8 @@ class TileSpace:
             tiles = [dataclasses.replace(tile, backwards=backwards) for tile in tiles]
             tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
             tiles.append(dataclasses.replace(schedule, backwards=not backwards))
-        near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in tiles if self.legal(s))
+        legal = (_with_staging(s, self.facts, self.device) for s in tiles if self.legal(s))
+        near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in legal)
         return tuple(s for s in near if s != schedule)
 
     def with_rows(self, tiles: Sequence[Schedule]) -> Iterator[Schedule]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.program import LoopProgram
 from .branches import without_branches
+from .few_bits import divide_by_few_bits
 from .powers_of_two import multiply_by_reciprocals
 from .ranges import simplify_ranges
 from .rounding import round_at_once
@@ -20,4 +21,6 @@ def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> L
     if not runs_ptx:
         return program
     program = without_branches(program)
-    return round_at_once(program) if saturates else program  # these GPUs have its instruction
+    if saturates:  # these GPUs have its instruction
+        program = round_at_once(program)
+    return divide_by_few_bits(program)

@@ -1,0 +1,94 @@
+"""Whether a tile's small results, such as the scales of its blocks, are staged in a workspace.
+
+A tile has few scales that lie next to each other: of 64x64 elements in blocks of 32, two for each row and
+two for each column. Each such run is a request of its own to L2, however short it is. In a workspace where
+the other dim is contiguous, a tile's scales are a few whole sectors. A second, small kernel then puts them
+where the graph has them (`transform.staged`).
+
+H200, 16384x4096, us of the first kernel, with and without (docs/tuning.md, section 56): dSwiGLU with MXFP8
+both ways 224 and 195, 1x128 both ways 84.7 and 76.4, MXFP8 both ways 84.3 and 76.3, behind a norm 172 and
+155, dGELU 148 and 138. That is 8 us for a million requests, and 5 where much is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from .device import H200, DeviceInfo
+from .kernel_time import TIMES, Kind, Times
+from .work import Work
+
+REQUEST_US = 8e-6  # of a request to L2 for a part of a line
+LINE, SECTOR = 128, 32  # bytes
+# Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
+# the GPU does not have.
+LEAST_GAIN = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """A result that has no element for each point of the loops: the bytes of an element, and the places of
+    its axes, innermost in memory first."""
+
+    item_bytes: int
+    places: tuple[int, ...]
+
+    def is_apart(self, sizes: Sequence[int], extents: Sequence[int]) -> bool:
+        """Whether a tile of these extents has less than a sector of it in a row, and not all of the first
+        axis."""
+        first = self.places[0]
+        return extents[first] < sizes[first] and extents[first] * self.item_bytes < SECTOR
+
+    def requests(self, sizes: Sequence[int], extents: Sequence[int], staged: bool) -> int:
+        """How many requests a tile's elements of it are."""
+        order = (*self.places[1:], self.places[0]) if staged else self.places
+        run = self.item_bytes
+        for place in order:
+            run *= extents[place]
+            if extents[place] < sizes[place]:
+                break
+        elements = math.prod(extents[place] for place in order)
+        return -(-elements * self.item_bytes // min(run, LINE))
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return self.item_bytes * math.prod(sizes[place] for place in self.places)
+
+
+def staged_of(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int]) -> list[Small]:
+    """Those results that are staged, if any are."""
+    return [one for one in small if one.is_apart(sizes, extents)]
+
+
+def saved_us(
+    small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int], device: DeviceInfo
+) -> float:
+    """What the first kernel saves, in microseconds."""
+    programs = math.prod(-(-n // extent) for n, extent in zip(sizes, extents, strict=True))
+    spared = sum(
+        one.requests(sizes, extents, False) - one.requests(sizes, extents, True)
+        for one in staged_of(small, sizes, extents)
+    )
+    return REQUEST_US * programs * spared * H200.num_sm / (device.num_sm or H200.num_sm)
+
+
+def placing_us(num_bytes: int, device: DeviceInfo, times: Times = TIMES) -> float:
+    """What the second kernel takes for results of so many bytes, in microseconds."""
+    return times.launch_us + times.us(Kind.POINTWISE, Work(2 * num_bytes, 2 * num_bytes), device)
+
+
+def pays(
+    small: Sequence[Small],
+    sizes: Sequence[int],
+    extents: Sequence[int],
+    moved: float,
+    device: DeviceInfo,
+) -> bool:
+    """Whether staging is predicted to be faster for a kernel that moves so many bytes."""
+    results = staged_of(small, sizes, extents)
+    if not results or not device.bandwidth:
+        return False
+    takes = placing_us(sum(one.num_bytes(sizes) for one in results), device)
+    gain = saved_us(small, sizes, extents, device) - takes
+    return gain > LEAST_GAIN * 1e6 * moved / device.bandwidth
