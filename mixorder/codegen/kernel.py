@@ -42,7 +42,7 @@ def generate(
             return (
                 main_kernel(program, schedule, label),
                 *(_final_kernel(one, one.nests[0], schedule, label) for one in apart),
-                *([placing_kernel(program, copies, label)] if copies else []),
+                *([placing_kernel(program, copies, schedule, label)] if copies else []),
             )
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
