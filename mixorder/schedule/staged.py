@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from .device import H200, DeviceInfo
+from .device import DeviceInfo
 from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
@@ -36,10 +36,11 @@ class Small:
     places: tuple[int, ...]
 
     def is_apart(self, sizes: Sequence[int], extents: Sequence[int]) -> bool:
-        """Whether a tile of these extents has less than a sector of it in a row, and not all of the first
-        axis."""
+        """Whether a tile of these extents has less than a sector of it in a row, not all of the first axis,
+        and fewer requests in the other order."""
         first = self.places[0]
-        return extents[first] < sizes[first] and extents[first] * self.item_bytes < SECTOR
+        short = extents[first] < sizes[first] and extents[first] * self.item_bytes < SECTOR
+        return short and self.requests(sizes, extents, True) < self.requests(sizes, extents, False)
 
     def requests(self, sizes: Sequence[int], extents: Sequence[int], staged: bool) -> int:
         """How many requests a tile's elements of it are."""
@@ -61,16 +62,14 @@ def staged_of(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[in
     return [one for one in small if one.is_apart(sizes, extents)]
 
 
-def saved_us(
-    small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int], device: DeviceInfo
-) -> float:
+def saved_us(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int]) -> float:
     """What the first kernel saves, in microseconds."""
     programs = math.prod(-(-n // extent) for n, extent in zip(sizes, extents, strict=True))
     spared = sum(
         one.requests(sizes, extents, False) - one.requests(sizes, extents, True)
         for one in staged_of(small, sizes, extents)
     )
-    return REQUEST_US * programs * spared * H200.num_sm / (device.num_sm or H200.num_sm)
+    return REQUEST_US * programs * spared
 
 
 def placing_us(num_bytes: int, device: DeviceInfo, times: Times = TIMES) -> float:
@@ -90,5 +89,5 @@ def pays(
     if not results or not device.bandwidth:
         return False
     takes = placing_us(sum(one.num_bytes(sizes) for one in results), device)
-    gain = saved_us(small, sizes, extents, device) - takes
+    gain = saved_us(small, sizes, extents) - takes
     return gain > LEAST_GAIN * 1e6 * moved / device.bandwidth

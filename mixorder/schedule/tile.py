@@ -336,7 +336,7 @@ def expected_of_tile(
     staged, sizes, extents = 0, facts.sizes, schedule.extents
     if schedule.staged:
         staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
-        launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents, device)
+        launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
         launch += times.launch_us + times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)

@@ -37,7 +37,8 @@ def kernel_of(
     assert region is not None
     program = same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
     schedule = tile.choose(TILE.facts(program), H200)
-    source, *_ = TILE.generate(TILE.place(program, schedule), schedule, "test")
+    program = TILE.place(program, schedule)
+    source, *_ = TILE.generate(program, schedule, "test")
     return program, schedule, source
 
 
@@ -72,7 +73,7 @@ def test_the_groups_of_a_schedule() -> None:
     groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
     assert groups == Groups(rows=64, values=16, tiles=64, row_tiles=256, needed=4096)
     assert source.grid == (256 + 10) * 80
-    assert source.buffers[-2:] == ("mailbox", "ws0") and MAILBOX in source.written
+    assert source.buffers[-4:] == ("mailbox", "ws0", "stage0", "stage1") and MAILBOX in source.written
 
 
 def test_the_kernel_begins_with_its_number() -> None:

@@ -76,6 +76,37 @@ def test_programs_that_walk_through_all_tiles(programs: int, plan_with: Callable
     assert record.kernels[0].grid == programs
 
 
+@pytest.fixture
+def staging(plan_with: Callable[..., None]) -> None:
+    """Small results go through a workspace, however few they are."""
+
+    def choose(*args: Any) -> Schedule:
+        return dataclasses.replace(TILE.choose(*args), staged=True, overlap=True)
+
+    plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
+
+
+STAGED = [name for name in EXACT if name not in ("squares", "delayed")]
+
+
+@pytest.mark.usefixtures("staging")
+@pytest.mark.parametrize("name", STAGED)
+def test_small_results_through_a_workspace(name: str) -> None:
+    recipe = RECIPES[name]
+    record = check(recipe.function, *inputs(recipe, 384, 640, "cpu"), kernels=2)
+    assert "_place_" in record.kernels[-1].name and record.expected.launches == 2
+
+
+@pytest.mark.usefixtures("staging")
+@pytest.mark.parametrize("dtype", [f16, f32])
+def test_staged_beside_sums_of_all_rows(dtype: torch.dtype) -> None:
+    """The finalisation comes before the copies."""
+    x = wide(160, 416, dtype)
+    record = check(lambda x: (*quantised.mx_both(x), x.abs().amax(0)), x, kernels=3)
+    assert [k.name.split("_")[-2] for k in record.kernels[1:]] == ["final", "place"]
+    assert record.expected.launches == 3
+
+
 @pytest.mark.parametrize("name", ["gelu_backward", "swiglu_backward"])
 def test_what_comes_before_is_in_the_same_kernel(name: str) -> None:
     recipe = RECIPES[name]

@@ -1,0 +1,99 @@
+"""Which divisions are by numbers of few bits, and what the op gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import bf16, f32, traced, within_tile
+
+from mixorder.codegen import few_bits
+from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.transform.few_bits import QUOTIENT, divide_by_few_bits
+from mixorder.transform.rounding import round_at_once
+from mixorder.transform.single_precision import divide_in_float32
+
+
+def transformed(factor: Callable[[Any], Any], dtype: torch.dtype, before: Any = None) -> LoopProgram:
+    """Blocks of 32 both ways, each multiplied by a factor of its maximum."""
+
+    def function(x: Any) -> Any:
+        x = x if before is None else before(x)
+
+        def one(blocks: Any, dim: int) -> Any:
+            return (blocks * factor(blocks.abs().amax(dim, keepdim=True))).to(torch.float8_e4m3fn)
+
+        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
+
+    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    return verify(divide_by_few_bits(round_at_once(divide_in_float32(program))), Form.BLOCKED)
+
+
+def ops(program: LoopProgram) -> list[str]:
+    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
+
+
+def scale(x: Any) -> Any:
+    return (448 / x.double().clamp(min=1e-12)).float()
+
+
+@pytest.mark.parametrize("dtype", [bf16, torch.float16])
+def test_the_largest_of_a_block_in_half_precision(dtype: torch.dtype) -> None:
+    found = ops(transformed(scale, dtype))
+    assert found.count(QUOTIENT) == 2 and "div_rn" not in found
+
+
+def test_the_largest_of_what_was_rounded_to_bfloat16() -> None:
+    found = ops(transformed(scale, f32, lambda x: (x * x + 1).to(bf16).float()))
+    assert found.count(QUOTIENT) == 2
+
+
+OTHERS = {
+    "float32 has 24 bits": (scale, f32, None),
+    "a sum has more bits": (scale, bf16, lambda x: x.float() + 1),
+    "the divisor may be zero": (lambda x: (448 / x.double()).float(), bf16, None),
+    "or small": (lambda x: (448 / x.double().clamp(min=1e-35)).float(), bf16, None),
+    "the quotient may overflow": (lambda x: (2.0**30 / x.double().clamp(min=1e-12)).float(), bf16, None),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_divisions_stay(case: str) -> None:
+    factor, dtype, before = OTHERS[case]
+    found = ops(transformed(factor, dtype, before))
+    assert QUOTIENT not in found and "div_rn" in found
+
+
+def test_a_call_is_recognised_by_its_mark() -> None:
+    text = few_bits.called(QUOTIENT, ("x", 448.0))
+    assert text is not None and few_bits.called("div_rn", ("x", "y")) is None
+    body = text.split('"')[1]
+    values = np.array([1e-12, 3.0, 448.0, np.inf, np.nan], np.float32)
+    found = few_bits.interpreted(body, [values])
+    assert found is not None
+    with np.errstate(all="ignore"):
+        assert np.array_equal(found[0], np.float32(448) / values, equal_nan=True)
+    assert few_bits.interpreted("{ .reg .b32 mixorder_tanh; }", [values]) is None
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+@pytest.mark.parametrize("dividend", [448.0, 57344.0, 1000003.0, 4.0])
+def test_one_correction_is_enough(bits: int, dividend: float) -> None:
+    """For every significand of so many bits, and reciprocals that are off by a unit in the last place to
+    either side: more than the instruction's error. Products and sums are rounded once, as by fma."""
+    divisors = np.arange(2 ** (bits - 1), 2**bits, dtype=np.float32)
+    wanted = np.float32(dividend) / divisors
+    for off in (-1, 0, 1):
+        reciprocal = (np.float32(1) / divisors).view(np.int32) + off
+        r = reciprocal.astype(np.int32).view(np.float32)
+        q = np.float32(dividend) * r
+        exact = dividend - divisors.astype(np.float64) * q  # of 24 and 11 bits: exact in float64
+        m = exact.astype(np.float32)
+        assert np.array_equal(m, exact)
+        found = (m.astype(np.float64) * r + q).astype(np.float32)
+        assert np.array_equal(found, wanted)

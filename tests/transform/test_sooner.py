@@ -1,0 +1,57 @@
+"""Which of a tile's statements come before its first reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from graphs import bf16, traced, within_tile
+from lab import quantised
+from lab.quantised import RECIPES
+
+from mixorder.ir.program import LoopProgram, Reduce, Statement, Value, operands
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.sooner import compute_sooner
+
+ROUNDED = "rounded_to_bfloat16"
+
+
+def program_of(function: Any, count: int = 3) -> LoopProgram:
+    region = within_tile(traced(lambda *x: function(*x), *[((256, 512), bf16)] * count))
+    return same_bits_sooner(lower_tile(region), True, True)
+
+
+def before_the_first_reduction(program: LoopProgram) -> tuple[Statement, ...]:
+    body = program.nests[0].body
+    return body[: next(i for i, stmt in enumerate(body) if isinstance(stmt, Reduce))]
+
+
+def rounded(statements: tuple[Statement, ...]) -> int:
+    return sum(getattr(stmt, "op", "") == ROUNDED for stmt in statements)
+
+
+def test_both_results_are_computed_before_either_is_reduced() -> None:
+    program = program_of(RECIPES["swiglu_backward"].function)
+    assert rounded(before_the_first_reduction(program)) == 1
+    sooner = verify(compute_sooner(program), Form.BLOCKED)
+    assert rounded(before_the_first_reduction(sooner)) == 2
+    assert sorted(map(str, sooner.nests[0].body)) == sorted(map(str, program.nests[0].body))
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [(quantised.mx_both, 1), (quantised.gelu_backward, 2)],
+)
+def test_the_order_stays_where_nothing_is_gained(function: Any, count: int) -> None:
+    program = program_of(function, count)
+    assert compute_sooner(program) == program
+
+
+def test_every_value_is_defined_before_its_use() -> None:
+    body = compute_sooner(program_of(RECIPES["swiglu_backward"].function)).nests[0].body
+    known: set[str] = set()
+    for stmt in body:
+        assert known.issuperset(operands(stmt))
+        known |= {stmt.name} if isinstance(stmt, Value) else set()
