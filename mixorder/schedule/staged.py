@@ -5,9 +5,9 @@ two for each column. Each such run is a request of its own to L2, however short 
 the other dim is contiguous, a tile's scales are a few whole sectors. A second, small kernel then puts them
 where the graph has them (`transform.staged`).
 
-H200, 16384x4096, us of the first kernel, with and without (docs/tuning.md, section 56): dSwiGLU with MXFP8
+H200, 16384x4096, us of the first kernel, without and with (docs/tuning.md, section 56): dSwiGLU with MXFP8
 both ways 224 and 195, 1x128 both ways 84.7 and 76.4, MXFP8 both ways 84.3 and 76.3, behind a norm 172 and
-155, dGELU 148 and 138. That is 8 us for a million requests, and 5 where much is computed.
+155. That is 8 us for a million requests.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
+# Instructions for an element, for each byte of it that is moved. Where computing takes longer than memory,
+# requests do not matter. H200, us with and without, 4096x4096, 131072x7168 and 8192x28672: dSwiGLU (3.1) 58 and
+# 61, 2622 and 3037, 675 and 783; dGELU (6.2) 44.6 and 45.4, 1975 and 1972, 515 and 507; MXFP4 (15) 70 and 68,
+# 3413 and 3292, 861 and 829.
+MOST_COMPUTED = 4.5
 LINE, SECTOR = 128, 32  # bytes
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
 # the GPU does not have.
@@ -81,13 +86,15 @@ def pays(
     small: Sequence[Small],
     sizes: Sequence[int],
     extents: Sequence[int],
-    moved: float,
+    element_bytes: int,
+    instructions: float,
     device: DeviceInfo,
 ) -> bool:
-    """Whether staging is predicted to be faster for a kernel that moves so many bytes."""
+    """Whether staging is predicted to be faster for a kernel that moves so many bytes of an element, and
+    computes so many instructions for it."""
     results = staged_of(small, sizes, extents)
-    if not results or not device.bandwidth:
+    if not results or not device.bandwidth or instructions > MOST_COMPUTED * element_bytes:
         return False
     takes = placing_us(sum(one.num_bytes(sizes) for one in results), device)
     gain = saved_us(small, sizes, extents) - takes
-    return gain > LEAST_GAIN * 1e6 * moved / device.bandwidth
+    return gain > LEAST_GAIN * 1e6 * math.prod(sizes) * element_bytes / device.bandwidth

@@ -204,8 +204,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
 
 
 def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
-    moved = facts.numel * (facts.load_bytes + facts.store_bytes)
-    staged = pays(facts.small, facts.sizes, schedule.extents, moved, device)
+    moved = facts.load_bytes + facts.store_bytes
+    staged = pays(facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device)
     return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps)
 
 
