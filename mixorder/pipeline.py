@@ -41,6 +41,7 @@ from .record import RegionRecord
 from .region.find import RegionSearch, find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
+from .region.operators import contracted
 from .region.padding import is_filled
 from .region.partition import computing_inputs, leaner, partition
 from .region.peak_memory import Change, Timeline
@@ -57,6 +58,7 @@ from .schedule.predicted import check_size
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
+from .transform.operators import contract
 from .transform.reorder import merge, reorder
 from .transform.rows_ahead import rows_ahead
 from .transform.same_bits import same_bits_sooner
@@ -310,7 +312,9 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
-        loops = step("ahead", rows_ahead, blocked)
+        pairs = step("contract", contracted, region)
+        loops = step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
+        loops = step("ahead", rows_ahead, loops)
         loops = step("split", split_spanning, loops)
         loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
         loops = step("sooner", compute_sooner, loops)

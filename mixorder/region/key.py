@@ -2,8 +2,8 @@
 
 It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
 by number, and the metadata of every tensor. It holds no names, and nothing of the graph around the region
-but whether a result leaves the graph, which values an operator outside has rounded, and for a tensor of other
-strides than row-major, who reads it.
+but whether a result leaves the graph, which values an operator outside has rounded, which products and sums
+are of one operator, and for a tensor of other strides than row-major, who reads it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.fx import Node
 from .axes import Size
 from .layouts import is_free, is_read_as_stated, is_row_major
 from .nodes import fake, leaves_the_graph, size_of
+from .operators import contracted
 from .region import Region
 
 ROUNDED = "low_precision_pointwise_barrier"
@@ -49,6 +50,7 @@ def structural_key(region: Region) -> Hashable | None:
                 for n in region.nodes
             ),
             tuple(number[n] for n in region.nodes if n.meta.get(ROUNDED)),
+            tuple((number[product], number[total]) for product, total in contracted(region)),
             tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
             tuple(
                 (number[n], is_free(n), is_read_as_stated(n))

@@ -343,6 +343,7 @@ _INSTRUCTIONS = {
     "branchless_tanh": 14,
     "branchless_erf": 22,
     "lgamma": 200,
+    "unpacked_bfloat16": 0,  # a part of the load
 }
 
 

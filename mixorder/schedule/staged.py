@@ -22,9 +22,9 @@ from .work import Work
 
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
 # Instructions for an element, for each byte of it that is moved. Where computing takes longer than memory,
-# requests do not matter. H200, us with and without, 4096x4096, 131072x7168 and 8192x28672: dSwiGLU (3.1) 58 and
-# 61, 2622 and 3037, 675 and 783; dGELU (6.2) 44.6 and 45.4, 1975 and 1972, 515 and 507; MXFP4 (15) 70 and 68,
-# 3413 and 3292, 861 and 829.
+# requests do not matter. H200, us with and without, 4096x4096, 131072x7168 and 8192x28672: dSwiGLU (3.1) 58
+# and 61, 2622 and 3037, 675 and 783; dGELU (6.2) 44.6 and 45.4, 1975 and 1972, 515 and 507; MXFP4 (15) 70 and
+# 68, 3413 and 3292, 861 and 829.
 MOST_COMPUTED = 4.5
 LINE, SECTOR = 128, 32  # bytes
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for

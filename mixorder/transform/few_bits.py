@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Value, live, operands
-from .rounding import ROUNDED
+from .rounding import ROUNDED, UNPACKED
 
 QUOTIENT = "quotient_of_few_bits"  # of a divisor and, as a number, a dividend
 LEAST_DIVISOR, LEAST, MOST = 2.0**-100, 4.0, 2.0**20  # of a divisor, and of dividends
@@ -73,7 +73,7 @@ def _has_few_bits(name: str, program: LoopProgram, values: Mapping[str, Value]) 
         return stmt.kind.selects and _has_few_bits(stmt.value.name, program, values)
     if not isinstance(stmt, Compute):
         return False
-    if stmt.op == ROUNDED:
+    if stmt.op in (ROUNDED, UNPACKED):
         return True
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":

@@ -1,4 +1,4 @@
-"""Round float32 to bfloat16 by one op where the graph casts there and back (`codegen.bfloat16`).
+"""Round float32 to bfloat16, and convert bfloat16 to float32, two elements at a time (`codegen.bfloat16`).
 
 Takes a program and returns one.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import sympy
 import torch
 
-from ..ir.program import Compute, LoopProgram, Nest, Statement, Value, live
+from ..ir.program import AxisClass, Compute, Load, LoopProgram, Nest, Ref, Statement, Value, live
 
 ROUNDED = "rounded_to_bfloat16"
+UNPACKED = "unpacked_bfloat16"
 
 
 def round_at_once(program: LoopProgram) -> LoopProgram:
@@ -42,3 +44,26 @@ def _rounded(stmt: Statement, values: dict[str, Value]) -> Statement:
 
 def _casts(stmt: Statement, dtype: torch.dtype) -> bool:
     return isinstance(stmt, Compute) and stmt.op == "to_dtype" and stmt.dtype == dtype
+
+
+def unpack_at_once(program: LoopProgram) -> LoopProgram:
+    """A blocked program with one op for the conversion of each full tensor in bfloat16, where it rounds
+    anything. Casts of what is loaded gain nothing: 1x128 both ways takes 79.0 us without and 79.6 with."""
+    main, *others = program.nests
+    if not program.blocked or not any(isinstance(s, Compute) and s.op == ROUNDED for s in main.body):
+        return program
+    every = {axis.symbol for axis in main.loops if axis.kind is not AxisClass.SPLIT}
+    body = list[Statement]()
+    for stmt in main.body:
+        half = isinstance(stmt, Load) and program.buffer(stmt.buffer).dtype == torch.bfloat16
+        if isinstance(stmt, Load) and half and stmt.dtype == torch.float32 and _is_full(stmt, every):
+            name = f"{stmt.name}.half"
+            body.append(dataclasses.replace(stmt, name=name, dtype=torch.bfloat16))
+            body.append(Compute(stmt.name, UNPACKED, (Ref(name),), (), torch.float32))
+        else:
+            body.append(stmt)
+    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(body)), *others))
+
+
+def _is_full(stmt: Load, every: set[sympy.Symbol]) -> bool:
+    return stmt.predicate is None and every <= stmt.index.free_symbols

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -136,8 +135,7 @@ def _compiled(recipe: Recipe, task: Task, mixorder: bool, schedule: Schedule | N
             torch.empty(shape, dtype=dtype, device=task.device)
             for shape, dtype in recipe.like(task.rows, task.cols)
         ]
-        table = select_decomp_table()
-        gm = make_fx(lambda *args: recipe.function(*args), decomposition_table=table)(*fakes)
+        gm = make_fx(lambda *args: recipe.function(*args))(*fakes)
     with collect() as records, _fixed(schedule, task.device):
         call = ahead_of_time(task.device, mixorder)(gm, fakes)
     fused = [r for r in records if isinstance(r, RegionRecord)]

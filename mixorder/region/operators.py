@@ -1,0 +1,43 @@
+"""Products that eager's kernel of an operator contracts with a sum.
+
+Torch decomposes an operator such as the gradient of GELU into products and sums, each of which would round.
+Eager has one CUDA kernel for it, in which the compiler makes one instruction of a product and a sum where
+nothing else takes the product. H200, gelu_backward by tanh: 23,468 of 268,435,456 elements in bfloat16 are
+not eager's if each rounds, 1,500 if they are contracted (torch states a constant with another last bit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch.fx import Node
+
+from .region import Region
+
+_aten = torch.ops.aten
+_SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
+
+
+def contracted(region: Region) -> tuple[tuple[Node, Node], ...]:
+    """Pairs of a product and the sum or difference that takes it, both of one operator. Of two products, the
+    compiler takes the first."""
+    found = []
+    for node in region.nodes:
+        if node.target not in _SUMS or node.kwargs or (operator := _operator(node)) is None:
+            continue
+        products = (a for a in node.args if isinstance(a, Node) and a.target is _aten.mul.Tensor)
+        own = next((a for a in products if _operator(a) == operator and len(a.users) == 1), None)
+        if own is not None and own in region.nodes:
+            found.append((own, node))
+    return tuple(found)
+
+
+def _operator(node: Node) -> Hashable:
+    """The call of an operator that a node is a part of; None where it is the operator itself. A copied graph
+    has copies of the operators in its metadata, so that they are known by name."""
+    original = node.meta.get("original_aten")
+    name, _, _ = str(original).removeprefix("aten.").partition(".")
+    if original is None or name == str(node.target).removeprefix("aten.").partition(".")[0]:
+        return None
+    return name, node.meta.get("seq_nr"), node.meta.get("stack_trace")
