@@ -31,19 +31,19 @@ def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
 ) -> tuple[KernelSource, ...]:
     """The main kernel and the finalisation, which a blocked program may lack, and a program that has all rows
-    does not need; behind these, the kernel that puts staged results in place. `label` goes into their names,
-    with a hash of the text."""
+    does not need; or the finalisation in one kernel with what puts staged results in place. `label` goes into
+    their names, with a hash of the text."""
     if program.blocked:
         _, *others = program.nests
         final = [n for n in others if any(axis.kind is AxisClass.SPLIT for axis in n.loops)]
         copies = [nest for nest in others if nest not in final]
         apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
         with printing_triton():
-            return (
-                main_kernel(program, schedule, label),
-                *(_final_kernel(one, one.nests[0], schedule, label) for one in apart),
-                *([placing_kernel(program, copies, schedule, label)] if copies else []),
-            )
+            main = main_kernel(program, schedule, label)
+            behind = tuple(_final_kernel(one, one.nests[0], schedule, label, not copies) for one in apart)
+            if copies:
+                behind = (placing_kernel(program, copies, behind, schedule, label),)
+            return (main, *behind)
     if len(program.nests) != 2:
         raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
     with printing_triton():
@@ -55,7 +55,10 @@ def generate(
         )
 
 
-def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: str) -> KernelSource:
+def _final_kernel(
+    program: LoopProgram, nest: Nest, schedule: Schedule, label: str, alone: bool = True
+) -> KernelSource:
+    """The finalisation; if it is not `alone` in its kernel, its program's number is `program`."""
     col = program.axis(AxisClass.COLUMN)
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (schedule.num_splits - 1).bit_length()
@@ -66,7 +69,8 @@ def _final_kernel(program: LoopProgram, nest: Nest, schedule: Schedule, label: s
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    writer.programs("block", awaited(PROGRAM) if schedule.overlap else PROGRAM)
+    own = awaited(PROGRAM) if schedule.overlap else PROGRAM
+    writer.programs("block", own if alone else "program")
     writer.index(s, "tl.arange(0, SBLOCK)[:, None]")
     writer.place_columns("block * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:

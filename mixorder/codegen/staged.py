@@ -1,4 +1,5 @@
-"""The kernel that puts staged results in place: programs of one launch copy tiles of all of them.
+"""The kernel that puts staged results in place: programs of one launch copy tiles of all of them, and others
+add up partial sums, if there are any.
 
 A tile is read along one dim and written along the other.
 """
@@ -22,27 +23,44 @@ WARPS = 4
 
 
 def placing_kernel(
-    program: LoopProgram, nests: Sequence[Nest], schedule: Schedule, label: str
+    program: LoopProgram,
+    nests: Sequence[Nest],
+    sums: Sequence[KernelSource],
+    schedule: Schedule,
+    label: str,
 ) -> KernelSource:
-    """The kernel of the nests that `transform.staged` has added."""
-    functions, calls, names, written, first = "", "", list[str](), list[str](), 0
+    """The kernel of the nests that `transform.staged` has added, and of the finalisation, if there is one,
+    which then takes its program's number as `program`."""
+    functions, calls, names, written, first = "", "", dict[str, None](), list[str](), 0
+    parts = [
+        (_as_function(one, f"sums{i}"), one.buffers, one.written, one.grid) for i, one in enumerate(sums)
+    ]
     for i, nest in enumerate(nests):
         (store,) = (s for s in nest.body if isinstance(s, Store))
-        text, buffers, programs = copy_function(program, nest, _schedule(program, nest, store), i)
-        functions += text
+        text, read, tiles = copy_function(program, nest, _schedule(program, nest, store), f"copy{i}")
+        parts.append((text, tuple(read), (store.buffer,), tiles))
+    for text, buffers, stored, programs in parts:
+        function = text.rpartition("def ")[2].partition("(")[0]
         pointers = ", ".join(program.buffer(name).pointer for name in buffers)
-        calls += f"    {'elif' if i else 'if'} program < {first + programs}:\n"
-        calls += f"        copy{i}({pointers}, program - {first})\n"
-        names += buffers
-        written.append(store.buffer)
-        first += programs
+        calls += f"    {'elif' if first else 'if'} program < {first + int(programs)}:\n"
+        calls += f"        {function}({pointers}, program - {first})\n"
+        functions += text
+        names |= dict.fromkeys(buffers)
+        written += stored
+        first += int(programs)
     pointers = ", ".join(program.buffer(name).pointer for name in names)
     number = awaited(PROGRAM) if schedule.overlap else PROGRAM
     main = f"@triton.jit\ndef KERNEL({pointers}):\n    program = {number}\n{calls}"
     name, text = named(f"triton_mixorder_{label}_place", functions + main)
-    config = LaunchConfig((), WARPS, 1)
-    waits = schedule.overlap
-    return KernelSource(name, text, tuple(names), tuple(written), (), first, config, waits)
+    config = LaunchConfig((), max([WARPS, *(one.config.num_warps for one in sums)]), 1)
+    return KernelSource(name, text, tuple(names), tuple(written), (), first, config, schedule.overlap)
+
+
+def _as_function(source: KernelSource, name: str) -> str:
+    """The text of a kernel as that of a function, with its program's number as the last parameter."""
+    before, _, rest = source.text.partition(f"def {source.name}(")
+    parameters, _, body = rest.partition("):\n")
+    return f"{before}def {name}({parameters}, program):\n{body}\n\n"
 
 
 def _schedule(program: LoopProgram, nest: Nest, store: Store) -> Schedule:

@@ -75,14 +75,14 @@ def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Ma
 
 
 def copy_function(
-    program: LoopProgram, nest: Nest, schedule: Schedule, number: int
+    program: LoopProgram, nest: Nest, schedule: Schedule, name: str
 ) -> tuple[str, list[str], int]:
-    """The text of a function that copies a tile, `copy0` for number 0; its buffers, and how many tiles there
-    are. The tile's number is its last parameter."""
+    """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
+    is its last parameter."""
     writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), schedule)
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
-    writer.code.writeline(f"def copy{number}({pointers}, program):")
+    writer.code.writeline(f"def {name}({pointers}, program):")
     writer.code.do_indent()
     writer.number_tiles()
     for stmt in nest.statements:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import sympy
 
-from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
+from ..ir.program import NUM_SPLITS, AxisClass, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord, TensorRecord
 from ..schedule import apart, tile
 from ..schedule.device import DeviceInfo
@@ -24,6 +24,7 @@ _TITLES = {
     Kind.FINAL: "over partial sums",
 }
 _PARTIAL = "partial sums"
+_SMALL = "small results"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +93,24 @@ def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[K
 
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:
-    """The main kernel and the finalisation, if there is one."""
+    """The main kernel, and the one that finishes its work, if there is one."""
     kind = Kind.MIXED if record.inner else Kind.COLUMNS if record.outer else Kind.POINTWISE
     loops = finished(record.loops) if record.schedule.finishes else record.loops
-    pairs = zip(loops.nests, (_TITLES[kind], "adds up partial sums"), strict=False)
-    return _flow([_kernel(nest, title) for nest, title in pairs], record, loops, graph)
+    main, *others = loops.nests
+    kernels = [_kernel([main], _TITLES[kind])]
+    if others:
+        sums = [nest for nest in others if any(axis.kind is AxisClass.SPLIT for axis in nest.loops)]
+        titles = ["adds up partial sums"] * bool(sums) + [f"places {_SMALL}"] * (len(others) > len(sums))
+        kernels.append(_kernel(others, " and ".join(titles)))
+    return _flow(kernels, record, loops, graph)
 
 
-def _kernel(nest: Nest, title: str) -> Kernel:
-    reads = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Load))
-    stores = (Store,) if nest.after else (Store, PartialAccumulate)  # accumulators are not in memory then
-    writes = dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, stores))
+def _kernel(nests: Sequence[Nest], title: str) -> Kernel:
+    reads, writes = dict[str, None](), dict[str, None]()
+    for nest in nests:
+        reads |= dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, Load))
+        stores = (Store,) if nest.after else (Store, PartialAccumulate)  # accumulators are not in memory then
+        writes |= dict.fromkeys(s.buffer for s in nest.statements if isinstance(s, stores))
     return Kernel(title, 1, tuple(reads), tuple(writes))
 
 
@@ -124,8 +132,9 @@ def _tensor(key: str, record: RegionRecord, loops: LoopProgram, graph: GraphReco
             if one.name == key:
                 title = _gradient(tensor, _has_rows(loops, key), graph)
                 return Tensor("result", title, str(tensor), moved, tensor.name)
-    shared = buffer.role is not BufferRole.WORKSPACE
-    return Tensor("between", "exchanged sums" if shared else _PARTIAL, "", moved)
+    staged = any(isinstance(s, Store) and s.buffer == key for s in loops.nests[0].statements)
+    shared = "exchanged sums" if buffer.role is not BufferRole.WORKSPACE else _PARTIAL
+    return Tensor("between", _SMALL if staged else shared, "", moved)
 
 
 def _gradient(tensor: TensorRecord, has_rows: bool, graph: GraphRecord) -> str:

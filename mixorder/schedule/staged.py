@@ -21,11 +21,11 @@ from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
-# Instructions for an element, for each byte of it that is moved. Where computing takes longer than memory,
-# requests do not matter. H200, us with and without, 4096x4096, 131072x7168 and 8192x28672: dSwiGLU (3.1) 58
-# and 61, 2622 and 3037, 675 and 783; dGELU (6.2) 44.6 and 45.4, 1975 and 1972, 515 and 507; MXFP4 (15) 70 and
-# 68, 3413 and 3292, 861 and 829.
-MOST_COMPUTED = 4.5
+# Instructions for an element, for each byte of it that is moved. Where computing takes much longer than
+# memory, requests do not matter. H200, percent of the limit without and with, 4096x4096, 16384x4096,
+# 131072x7168 and 8192x28672: dGELU (5.5) 64.2 and 70.1, 65.4 and 71.7, 63.4 and 70.4, 62.2 and 69.2; MXFP4
+# (15) 31.2 and 29.7, 25.3 and 24.7, 22.5 and 22.4, 23.0 and 22.9.
+MOST_COMPUTED = 10
 LINE, SECTOR = 128, 32  # bytes
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
 # the GPU does not have.

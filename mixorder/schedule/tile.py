@@ -44,6 +44,11 @@ RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16; docs/tuning.md,
 # section 37).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
+# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter. H200,
+# percent of the limit with 64x64 elements and with 32x64, the sizes of `staged.MOST_COMPUTED`: dGELU (5.5)
+# 68.4 and 70.1, 68.3 and 71.7, 68.5 and 70.4, 66.7 and 69.2; MXFP4 (15) 27.8 and 31.2, 21.7 and 25.3, 20.0
+# and 22.5, 20.5 and 23.0. dSwiGLU (3.1): 80.4 and 79.3 at 16384x4096, 79.6 and 82.1 at 8192x28672.
+HEAVY = 4.5
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
 ELEMENTS_TURNED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
@@ -113,6 +118,11 @@ class TileFacts(Facts):
         return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= LEAST_LOADED
 
     @property
+    def heavy(self) -> bool:
+        """Whether computing takes longer than memory."""
+        return self.instructions > HEAVY * (self.load_bytes + self.store_bytes)
+
+    @property
     def light(self) -> bool:
         """Whether there is little to compute for an element, so that a thread has registers for more."""
         return self.instructions <= LITTLE
@@ -151,6 +161,17 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         row_axes=row_axes_of(program.ahead, sizes),
         small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),
     )
+
+
+def staged_results(program: LoopProgram, schedule: Schedule) -> dict[str, tuple[Axis, ...]]:
+    """The results that a schedule stages: by the buffer of each, its axes, innermost in memory first."""
+    axes = tuple(axis for axis in program.nests[0].loops if axis.kind is not AxisClass.SPLIT)
+    sizes, found = [int(axis.size) for axis in axes], dict[str, tuple[Axis, ...]]()
+    for stmt in (s for s in program.nests[0].body if isinstance(s, Store) and schedule.staged):
+        small = small_result(program, stmt, axes)
+        if small is not None and staged_of([small], sizes, schedule.extents):
+            found[stmt.buffer] = tuple(axes[place] for place in small.places)
+    return found
 
 
 def small_result(program: LoopProgram, store: Store, axes: Sequence[Axis]) -> Small | None:
@@ -219,7 +240,7 @@ def _most(facts: TileFacts, run: int) -> int:
     if not facts.reductions:
         return ELEMENTS_TURNED
     if not facts.light:
-        return ELEMENTS // 2
+        return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS
 
 
@@ -338,7 +359,8 @@ def expected_of_tile(
         staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
-        launch += times.launch_us + times.us(Kind.FINAL, Work(workspace, workspace), device)
+        launch += times.launch_us * (not schedule.staged)  # they are one kernel
+        launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.ahead is not None:
         launch += times.launch_us  # the mailbox is filled before
@@ -349,16 +371,15 @@ def expected_of_tile(
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
-        launches_of(loops, schedule),
+        launches_of(loops),
         len(others),
         measured=device.name == H200.name,
     )
 
 
-def launches_of(loops: LoopProgram, schedule: Schedule) -> int:
-    """How many launches the loops take: all copies of staged results are one."""
-    sums = any(axis.kind is AxisClass.SPLIT for nest in loops.nests for axis in nest.loops)
-    return 1 + sums + schedule.staged + (loops.ahead is not None)
+def launches_of(loops: LoopProgram) -> int:
+    """How many launches the loops take: what follows the first kernel is one."""
+    return 1 + (len(loops.nests) > 1) + (loops.ahead is not None)
 
 
 def kernels_of(program: LoopProgram) -> list[apart.Kernel]:

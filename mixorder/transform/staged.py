@@ -1,13 +1,14 @@
 """Small results of a tile through a workspace, in which a tile's elements of them are whole sectors.
 
 The first kernel stores them with another axis innermost. A nest for each then copies it to its place; all of
-these are one kernel (`codegen.staged`). `schedule.staged` says when this pays. Takes a blocked program and
-its schedule; returns it with these nests behind the others.
+these are one kernel (`codegen.staged`). `schedule.staged` says when this pays. Takes a blocked program, and
+returns it with these nests behind the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import sympy
 
@@ -23,40 +24,32 @@ from ..ir.program import (
     Statement,
     Store,
 )
-from ..schedule.schedule import Schedule
-from ..schedule.staged import staged_of
-from ..schedule.tile import small_result
 
 # The axis that is innermost in the graph, and all others.
 _INNER = sympy.Symbol("c", integer=True, nonnegative=True)
 _OTHERS = sympy.Symbol("r", integer=True, nonnegative=True)
 
 
-def staged(program: LoopProgram, schedule: Schedule) -> LoopProgram:
-    """The program with its small results staged, if the schedule says so."""
-    if not schedule.staged:
+def staged(program: LoopProgram, results: Mapping[str, tuple[Axis, ...]]) -> LoopProgram:
+    """The program with some results staged: by the buffer of each, its axes, innermost in memory first."""
+    if not results:
         return program
-    main, *final = program.nests
-    axes = tuple(axis for axis in main.loops if axis.kind is not AxisClass.SPLIT)
-    sizes = [int(axis.size) for axis in axes]
+    main, *others = program.nests
     body, spaces, copies = list[Statement](), list[Buffer](), list[Nest]()
     for stmt in main.body:
-        small = small_result(program, stmt, axes) if isinstance(stmt, Store) else None
-        if small is None or not staged_of([small], sizes, schedule.extents):
+        if not isinstance(stmt, Store) or stmt.buffer not in results:
             body.append(stmt)
             continue
-        assert isinstance(stmt, Store)
-        own = [axes[place] for place in small.places]
-        space, store, copy = _through_workspace(program, stmt, own, len(spaces))
+        space, store, copy = _through_workspace(program, stmt, results[stmt.buffer], len(spaces))
         spaces.append(space)
         copies.append(copy)
         body.append(store)
-    nests = (dataclasses.replace(main, body=tuple(body)), *final, *copies)
+    nests = (dataclasses.replace(main, body=tuple(body)), *others, *copies)
     return dataclasses.replace(program, buffers=(*program.buffers, *spaces), nests=nests)
 
 
 def _through_workspace(
-    program: LoopProgram, store: Store, axes: list[Axis], number: int
+    program: LoopProgram, store: Store, axes: tuple[Axis, ...], number: int
 ) -> tuple[Buffer, Store, Nest]:
     """The workspace of a result whose axes are these, innermost first; the store to it, and the copy."""
     dtype, place, stride = program.buffer(store.buffer).dtype, sympy.S.Zero, sympy.S.One

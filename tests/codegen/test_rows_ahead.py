@@ -122,7 +122,7 @@ def test_it_compiles(target: str, tmp_path: Path) -> None:
     gpu, device = TARGETS[target]
     kernel = compiled(program, source, gpu)
     assert kernel.metadata.shared <= device.shared_memory
-    assert (spilled(kernel, tmp_path) or 0) <= 96
+    assert (spilled(kernel, tmp_path) or 0) <= 112
 
 
 def told(text: str) -> str:

@@ -100,11 +100,12 @@ def test_small_results_through_a_workspace(name: str) -> None:
 @pytest.mark.usefixtures("staging")
 @pytest.mark.parametrize("dtype", [f16, f32])
 def test_staged_beside_sums_of_all_rows(dtype: torch.dtype) -> None:
-    """The finalisation comes before the copies."""
+    """One kernel has the finalisation and the copies."""
     x = wide(160, 416, dtype)
-    record = check(lambda x: (*quantised.mx_both(x), x.abs().amax(0)), x, kernels=3)
-    assert [k.name.split("_")[-2] for k in record.kernels[1:]] == ["final", "place"]
-    assert record.expected.launches == 3
+    record = check(lambda x: (*quantised.mx_both(x), x.abs().amax(0)), x, kernels=2)
+    text = record.kernels[1].text
+    assert all(f"def {name}(" in text for name in ("sums0", "copy0", "copy1"))
+    assert record.expected.launches == 2
 
 
 @pytest.mark.parametrize("name", ["gelu_backward", "swiglu_backward"])

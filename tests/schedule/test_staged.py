@@ -59,7 +59,8 @@ def test_what_is_saved_is_that_of_all_requests() -> None:
         ("blocks_both", 4096, False),  # the second launch takes longer
         ("mx_in_place", 16384, False),  # its column scales lie along columns
         ("squares", 16384, False),
-        ("gelu_backward", 16384, False),  # computing takes longer
+        ("gelu_backward", 16384, True),
+        ("mx4_both", 16384, False),  # computing takes much longer
     ],
 )
 def test_where_it_pays(name: str, rows: int, staged: bool) -> None:

@@ -19,6 +19,7 @@ from mixorder.schedule.cost import traffic
 from mixorder.schedule.device import H200
 from mixorder.schedule.predicted import LEAST_SAVED
 from mixorder.schedule.tile import TileFacts
+from mixorder.transform.staged import staged
 
 ROWS, COLS = 16384, 4096
 
@@ -157,14 +158,16 @@ def test_the_predicted_time(name: str) -> None:
     """Ours moves every tensor once; Inductor's kernels read x for each axis."""
     program = lower_tile(within_tile(traced(lambda x: RECIPES[name].function(x), ((ROWS, COLS), bf16))))
     facts = tile.facts_of_tile(program)
-    schedule, moved = tile.choose(facts, H200), traffic(program, program, 1)
-    found = tile.expected_of_tile(program, program, schedule, facts, moved, H200, 1.0)
+    schedule = tile.choose(facts, H200)
+    loops = staged(program, tile.staged_results(program, schedule))
+    moved = traffic(program, loops, 1)
+    found = tile.expected_of_tile(program, loops, schedule, facts, moved, H200, 1.0)
     both = len(set(name.split("_")) & {"both", "place"})
     assert (found.launches, found.launches_apart) == (1 + schedule.staged, 1 + both)
     assert found.limit_us < found.fused_us and found.idle_us <= found.fused_us
     assert found.saved_us > 0
     slow = dataclasses.replace(H200, name="half", bandwidth=H200.bandwidth / 2)
-    other = tile.expected_of_tile(program, program, schedule, facts, moved, slow, 1.0)
+    other = tile.expected_of_tile(program, loops, schedule, facts, moved, slow, 1.0)
     assert other.limit_us > 1.8 * found.limit_us and not other.measured
 
 

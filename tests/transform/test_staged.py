@@ -16,7 +16,7 @@ from mixorder.ir.verify import Form, verify
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
-from mixorder.transform.staged import staged
+from mixorder.transform import staged as transform
 
 
 def planned(function: Any, count: int = 1, rows: int = 256) -> tuple[LoopProgram, Schedule]:
@@ -24,6 +24,10 @@ def planned(function: Any, count: int = 1, rows: int = 256) -> tuple[LoopProgram
     program = merged(region)
     schedule = tile.choose(tile.facts_of_tile(program), H200)
     return program, dataclasses.replace(schedule, staged=True)
+
+
+def staged(program: LoopProgram, schedule: Schedule) -> LoopProgram:
+    return transform.staged(program, tile.staged_results(program, schedule))
 
 
 def test_stores_and_copies() -> None:
