@@ -38,6 +38,7 @@ from .rows_ahead import row_axes_of, with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
 from .staged import Small, pays, placing_us, saved_us, staged_of
+from .tile_registers import most_registers
 from .work import Work, computing
 
 RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
@@ -64,14 +65,6 @@ PER_THREAD_OF_NORM, LEAST_LOADED = 16, 4
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
-# Registers of a thread. Of blocks of 128, so that 12 warps fit a multiprocessor: 1x128 both in place 90 us
-# without a limit, 83 with. Of three loads, H200, us with 96, 128 and no limit: dSwiGLU 194, 207, 203; dGeGLU
-# 214, 228, 235; a residual and a gate 175, 222, 184. With more to hold, 96 spills: dSwiGLU and sums of its
-# results 224, 211, 230, its results in bf16 as well 283, 270, 276. With little computed, all is loaded at
-# once: dReGLU 215, 178, 187. In place: 192, 199, 182. Kernels that need fewer take all of them, too: dGELU
-# 169 without a limit, 177 with 128.
-REGISTERS_OF_MANY, REGISTERS_OF_THREE, REGISTERS_OF_MORE = 168, 96, 128
-MUCH = 24  # instructions for an element; of these, 19 at most are best with the larger limit, 31 at least not
 LINE = 128  # bytes of a line of L2
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
@@ -227,6 +220,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
 def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
     moved = facts.load_bytes + facts.store_bytes
     staged = pays(facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device)
+    # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
+    staged &= not facts.heavy or facts.turned > 0
     return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps)
 
 
@@ -254,19 +249,8 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    registers = _most_registers(facts, own)
+    registers = most_registers(facts, own)
     return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
-
-
-def _most_registers(facts: TileFacts, own: int) -> int:
-    """The most that a thread with `own` elements gets; 0 where the compiler decides."""
-    if own > PER_THREAD and facts.reductions:
-        return REGISTERS_OF_MANY
-    if facts.loads != 3 or facts.light or not facts.turned:
-        return 0
-    alone = not facts.summed and facts.store_bytes == 2 * facts.turned and facts.instructions >= MUCH
-    fits = own <= PER_THREAD // 2 and (facts.turned == 1 or alone)
-    return REGISTERS_OF_THREE if fits else REGISTERS_OF_MORE
 
 
 def _band(facts: TileFacts, extents: Sequence[int]) -> int:

@@ -19,6 +19,7 @@ from mixorder.schedule.cost import traffic
 from mixorder.schedule.device import H200
 from mixorder.schedule.predicted import LEAST_SAVED
 from mixorder.schedule.tile import TileFacts
+from mixorder.schedule.tile_registers import most_registers
 from mixorder.transform.staged import staged
 
 ROWS, COLS = 16384, 4096
@@ -70,6 +71,23 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
     assert (schedule.thread_rows, schedule.warp_cols, schedule.max_registers) == (4, 32, 96)
 
 
+@pytest.mark.parametrize(("name", "extents"), [("gelu_backward", (1, 32, 2, 32)), ("mx4_both", None)])
+def test_a_tile_where_computing_takes_longer_than_memory(name: str, extents: tuple[int, ...] | None) -> None:
+    recipe = RECIPES[name]
+    graph = traced(lambda *args: recipe.function(*args), *recipe.like(ROWS, COLS))
+    facts = tile.facts_of_tile(merged(within_tile(graph)))
+    schedule = tile.choose(facts, H200)
+    assert facts.heavy and math.prod(schedule.extents) == tile.ELEMENTS // 4
+    assert extents in (None, schedule.extents) and schedule.tile.num_warps == 2
+
+
+def test_in_place_nothing_is_staged_where_much_is_computed() -> None:
+    facts = facts_of(lambda x: quantised.mx_in_place(torch.ops.aten.gelu(x)))
+    assert facts.heavy and not facts.turned and not tile.choose(facts, H200).staged
+    turned = facts_of(lambda x: quantised.mx_both(torch.ops.aten.gelu(x)))
+    assert turned.heavy and turned.turned and tile.choose(turned, H200).staged
+
+
 @pytest.mark.parametrize(
     ("changes", "registers"),
     [
@@ -80,15 +98,19 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
         ({"instructions": 19, "turned": 1}, 96),
         ({"turned": 0}, 0),
         ({"loads": 2}, 0),
+        ({"loads": 2, "load_bytes": 2}, 72),  # where much is computed
+        ({"loads": 2, "load_bytes": 2, "instructions": 79}, 0),
+        ({"loads": 2, "load_bytes": 2, "store_bytes": 6}, 0),
     ],
 )
-def test_registers_of_three_loads(changes: dict[str, Any], registers: int) -> None:
+def test_most_registers(changes: dict[str, Any], registers: int) -> None:
     recipe = RECIPES["swiglu_backward"]
     graph = traced(lambda *args: recipe.function(*args), *recipe.like(ROWS, COLS))
     facts = dataclasses.replace(tile.facts_of_tile(merged(within_tile(graph))), **changes)
-    assert tile._most_registers(facts, 32) == registers
-    assert tile._most_registers(facts, 64) == (registers and 128)
-    assert tile._most_registers(facts, 128) == 168
+    assert most_registers(facts, 32) == registers
+    if facts.loads == 3:
+        assert most_registers(facts, 64) == (registers and 128)
+    assert most_registers(facts, 128) == 168
 
 
 @pytest.mark.parametrize("channels", [64, 128])
