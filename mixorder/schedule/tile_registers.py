@@ -18,8 +18,8 @@ MANY, FEW = 64, 32  # elements of a thread
 # once: dReGLU 215, 178, 187. In place: 192, 199, 182. Kernels that need fewer take all of them, too: dGELU
 # 169 without a limit, 177 with one of 128.
 REGISTERS_OF_MANY, REGISTERS_OF_THREE, REGISTERS_OF_MORE = 168, 96, 128
-# Of two loads, H200, us without a limit and with 72: dGELU by tanh 130.9 and 128.6, and 127.4 and 125.2 without
-# a sum; by erf 160.1 and 158.3, and 159.5 and 155.9. With 79 instructions for an element, dMish needs 128.
+# Of two loads, H200, us without a limit and with 72: dGELU by tanh 130.9 and 128.6, and 127.4 and 125.2
+# without a sum; by erf 160.1 and 158.3, and 159.5 and 155.9. With 79 instructions, dMish needs 128.
 REGISTERS_OF_TWO, MOST_OF_TWO = 72, 48
 MUCH = 24  # instructions for an element; of these, 19 at most are best with the larger limit, 31 at least not
 
