@@ -71,6 +71,12 @@ LINE = 128  # bytes of a line of L2
 # less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and
 # without: 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
 BAND, BAND_BYTES = 16, 4e6
+# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
+# the sizes of `staged.MOST_COMPUTED`: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6, 80.6 and 81.7, and
+# without bands 77.2, 79.3, 81.1 and 81.7; behind a norm, without bands, 58.2 and 59.1, 62.9 and 62.7, 62.9
+# and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1 and 83.9, 86.1 and
+# 88.7, 84.3 and 77.4, 84.3 and 84.6.
+BAND_STAGED, WIDEST = 8, 256
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
@@ -211,10 +217,29 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
+    chosen = _completed(extents, facts, device)
+    if chosen.staged and not facts.light and (wide := _wide(facts, extents)) != extents:
+        other = _completed(wide, facts, device)
+        chosen = other if other.staged else chosen
+    return with_finalisation(chosen, facts, device, constants)
+
+
+def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> Schedule:
+    """The schedule of a tile of these elements, but for the finalisation."""
     chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
     if facts.row_axes:
         chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, device)
-    return with_finalisation(_with_staging(chosen, facts, device), facts, device, constants)
+    return _with_staging(chosen, facts, device)
+
+
+def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
+    """A tile with one block along the first axis instead of several, and more along the columns: each warp
+    has whole blocks then, so that none waits for another one's."""
+    wide = list(extents)
+    if len(wide) == 4 and facts.whole == {1, 3} and facts.turned:
+        most = min(facts.sizes[2], WIDEST // wide[3])
+        wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], most))
+    return wide
 
 
 def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
@@ -222,7 +247,10 @@ def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> S
     staged = pays(facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device)
     # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
     staged &= not facts.heavy or facts.turned > 0
-    return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps)
+    band = schedule.band
+    if staged and not facts.light and not schedule.ahead:
+        band = max(band, _band(facts, schedule.extents, BAND_STAGED, 0))
+    return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps, band=band)
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -253,15 +281,16 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
 
 
-def _band(facts: TileFacts, extents: Sequence[int]) -> int:
-    """Tiles along the first axis in a row, where several of them write one line of a transposed result."""
+def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
+    """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
+    all tiles of some rows move more than `least` bytes."""
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
     shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
-    if shortest >= LINE or len(several) != 2 or several[0] % BAND:
+    if shortest >= LINE or len(several) != 2 or several[0] % band:
         return 1
     moved = facts.numel * (facts.load_bytes + facts.store_bytes) / several[0]
-    return BAND if moved > BAND_BYTES else 1
+    return band if moved > least else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,15 @@ from mixorder.transform.tile_split import split_spanning
 
 
 def kernel_of(
-    rows: int, cols: int, function: Any = norm_backward
+    rows: int, cols: int, function: Any = norm_backward, staged: bool = True
 ) -> tuple[LoopProgram, Schedule, KernelSource]:
-    """RMSNorm's backward and both casts of dx."""
+    """RMSNorm's backward and both casts of dx. `staged`: whether the scales may go through a workspace."""
     specs = [((rows, cols), bf16), ((rows, cols), bf16), ((cols,), bf16), ((rows, 1), f32)]
     region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
     assert region is not None
     program = same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
-    schedule = tile.choose(TILE.facts(program), H200)
+    facts = tile.facts_of_tile(program)
+    schedule = tile.choose(facts if staged else dataclasses.replace(facts, small=()), H200)
     program = TILE.place(program, schedule)
     source, *_ = TILE.generate(program, schedule, "test")
     return program, schedule, source
@@ -69,10 +71,10 @@ def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: i
 
 def test_the_groups_of_a_schedule() -> None:
     program, schedule, source = kernel_of(16384, 4096)
-    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((2, 32, 2, 32), 10, 4)
+    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((1, 32, 4, 32), 20, 4)
     groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
-    assert groups == Groups(rows=64, values=16, tiles=64, row_tiles=256, needed=4096)
-    assert source.grid == (256 + 10) * 80
+    assert groups == Groups(rows=32, values=8, tiles=32, row_tiles=512, needed=4096)
+    assert source.grid == (512 + 20) * 40
     assert source.buffers[-4:] == ("mailbox", "ws0", "stage0", "stage1") and MAILBOX in source.written
 
 
@@ -81,12 +83,12 @@ def test_the_kernel_begins_with_its_number() -> None:
     _, body = source.text.split(f"def {source.name}(")
     assert body.splitlines()[1:8] == [
         '    number = tl.atomic_add(mailbox_ptr + 16384, 1, sem="relaxed") + 1',
-        "    group = number // 80",
-        "    turn = number % 80",
-        "    if turn < 16:",
-        "        if group * 16 + turn < 4096:",
-        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 16 + turn)",
-        "    elif group >= 10:",
+        "    group = number // 40",
+        "    turn = number % 40",
+        "    if turn < 8:",
+        "        if group * 8 + turn < 4096:",
+        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 8 + turn)",
+        "    elif group >= 20:",
     ]
     assert "(4096 * at_r[:, None] + at_c[None, :])" in source.text  # a load of rows has a dim for these
 
@@ -109,7 +111,7 @@ def test_several_values_are_in_a_part_of_the_mailbox_each() -> None:
 def test_rows_that_do_not_exist_are_not_awaited() -> None:
     """The last tile's rows: their slots are beyond the mailbox. Others have no mask."""
     for rows, masked in ((16384, False), (160 * 32 + 96 * 32 + 32, True)):
-        _, schedule, source = kernel_of(rows, 4096)
+        _, schedule, source = kernel_of(rows, 4096, staged=False)
         assert schedule.extents[0] * 32 == 64
         (wait,) = [line for line in source.text.splitlines() if "mixorder_awaited" in line]
         assert (f"tl.where((at_ix < {rows}), (mailbox_ptr + (at_ix)).to(tl.int64)" in wait) == masked

@@ -67,8 +67,10 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
     facts = tile.facts_of_tile(merged(within_tile(graph)))
     schedule = tile.choose(facts, H200)
     assert (facts.loads, facts.reductions, facts.turned) == (3, 4, 2)
-    assert (schedule.extents, schedule.tile.num_warps) == ((2, 32, 2, 32), 4)
+    assert (schedule.extents, schedule.tile.num_warps, schedule.band) == ((1, 32, 4, 32), 4, 8)
     assert (schedule.thread_rows, schedule.warp_cols, schedule.max_registers) == (4, 32, 96)
+    small = tile.choose(dataclasses.replace(facts, small=()), H200)  # nothing is staged
+    assert (small.extents, small.staged, small.band) == ((2, 32, 2, 32), False, 1)
 
 
 @pytest.mark.parametrize(("name", "extents"), [("gelu_backward", (1, 32, 2, 32)), ("mx4_both", None)])
