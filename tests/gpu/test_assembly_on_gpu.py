@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mixorder.codegen import bfloat16, branchless
+from mixorder.codegen import bfloat16, branchless, few_bits
 from mixorder.codegen.load import load_function
 from mixorder.transform.branches import FUNCTIONS, PREFIX
+from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
 from mixorder.transform.rounding import ROUNDED
 
 pytestmark = pytest.mark.gpu
@@ -43,3 +44,29 @@ def test_every_float32(name: str) -> None:
     for call in range(CALLS):
         kernel[(each // BLOCK,)](differing, -(2**31) + call * each)
     assert differing.item() == 0
+
+
+QUOTIENTS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def divide(in_ptr, out_ptr):
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x = tl.load(in_ptr + at).to(tl.float32)
+    tl.store(out_ptr + at, {quotient})
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dividend", [448.0, 57344.0, 6.0, 4.0, 1000003.0])
+def test_quotients_by_every_number_in_half_precision(dividend: float, dtype: torch.dtype) -> None:
+    kernel = load_function(QUOTIENTS.format(quotient=few_bits.called(QUOTIENT, ("x", dividend))), "divide")
+    x = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
+    found = torch.full((2**16,), 77.0, device="cuda")
+    kernel[(2**16 // 1024,)](x, found)
+    wanted = torch.tensor(dividend, device="cuda") / x.float()
+    used = (x.float() >= LEAST_DIVISOR) & ~x.isnan()
+    assert int(used.sum()) > 29000 and torch.equal(found[used], wanted[used])
+    assert found[x.isnan()].isnan().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from lab.quantised import RECIPES, different, inputs
 
 from mixorder import planning
 from mixorder.report import RegionRecord, collect
+from mixorder.strategies import STRATEGIES, TILE
 
 pytestmark = pytest.mark.gpu
 
@@ -69,3 +71,39 @@ def test_a_norm_in_the_same_kernel(
     exact = function(*(a.double() for a in args))[-1]
     error, of_eager = ((d.double() - exact).norm() / exact.norm() for d in (dw, dw_of_eager))
     assert error <= 1.1 * of_eager + 1e-6
+
+
+@pytest.mark.parametrize("shape", [(256, 512), (1024, 1152), (4096, 4096)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["mx_both", "mx_transposed", "mx4_both", "blocks_both", "swiglu_backward"])
+def test_bytes_with_staged_scales(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Results are allocated without being written, and the second kernel may start before the first ends."""
+    recipe = RECIPES[name]
+    args = [
+        a.to(dtype) if a.is_floating_point() and a.dim() == 2 else a for a in inputs(recipe, *shape, "cuda")
+    ]
+
+    def choose(*facts: Any) -> Any:
+        return dataclasses.replace(TILE.choose(*facts), staged=True, overlap=True)
+
+    tiles = tuple(dataclasses.replace(s, choose=choose) if s is TILE else s for s in STRATEGIES)
+    with planning.planning_with(strategies=tiles):
+        results, record = fused(recipe.function, args)
+    assert record.schedule.staged and len(record.kernels) == 2
+    for mine, eager in zip(results, recipe.function(*args), strict=True):
+        off = different(mine, eager)
+        assert off == 0 if recipe.exact else off <= 1e-4 * eager.numel() + 1
+
+
+def test_gelu_backward_rounds_as_in_eager() -> None:
+    """Products of the operator are contracted, as in its own kernel."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(4096, 4096, device="cuda").bfloat16() for _ in range(2))
+
+    def function(x: Any, dy: Any) -> Any:
+        dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+        return *quantised.mx_both(dx), dx
+
+    results, record = fused(function, [x, dy])
+    assert record.kernels[0].text.count("tl.fma(") == 4
+    assert different(results[-1], function(x, dy)[-1]) <= 1e-5 * x.numel()  # 8.7e-5 if each product rounds
