@@ -15,29 +15,26 @@ from ..errors import TooWide
 from ..ir.program import (
     Axis,
     AxisClass,
-    BufferRole,
-    Compute,
     Load,
     LoopProgram,
     Nest,
-    PartialAccumulate,
     Reduce,
     Store,
     closure,
-    is_full,
 )
 from . import apart
 from .constants import FITTED, Constants
 from .cost import Traffic
 from .device import H200, DeviceInfo
-from .facts import Facts, cost_of
+from .facts import Facts
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
-from .rows_ahead import row_axes_of, with_rows_ahead
+from .rows_ahead import with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
-from .staged import Small, pays, placing_us, saved_us, staged_of
+from .staged import pays, placing_us, saved_us, staged_of
+from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
 from .work import Work, computing
 
@@ -45,23 +42,16 @@ RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16; docs/tuning.md,
 # section 37).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
-# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter. H200,
-# percent of the limit with 64x64 elements and with 32x64, the sizes of `staged.MOST_COMPUTED`: dGELU (5.5)
-# 68.4 and 70.1, 68.3 and 71.7, 68.5 and 70.4, 66.7 and 69.2; MXFP4 (15) 27.8 and 31.2, 21.7 and 25.3, 20.0
-# and 22.5, 20.5 and 23.0. dSwiGLU (3.1): 80.4 and 79.3 at 16384x4096, 79.6 and 82.1 at 8192x28672.
-HEAVY = 4.5
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
 ELEMENTS_TURNED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
-LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
 # Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
 # lane of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements
 # of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
 # columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
-# With 2 bytes to load of each element, a thread has too few on the way: 75.6 and 79.6 us.
-PER_THREAD_OF_NORM, LEAST_LOADED = 16, 4
+PER_THREAD_OF_NORM = 16
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
@@ -84,84 +74,6 @@ TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
-@dataclasses.dataclass(frozen=True)
-class TileFacts(Facts):
-    """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
-    are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
-    that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
-    which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
-    stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how
-    many of the first axes are rows, where the kernel computes values of whole rows ahead; otherwise 0.
-    `small`: the results that are no full tensors."""
-
-    sizes: tuple[int, ...] = ()
-    whole: frozenset[int] = frozenset()
-    summed: frozenset[int] = frozenset()
-    loads: int = 1
-    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    reductions: int = 0
-    turned: int = 0
-    store_bytes: int = 0
-    row_axes: int = 0
-    small: tuple[Small, ...] = ()
-
-    @property
-    def orders(self) -> int:
-        """How many axes are innermost in some full tensor's memory."""
-        return len({chain[0] for _, chain in self.chains})
-
-    @property
-    def of_norm(self) -> bool:
-        """Whether a small tile is as good as a large one: nothing is packed or quantised."""
-        narrowest = min((item for item, _ in self.chains), default=1)
-        return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= LEAST_LOADED
-
-    @property
-    def heavy(self) -> bool:
-        """Whether computing takes longer than memory."""
-        return self.instructions > HEAVY * (self.load_bytes + self.store_bytes)
-
-    @property
-    def light(self) -> bool:
-        """Whether there is little to compute for an element, so that a thread has registers for more."""
-        return self.instructions <= LITTLE
-
-
-def facts_of_tile(program: LoopProgram) -> TileFacts:
-    """The facts of a blocked program."""
-    nest = program.nests[0]
-    axes = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
-    sizes = tuple(int(axis.size) for axis in axes)
-    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-    partials = [s for s in nest.body if isinstance(s, PartialAccumulate)]
-    kept = {s for stmt in partials for s in stmt.index.free_symbols}
-    every, deps = {axis.symbol for axis in axes}, nest.dependence()
-    full = [s for s in nest.body if isinstance(s, Load | Store) and is_full(s, axes, reduced)]
-    stores = [s for s in nest.body if isinstance(s, Store)]
-    computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
-    loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
-    chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
-    read, stored = ([_chain(s, axes) for s in full if isinstance(s, kind)] for kind in (Load, Store))
-    numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
-    return TileFacts(
-        numel // cols,
-        cols,
-        load_bytes=sum(loads.values()),
-        instructions=sum(cost_of(s.op) for s in computed),
-        item_bytes=min(loads.values(), default=2),
-        sizes=sizes,
-        whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
-        summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
-        loads=len(loads),
-        chains=tuple(sorted(c for c in chains if c[1])),
-        reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
-        turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
-        store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
-        row_axes=row_axes_of(program.ahead, sizes),
-        small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),
-    )
-
-
 def staged_results(program: LoopProgram, schedule: Schedule) -> dict[str, tuple[Axis, ...]]:
     """The results that a schedule stages: by the buffer of each, its axes, innermost in memory first."""
     axes = tuple(axis for axis in program.nests[0].loops if axis.kind is not AxisClass.SPLIT)
@@ -171,32 +83,6 @@ def staged_results(program: LoopProgram, schedule: Schedule) -> dict[str, tuple[
         if small is not None and staged_of([small], sizes, schedule.extents):
             found[stmt.buffer] = tuple(axes[place] for place in small.places)
     return found
-
-
-def small_result(program: LoopProgram, store: Store, axes: Sequence[Axis]) -> Small | None:
-    """What a store writes, if that is a result with fewer elements than the loops have points, all of which
-    lie next to each other."""
-    buffer, places = program.buffer(store.buffer), _chain(store, axes)
-    own = [i for i, axis in enumerate(axes) if axis.symbol in store.index.free_symbols]
-    if buffer.role is not BufferRole.OUTPUT or len(own) < 2 or sorted(places) != own or len(own) == len(axes):
-        return None
-    return Small(buffer.dtype.itemsize, places)
-
-
-def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
-    """The first place of a chain that is also in another one, -1 if there is none: of packed elements, a load
-    has places that the store has not."""
-    return next((place for place in chain if place in among), -1)
-
-
-def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:
-    """The places of the axes along which an access is contiguous, innermost first."""
-    found, stride = list[int](), 1
-    by_stride = {int(stmt.index.coeff(axis.symbol)): i for i, axis in enumerate(axes)}
-    while (place := by_stride.get(stride)) is not None and place not in found:
-        found.append(place)
-        stride *= int(axes[place].size)
-    return tuple(found)
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:

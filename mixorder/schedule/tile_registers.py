@@ -5,10 +5,7 @@ A limit lets more programs run at once. ptxas takes all that a limit allows, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .tile import TileFacts
+from .tile_facts import TileFacts
 
 MANY, FEW = 64, 32  # elements of a thread
 # Registers of a thread. Of blocks of 128, so that 12 warps fit a multiprocessor: 1x128 both in place 90 us

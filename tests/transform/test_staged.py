@@ -69,11 +69,8 @@ def test_every_element_comes_to_the_place_that_the_graph_states(name: str) -> No
         load, store = nest.body
         assert isinstance(load, Load) and isinstance(store, Store)
         inner, others = nest.loops
-        at = {}
-        for c in range(int(inner.size)):
-            for r in range(int(others.size)):
-                point = {inner.symbol: c, others.symbol: r}
-                at[int(load.index.subs(point))] = int(store.index.subs(point))
+        place = sympy.lambdify([inner.symbol, others.symbol], [load.index, store.index])
+        at = dict(place(c, r) for c in range(int(inner.size)) for r in range(int(others.size)))
         assert len(at) == int(loops.buffer(load.buffer).numel)
         symbols = sorted(direct[store.buffer].free_symbols, key=str)
         axes = {a.symbol: int(a.size) for a in program.nests[0].loops if a.kind is not AxisClass.SPLIT}
