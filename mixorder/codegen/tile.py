@@ -192,14 +192,15 @@ class _TileWriter(TileAccesses):
         # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
         # which it reduces by itself.
         apart = self.reduced_axes | self.apart | ({self.rows} if self.rows else set())
-        parts = self.parts(self.dims(stmt.index, apart))
+        dims = self.dims(stmt.index, apart)
+        parts = self.dealt(self.parts(dims))
         address, mask = self.place(stmt.buffer, stmt.index, parts)
         text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
         if stmt.buffer == MAILBOX:
             text = awaited(address, mask, self.program.buffer(MAILBOX).pointer)
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
-        dims, text = self.joined(text, parts)
+        text = self.joined(text, parts, dims)
         axes = [axis for dim in dims for axis in dim.axes]
         if axes:
             text = self.in_order(text, axes, [len(dim.axes) for dim in dims])

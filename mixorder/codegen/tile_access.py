@@ -4,9 +4,10 @@ Memory is accessed in the order in which it lies: axes that follow one another w
 contiguous one last.
 
 Triton deals the elements of a load out to lanes, then warps, then the registers of a thread, in the order of
-its dims: the contiguous one first, then from the first on. So a load whose rows are two dims decides which
-rows a thread has. With rows next to each other, it has bytes next to each other of a transposed result, and
-reduces more of a column by itself. Values keep this order until they are stored.
+its dims: the contiguous one first, then from the first or the last one on (`versions.deals_from_last`). So a
+load whose rows are two dims decides which rows a thread has. With rows next to each other, it has bytes next
+to each other of a transposed result, and reduces more of a column by itself. Values keep this order until
+they are stored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 import sympy
 
 from ..inductor.printing import IndentedBuffer
+from ..inductor.versions import deals_from_last
 from ..ir.program import Axis, AxisClass, Load, LoopProgram, Reduce, Store, is_full
 from ..schedule.schedule import Schedule
 
@@ -168,15 +170,20 @@ class TileAccesses:
         return [part for part in parts if part.extent > 1]
 
     @staticmethod
-    def joined(text: str, parts: Sequence[Part]) -> tuple[list[Dim], str]:
-        """A load with one dim for each dim of memory, and these dims."""
-        dims = list(dict.fromkeys(part.dim for part in parts))
+    def dealt(parts: Sequence[Part]) -> list[Part]:
+        """The dims of a load such that Triton deals its elements out in the order of `parts`."""
+        return [*reversed(parts[:-1]), *parts[-1:]] if deals_from_last() else list(parts)
+
+    @staticmethod
+    def joined(text: str, parts: Sequence[Part], dims: Sequence[Dim]) -> str:
+        """A load whose dims are `parts` with one dim for each dim of memory."""
+        own = [[i for i, part in enumerate(parts) if part.dim == dim] for dim in dims]
+        order = [i for several in own for i in sorted(several, key=lambda i: -parts[i].step)]
+        if order != sorted(order):
+            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
         if len(parts) > len(dims):
-            order = [i for dim in dims for i, part in enumerate(parts) if part.dim == dim]
-            if order != sorted(order):
-                text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
             text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
-        return dims, text
+        return text
 
     def row_axis(self) -> Axis | None:
         """The axis along which a thread has several elements of a full tensor: that along which a result is

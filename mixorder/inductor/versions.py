@@ -172,3 +172,12 @@ def install_triton(torch_version: str) -> str:
     """The command that installs the Triton that was tested with this torch."""
     tested = TESTED.get(release(torch_version))
     return f"pip install triton=={tested}" if tested else "pip install triton"
+
+
+@functools.cache
+def deals_from_last() -> bool:
+    """Whether Triton spreads threads over the dims of a load from the last one on, where none of them is
+    contiguous in memory. 3.6 begins at the first one (`getOrderFromContiguity`)."""
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
