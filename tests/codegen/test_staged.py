@@ -74,8 +74,7 @@ def test_a_program_for_each_tile_of_each_result() -> None:
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("name", ["mx_both", "blocks_both"])
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize(("name", "target"), [("mx_both", "sm_90"), ("blocks_both", "sm_100")])
 def test_it_compiles(name: str, target: str, tmp_path: Path) -> None:
     loops, source = placing(name, 16384, 4096)
     gpu, device = TARGETS[target]

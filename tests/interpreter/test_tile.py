@@ -86,7 +86,7 @@ def staging(plan_with: Callable[..., None]) -> None:
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
 
 
-STAGED = [name for name in EXACT if name not in ("squares", "delayed")]
+STAGED = ["mx_in_place", "mx_both", "mx4_both", "blocks_both"]
 
 
 @pytest.mark.usefixtures("staging")
