@@ -7,7 +7,7 @@ units before it is rounded. A quotient by a number of 11 bits that is no middle 
 from one: by 2**-12 units, as the difference is a fraction with that divisor. So the rounding is right.
 For an infinite divisor `q` is 0, and the largest number in its place keeps the remainder finite.
 
-H200, 1x128 and 128x1, 16384x4096, where a thread has 24 of them: 2216 instructions, and 1856 with this.
+H200, 1x128 and 128x1, 16384x4096, where a thread has 24 of them: 2216 instructions, and 1840 with this.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def generate(
     their names, with a hash of the text."""
     if program.blocked:
         _, *others = program.nests
-        final = [n for n in others if any(axis.kind is AxisClass.SPLIT for axis in n.loops)]
-        copies = [nest for nest in others if nest not in final]
+        final = [nest for nest in others if nest.over_splits]
+        copies = [nest for nest in others if not nest.over_splits]
         apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
         with printing_triton():
             main = main_kernel(program, schedule, label)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import sympy
 
-from ..ir.program import NUM_SPLITS, AxisClass, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
+from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord, TensorRecord
 from ..schedule import apart, tile
 from ..schedule.device import DeviceInfo
@@ -99,7 +99,7 @@ def after(record: RegionRecord, graph: GraphRecord) -> Flow:
     main, *others = loops.nests
     kernels = [_kernel([main], _TITLES[kind])]
     if others:
-        sums = [nest for nest in others if any(axis.kind is AxisClass.SPLIT for axis in nest.loops)]
+        sums = [nest for nest in others if nest.over_splits]
         titles = ["adds up partial sums"] * bool(sums) + [f"places {_SMALL}"] * (len(others) > len(sums))
         kernels.append(_kernel(others, " and ".join(titles)))
     return _flow(kernels, record, loops, graph)

@@ -269,6 +269,11 @@ class Nest:
     def statements(self) -> tuple[Statement, ...]:
         return (*self.preamble, *self.body, *self.after)
 
+    @property
+    def over_splits(self) -> bool:
+        """Whether one of the loops runs over the groups of programs that the rows are divided among."""
+        return any(axis.kind is AxisClass.SPLIT for axis in self.loops)
+
     def dependence(self) -> dict[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
         symbols = {axis.symbol for axis in self.loops}

@@ -74,8 +74,8 @@ def _verify_blocked(program: LoopProgram) -> None:
     """One nest, or a second one for partial results, of which the first reduces no axis of blocks. Behind
     these, a nest for each staged result, which copies it."""
     main, *others = program.nests
-    final = [n for n in others if any(axis.kind is AxisClass.SPLIT for axis in n.loops)]
-    copied = [s.buffer for n in others if n not in final for s in n.body if isinstance(s, Load)]
+    final = [nest for nest in others if nest.over_splits]
+    copied = [s.buffer for n in others if not n.over_splits for s in n.body if isinstance(s, Load)]
     staged = [s.buffer for s in main.body if isinstance(s, Store)]
     spaces = [b.name for b in program.role(BufferRole.WORKSPACE)]
     staged = [name for name in staged if name in spaces]

@@ -33,7 +33,7 @@ from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .rows_ahead import with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
-from .staged import pays, placing_us, saved_us, staged_of
+from .staged import LINE, pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
 from .work import Work, computing
@@ -55,7 +55,6 @@ PER_THREAD_OF_NORM = 16
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
-LINE = 128  # bytes of a line of L2
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
 # less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and
