@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from lab.quantised import different
 from running import ON
 
-from mixorder import pipeline
+from mixorder import pipeline, planning
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import TILE
+from mixorder.strategies import STRATEGIES, TILE
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 BEFORE = {
@@ -88,8 +88,21 @@ BESIDE = {
 seen: collections.Counter[str] = collections.Counter()
 
 
+def with_staging(*args: Any) -> Any:
+    """The chosen schedule, whose small results go through a workspace, however few they are."""
+    return dataclasses.replace(TILE.choose(*args), staged=True, overlap=True)
+
+
+STAGING = tuple(dataclasses.replace(s, choose=with_staging) if s is TILE else s for s in STRATEGIES)
+
+
 def check(
-    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str = "nothing"
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    before: str,
+    kinds: list[Cast],
+    beside: str = "nothing",
+    staged: bool = False,
 ) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(shape) * torch.exp2(torch.randint(-8, 8, (shape[0], 1))) for _ in range(2))
@@ -104,9 +117,12 @@ def check(
 
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
-    with collect() as records:
+    with collect() as records, planning.planning_with(strategies=STAGING if staged else STRATEGIES):
         pipeline.run(graph, ON)
     graph.lint()
+    seen["staged"] += sum(
+        "_place_" in k.name for r in records if isinstance(r, RegionRecord) for k in r.kernels
+    )
     fused = {r.strategy.partition(",")[0] for r in records if isinstance(r, RegionRecord)}
     seen.update(fused)
     ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
@@ -123,17 +139,18 @@ def check(
     st.sampled_from(sorted(BEFORE)),
     st.lists(casts, min_size=1, max_size=3),
     st.sampled_from(sorted(BESIDE)),
+    st.booleans(),
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
 def test_casts_by_blocks(
-    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str
+    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str, staged: bool
 ) -> None:
-    check(shape, dtype, before, kinds, beside)
+    check(shape, dtype, before, kinds, beside, staged)
 
 
 def test_tiles_were_among_them() -> None:
-    check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)])
-    assert seen[TILE.name]
+    check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)], staged=True)
+    assert seen[TILE.name] and seen["staged"]
 
 
 def test_blocks_of_many_lengths() -> None:
