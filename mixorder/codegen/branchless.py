@@ -1,10 +1,13 @@
-"""tanh and erf of float32 without branches, as PTX.
+"""tanh, erf and sigmoid of float32 without branches, as PTX.
 
 CUDA's math library computes both in one way near zero and in another elsewhere, behind a branch. The threads
 of a warp take both, one after the other, and the instructions of different elements are not mixed. Here every
 element is computed in both ways, by the library's own instructions in their order, and one is selected: all
 2**32 float32 give the library's bits (H200, triton 3.6). MXFP8 casts behind a GELU (tanh), 16384x4096: 267 us
 with the branch, 198 us without (docs/tuning.md, section 36).
+
+The sigmoid is eager's, `1 / (1 + exp(-x))` with the library's exponential and a division that rounds to the
+nearest; Triton's has another exponential and an approximate division. Below 2**-126 its last bit may be off.
 """
 
 from __future__ import annotations
@@ -86,7 +89,36 @@ def _erf() -> str:
     )
 
 
-_BODIES = {"tanh": _tanh(), "erf": _erf()}
+def _sigmoid() -> str:
+    """The exponential is a power of 2, in `s`, times that of a fraction, in `p`. The reciprocal of a quarter
+    of the sum is no subnormal number. One correction rounds it as IEEE 754 does (Markstein 1990); where the
+    sum is infinite, the largest number in its place keeps the remainder finite."""
+    return " ".join(
+        (
+            ".reg .f32 n, j, f, p, r, y, t, m; .reg .b32 i, s;",
+            "neg.f32 n, $1;",
+            "fma.rn.ftz.sat.f32 j, n, 0f3BBB989D, 0f3F000000;",
+            "fma.rm.ftz.f32 f, j, 0f437C0000, 0f4B400001;",
+            "mov.b32 i, f;",
+            "shl.b32 s, i, 23;",
+            "sub.f32 f, 0f4B40007F, f;",
+            "fma.rn.ftz.f32 f, n, 0f3FB8AA3B, f;",
+            "fma.rn.ftz.f32 f, n, 0f32A57060, f;",
+            "ex2.approx.ftz.f32 p, f;",
+            "mov.b32 y, s;",
+            "fma.rn.f32 y, p, y, 0f3F800000;",
+            "mul.f32 y, y, 0f3E800000;",
+            "rcp.approx.ftz.f32 r, y;",
+            "min.f32 t, y, 0f7F7FFFFF;",
+            "neg.f32 t, t;",
+            "fma.rn.f32 m, t, r, 0f3F800000;",
+            "fma.rn.f32 r, m, r, r;",
+            "mul.f32 $0, r, 0f3E800000;",
+        )
+    )
+
+
+_BODIES = {"tanh": _tanh(), "erf": _erf(), "sigmoid": _sigmoid()}
 
 
 def called(op: str, value: str) -> str | None:

@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from ..inductor.printing import triton_compute_type
+from ..ir.dtypes import computed_in
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -290,7 +291,7 @@ class _TileWriter(TileAccesses):
         own = stmt.index.free_symbols
         gone = [axis for axis in self.axes if axis.symbol not in own]
         along = [axis for axis in self.tiled if axis in gone]
-        kind, dtype = stmt.kind, self.program.buffer(stmt.buffer).dtype
+        kind, dtype = stmt.kind, computed_in(self.program.buffer(stmt.buffer).dtype)
         value = self.spread(stmt.value.name, self.tiled)
         for axis in (a for a in along if int(a.size) % self.extents[a]):
             self.define_index(axis)

@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
-from ..ir.dtypes import INTEGERS
+from ..ir.dtypes import INTEGERS, computed_in
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -429,7 +429,8 @@ class Writer:
         return mask
 
     def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
-        return self.program.buffer(stmt.buffer).dtype
+        """What a partial is accumulated in."""
+        return computed_in(self.program.buffer(stmt.buffer).dtype)
 
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled

@@ -8,12 +8,13 @@ BOOL = torch.bool
 FLOAT8 = frozenset(  # those that Triton can cast to
     {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 )
+HALVES = frozenset({torch.float16, torch.bfloat16})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def computed_in(stored: torch.dtype) -> torch.dtype:
     """The compute dtype of values that memory holds as `stored`."""
-    return torch.float32 if stored in (torch.float16, torch.bfloat16) else stored
+    return torch.float32 if stored in HALVES else stored
 
 
 def added_up_in(dtype: torch.dtype) -> torch.dtype:

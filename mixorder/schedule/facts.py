@@ -342,6 +342,7 @@ _INSTRUCTIONS = {
     ),
     "branchless_tanh": 14,
     "branchless_erf": 22,
+    "branchless_sigmoid": 14,
     "lgamma": 200,
     "unpacked_bfloat16": 0,  # a part of the load
 }

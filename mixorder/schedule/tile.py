@@ -44,6 +44,11 @@ RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
 ELEMENTS_TURNED = 32768
+# Of one with few programs of so many elements for each multiprocessor. H200, us by 256x128 and by 128x64
+# (programs): second pass of `rowwise`, all kernels, 4096x4096 (4) 34.9 and 34.8, 16384x4096 (16) 108.6 and
+# 107.1, 8192x28672 (54) 457 and 464, 131072x7168 (217) 1463 and 1500; turned cast, 4096x4096 18.3 and 17.9,
+# 16384x4096 54.4 and 54.5, 32768x4096 (31) 101.3 and 103.6.
+FEW_TURNED, ELEMENTS_FEW_TURNED = 24, 8192
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
@@ -93,7 +98,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     while True:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
-        if not possible or math.prod(extents) >= _most(facts, min(possible)[0]):
+        if not possible or math.prod(extents) >= _most(facts, min(possible)[0], device):
             break
         if facts.of_norm and min(possible)[0] >= 2 * RUN_BYTES and _free(facts, extents) >= H200.warp_size:
             break
@@ -143,10 +148,11 @@ def _free(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(extent for i, extent in enumerate(extents) if i not in facts.whole)
 
 
-def _most(facts: TileFacts, run: int) -> int:
+def _most(facts: TileFacts, run: int, device: DeviceInfo) -> int:
     """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
     if not facts.reductions:
-        return ELEMENTS_TURNED
+        few = facts.numel < FEW_TURNED * ELEMENTS_TURNED * device.num_sm
+        return ELEMENTS_FEW_TURNED if few else ELEMENTS_TURNED
     if not facts.light:
         return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS

@@ -12,15 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import torch
-
-from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Value, live, operands
-from .rounding import ROUNDED, UNPACKED
+from ..ir.program import Compute, LoopProgram, Nest, Ref, Statement, Value, live, operands
+from .half_precision import halves_of
 
 QUOTIENT = "quotient_of_few_bits"  # of a divisor and, as a number, a dividend
 LEAST_DIVISOR, LEAST, MOST = 2.0**-100, 4.0, 2.0**20  # of a divisor, and of dividends
-_HALVES = (torch.bfloat16, torch.float16)
-_SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})  # of their operands
 
 
 def divide_by_few_bits(program: LoopProgram) -> LoopProgram:
@@ -46,7 +42,7 @@ def _divided(
     if not isinstance(stmt, Compute) or stmt.op != "div_rn":
         return stmt
     dividend, divisor = _constant(stmt.args[0], values), stmt.args[1]
-    if dividend is None or not LEAST <= dividend <= MOST or not _has_few_bits(divisor.name, program, values):
+    if dividend is None or not LEAST <= dividend <= MOST or not halves_of(divisor.name, program, values):
         return stmt
     if not all(_is_bounded(user, stmt.name, divisor, values) for user in users.get(stmt.name, ())):
         return stmt
@@ -62,25 +58,6 @@ def _is_bounded(user: Statement, quotient: str, divisor: Ref, values: Mapping[st
         return False
     least = _constant(below.args[1], values)
     return below.args[0] == divisor and least is not None and least >= LEAST_DIVISOR
-
-
-def _has_few_bits(name: str, program: LoopProgram, values: Mapping[str, Value]) -> bool:
-    """Whether a float32 is always a number in half precision."""
-    stmt = values[name]
-    if isinstance(stmt, Load):
-        return program.buffer(stmt.buffer).dtype in _HALVES
-    if isinstance(stmt, Reduce):
-        return stmt.kind.selects and _has_few_bits(stmt.value.name, program, values)
-    if not isinstance(stmt, Compute):
-        return False
-    if stmt.op in (ROUNDED, UNPACKED):
-        return True
-    own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
-    if stmt.op == "to_dtype":
-        return values[own[0]].dtype in _HALVES
-    if stmt.op == "where":
-        own = own[1:]
-    return stmt.op in _SELECTING and all(_has_few_bits(one, program, values) for one in own)
 
 
 def _constant(ref: object, values: Mapping[str, Value]) -> float | None:

@@ -35,6 +35,7 @@ from ..ir.program import (
     Store,
     closure,
 )
+from .half_precision import partial_dtype
 from .interleave import InHalves, suits
 
 # By the name of an outer reduction: the buffer of its partials, and the index into it.
@@ -54,7 +55,9 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             nests.append(nest)
             continue
         col_loops = _result_loops(nest)
-        buffers_of = {r.name: _workspace(i, r, col_loops) for i, r in enumerate(outers)}
+        buffers_of = {
+            r.name: _workspace(i, partial_dtype(program, nest, r), col_loops) for i, r in enumerate(outers)
+        }
         buffers.extend(buffers_of.values())
         axes = {axis.symbol for axis in nest.loops if axis.kind in (AxisClass.ROW, AxisClass.COLUMN)}
         workspaces = {
@@ -72,12 +75,12 @@ def _result_loops(nest: Nest) -> tuple[Axis, ...]:
     return tuple(a for a in nest.loops if a.kind in (AxisClass.BATCH, AxisClass.COLUMN))
 
 
-def _workspace(i: int, reduce: Reduce, loops: tuple[Axis, ...]) -> Buffer:
+def _workspace(i: int, dtype: torch.dtype, loops: tuple[Axis, ...]) -> Buffer:
     shape = (NUM_SPLITS, *(axis.size for axis in loops))
     stride = [sympy.S.One]
     for size in reversed(shape[1:]):
         stride.insert(0, stride[0] * size)
-    return Buffer(f"ws{i}", BufferRole.WORKSPACE, reduce.dtype, shape, tuple(stride))
+    return Buffer(f"ws{i}", BufferRole.WORKSPACE, dtype, shape, tuple(stride))
 
 
 def _index(buffer: Buffer, loops: tuple[Axis, ...], interleaved: bool) -> sympy.Expr:

@@ -70,3 +70,31 @@ def test_quotients_by_every_number_in_half_precision(dividend: float, dtype: tor
     used = (x.float() >= LEAST_DIVISOR) & ~x.isnan()
     assert int(used.sum()) > 29000 and torch.equal(found[used], wanted[used])
     assert found[x.isnan()].isnan().all()
+
+
+SIGMOID = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(in_ptr, out_ptr):
+    at = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
+    x = tl.load(in_ptr + at)
+    tl.store(out_ptr + at, {sigmoid})
+"""
+
+
+def test_the_sigmoid_of_every_float32_is_that_of_eager() -> None:
+    """But for the last bit of subnormal numbers."""
+    kernel = load_function(SIGMOID.format(sigmoid=branchless.called(f"{PREFIX}sigmoid", "x")), "sigmoid")
+    each = 2**32 // CALLS
+    for call in range(CALLS):
+        bits = torch.arange(each, device="cuda") + (call * each - 2**31)
+        x = bits.to(torch.int32).view(torch.float32)
+        found = torch.full_like(x, 77.0)
+        kernel[(each // 1024,)](x, found)
+        wanted = torch.sigmoid(x)
+        off = (found.view(torch.int32) - wanted.view(torch.int32)).abs()
+        right = (off == 0) | ((wanted < 2.0**-126) & (off == 1)) | (x.isnan() & found.isnan())
+        assert bool(right.all())
