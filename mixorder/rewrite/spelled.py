@@ -32,6 +32,7 @@ from ..region.nodes import (
     stated_by,
 )
 from ..region.orders import is_permutation
+from ..region.space_analysis import position
 from ..region.tile import is_within_tile
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -80,13 +81,14 @@ class Spelling:
 
 
 class _Spelled:
-    """A node that comes to read `made[-1]`, a reduction. `before`: how it was spelled. `joins`: no region is
-    looked for that reduction."""
+    """A node that comes to read `made[-1]`, a reduction. `before`: how it was spelled. `reader`: which of
+    `made` reads what the node did, and at which place. `joins`: no region is looked for that reduction."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
         self.before = node.target, node.args, node.kwargs
         self.made: list[Node] = []
+        self.reader: tuple[Node, int] | None = None
         self.joins = True
 
     @property
@@ -108,6 +110,8 @@ class _Spelled:
         with self.graph.inserting_before(self.node):
             made = self.graph.call_function(target, args, kwargs or {})
         self.made.append(made)
+        if self.source in args:
+            self.reader = made, args.index(self.source)
         made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
         val = fake(self.node)
         assert val is not None
@@ -119,11 +123,20 @@ class _Spelled:
         """Spell the node as a function of the last one that was added."""
         self.node.target, self.node.args, self.node.kwargs = target, (self.made[-1], *args), kwargs
 
+    def operand(self, alive: set[Node]) -> Node | None:
+        """What the node reads once it is restored: its operand, or what a region has computed that as. None
+        if the node or some of `made` was taken, or the operand now comes too late."""
+        if not self.made or self.node.args[:1] != (self.made[-1],) or not alive.issuperset(self.made):
+            return None
+        operand: Any = self.reader[0].args[self.reader[1]] if self.reader else self.source
+        return operand if operand in alive and position(operand) < position(self.node) else None
+
     def end(self, alive: set[Node]) -> None:
-        """Restore the node, unless it was erased or what it reads was taken; erase what nothing reads then.
-        `alive`: the nodes of the graph."""
-        if self.made and self.node.args and self.node.args[0] is self.made[-1]:
-            self.node.target, self.node.args, self.node.kwargs = self.before
+        """Restore the node, if nothing was taken of it; erase what nothing reads then. `alive`: the nodes of
+        the graph."""
+        if (operand := self.operand(alive)) is not None:
+            self.node.target, (_, *args), self.node.kwargs = self.before
+            self.node.args = operand, *args
         todo = [self.source, *self.made]
         while todo:
             node = todo.pop()

@@ -51,3 +51,15 @@ def test_the_largest_element_of_a_gradient_beside_its_norm() -> None:
     (record,) = records
     assert isinstance(record, RegionRecord) and record.outer_ops == ("sum", "amax", "amin")
     assert largest == dx.abs().max() and least == dx.min()
+
+
+def test_the_largest_element_of_a_sum_of_rows() -> None:
+    """The maximum is of what the region wrote, which has rows and columns of its own."""
+
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        total = product.sum(0)
+        return dy - x * product.sum((1, 2), keepdim=True), total, total.amax()
+
+    _, total, largest = run_fused(function, (torch.randn(64, 8, 32), torch.randn(64, 8, 32)))
+    assert largest == total.amax()

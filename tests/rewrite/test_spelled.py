@@ -182,3 +182,52 @@ def test_rows_of_a_transposed_tensor_alone_are_left() -> None:
     before = snapshot(graph)
     with spelled_as_reductions(graph):
         assert snapshot(graph) == before
+
+
+def take(graph: Graph, target: Any, kernel: Any) -> None:
+    """Compute a node from the input by a kernel, and erase it and what only it read, as a region does."""
+    (node,) = graph.find_nodes(op="call_function", target=target)
+    with graph.inserting_before(node):
+        result = graph.call_function(kernel, tuple(graph.find_nodes(op="placeholder")))
+    result.meta.update(node.meta)
+    node.replace_all_uses_with(result)
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        if not node.users and node.op == "call_function":
+            todo += node.all_input_nodes
+            graph.erase_node(node)
+
+
+@pytest.mark.parametrize("function", [lambda y: y[:, ::2], lambda y: y[:, 1], lambda y: y.amax()])
+def test_one_that_reads_what_a_region_computed_is_undone(function: Any) -> None:
+    x = torch.randint(0, 256, (64, 2), dtype=torch.uint8)
+    graph = traced(lambda x: (function(x.neg()),), ((64, 2), x.dtype))
+    before = [n.target for n in graph.nodes][2:]
+    with spelled_as_reductions(graph):
+        take(graph, aten.neg.default, torch.neg)
+    assert [n.target for n in graph.nodes][2:] == before
+    assert torch.equal(run(graph, x)[0], function(x.neg()))
+
+
+def test_one_that_a_region_computed_in_part_stays() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        pairs = x.neg().view(64, 24, 2)
+        pairs[..., 1] = 0
+        return pairs
+
+    graph, x = traced(lambda x: (x.neg()[:, ::2],), BYTES), torch.randint(0, 256, (64, 48), dtype=torch.uint8)
+    with spelled_as_reductions(graph):
+        take(graph, aten.where.self, kernel)
+    assert torch.equal(run(graph, x)[0], x.neg()[:, ::2])
+
+
+def test_one_whose_operand_comes_later_stays() -> None:
+    """A region that is launched late computes a part of it."""
+    graph = traced(lambda x: (x.abs().amax(-1), x.t().abs().amax(-1)), WIDE)
+    with spelled_as_reductions(graph):
+        (permuted,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]) is not None)
+        (operand,) = (n for n in graph.nodes if n.target is aten.abs.default and is_permutation(n.args[0]))
+        permuted.append(operand)
+    x = torch.randn(150, 90).to(bf16)
+    assert torch.equal(run(graph, x)[1], x.abs().amax(0))
