@@ -7,8 +7,9 @@ Nothing here changes the graph, reads device properties, or estimates cost.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
 from torch.fx import Graph, Node
 
@@ -28,11 +29,12 @@ from .turned import has_known_sizes, may_be_turned, turned_seed
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
 
-def find_regions(graph: Graph, joining: Collection[Node] = ()) -> RegionSearch:
+def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> RegionSearch:
     """Yield the graph's regions, or the reason against each, in the order of their first outer reduction.
 
     A caller that fuses a smaller region instead sends that one back. The nodes that it leaves out may join
-    another region. `joining`: reductions that may be in a region, but that none is looked for.
+    another region. `joining`: reductions that may be in a region, but that none is looked for, and the nodes
+    that are in a region only with each.
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
@@ -48,7 +50,7 @@ def find_regions(graph: Graph, joining: Collection[Node] = ()) -> RegionSearch:
             analysis.outer.add(node)
             if node not in joining:
                 outers.append((node, analysis))
-    numbered = _Numbered(analyses)
+    numbered = _Numbered(analyses, joining)
     yield from numbered.tiles(within_tile, tile_seed)
     yield from numbered.pairs(outers)
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
@@ -69,8 +71,9 @@ class _Numbered:
     """Grows and numbers regions: of reductions within a tile first, then of pairs, then of results that are
     turned, then of outer reductions whose operand is written anyway."""
 
-    def __init__(self, analyses: dict[Size, SpaceAnalysis]) -> None:
+    def __init__(self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]]) -> None:
         self.analyses = analyses
+        self.joining = joining
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
@@ -86,7 +89,7 @@ class _Numbered:
             tried |= used
             self.answered |= used
             try:
-                region = grow_tile(seed, f"region{self.count}")
+                region = grow_tile(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
                 self.count += 1
                 if (taken := (yield region)) is None:
                     continue
@@ -146,7 +149,8 @@ class _Numbered:
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:
-                region = grow(Seed(analysis, space, tuple(inner), tuple(outer)), f"region{self.count}")
+                seed = Seed(analysis, space, tuple(inner), tuple(outer), made_for=self.joining)
+                region = grow(seed, f"region{self.count}")
                 self.count += 1
                 self.answered |= used
                 taken = yield region

@@ -25,10 +25,11 @@ from .members import Members
 from .moves import Steps, is_move, steps_to
 from .nodes import float_bytes, is_pointwise, is_view, item_bytes, operands, reduced, reduction_kind, shape_of
 from .padding import has_gaps
-from .region import Region, Seed
+from .region import Region, Seed, whole
 from .space_analysis import by_position, position, takes_operands, users_behind_views
 
 
+@whole
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel.
 

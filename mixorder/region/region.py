@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch.fx import Node
 
@@ -21,6 +22,7 @@ from .space_analysis import SpaceAnalysis, takes_operands
 class Seed:
     """What a region is grown from: reductions of one space. `without`: nodes that must not join. `again`:
     those that loops outside compute again, instead of reading them, if all that this takes is in memory.
+    `made_for`: nodes that are there for one reduction alone, by that reduction: none joins without it.
 
     Inner reductions above `inner` join as well, if they are of this space.
     """
@@ -31,6 +33,9 @@ class Seed:
     outer: tuple[Node, ...]
     without: frozenset[Node] = frozenset()
     again: frozenset[Node] = frozenset()
+    made_for: Mapping[Node, frozenset[Node]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +154,26 @@ class Region:
             *(f"    {n.format_node()}" for n in self.nodes),
         ]
         return "\n".join(lines)
+
+
+AnySeed = TypeVar("AnySeed", bound=Seed)
+
+
+def whole(grow: Callable[[AnySeed, str], Region]) -> Callable[[AnySeed, str], Region]:
+    """Grow a region again without what is made for reductions that did not join."""
+
+    @functools.wraps(grow)
+    def grow_whole(seed: AnySeed, name: str) -> Region:
+        while True:
+            region = grow(seed, name)
+            members = set(region.nodes)
+            left = (made for reduction, made in seed.made_for.items() if reduction not in members)
+            without = seed.without.union(*(made for made in left if not members.isdisjoint(made)))
+            if without == seed.without:
+                return region
+            seed = dataclasses.replace(seed, without=without)
+
+    return grow_whole
 
 
 def _without_views(node: Node) -> Node:

@@ -33,7 +33,7 @@ from .nodes import (
     size_of,
 )
 from .orders import Orders, is_loop, is_permutation, unpermuted
-from .region import Region, Seed
+from .region import Region, Seed, whole
 from .space_analysis import SpaceAnalysis, by_position, position
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
@@ -199,6 +199,7 @@ def _below(nodes: Iterable[Node], orders: Orders, is_over_blocks: Callable[[Node
                 heapq.heappush(heap, (position(user), user))
 
 
+@whole
 def grow_tile(seed: TileSeed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel."""
     return _Growth(seed).grow(name)

@@ -47,15 +47,15 @@ _BYTES = (torch.uint8, torch.int8)
 
 class Spelling:
     """The nodes of a graph that are spelled as reductions. `joining`: those reductions that may join a
-    region, but that none is to be looked for."""
+    region, but that none is to be looked for, and what was added in front of each."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.found: list[_Spelled] = []
 
     @property
-    def joining(self) -> frozenset[Node]:
-        return frozenset(one.made[-1] for one in self.found if one.joins and one.made)
+    def joining(self) -> dict[Node, frozenset[Node]]:
+        return {one.made[-1]: frozenset(one.made[:-1]) for one in self.found if one.joins and one.made}
 
     def begin(self) -> None:
         """Spell nodes as reductions."""

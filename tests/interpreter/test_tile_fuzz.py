@@ -17,7 +17,7 @@ from running import ON
 from mixorder import pipeline, planning
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import STRATEGIES, TILE
+from mixorder.strategies import PERSISTENT, STRATEGIES, TILE
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 BEFORE = {
@@ -157,3 +157,11 @@ def test_blocks_of_many_lengths() -> None:
     """Squares within squares, beside a maximum of whole columns, have more axes than there are letters."""
     kinds = [Cast("square", n, False, False, torch.float8_e4m3fn) for n in (64, 32, 16)]
     check((128, 640), bf16, "nothing", kinds, "columns")
+
+
+def test_packed_codes_beside_a_maximum_of_columns() -> None:
+    """A pair writes the codes of two casts."""
+    before = seen[PERSISTENT.name]
+    kinds = [Cast("rows", n, False, n == 64, torch.int8, True) for n in (16, 64)]
+    check((128, 256), f32, "moved", kinds, "columns")
+    assert seen[PERSISTENT.name] == before + 1

@@ -10,6 +10,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32, in_turn, only, path_through_outside, traced
+from lab import quantised
 from torch.fx import Graph
 
 from mixorder import pipeline, report
@@ -17,6 +18,7 @@ from mixorder.options import Options
 from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter, partition
 from mixorder.region.region import Region
+from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule import cost
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
@@ -69,6 +71,19 @@ def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
         assert set(part.nodes) < set(region.nodes) and part.inner and part.outer
         assert path_through_outside(part) is None
         assert part.seed.without
+
+
+def test_a_part_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
+    graph = traced(lambda x: quantised.mx4_both(x), ((512, 512), bf16))
+    spelling = Spelling(graph)
+    spelling.begin()
+    region = next(find_regions(graph, spelling.joining))
+    assert isinstance(region, Region)
+    parts = partition(region)
+    left = [{n for n in spelling.joining if n not in part.nodes} for part in parts]
+    assert max(map(len, left)) == 1
+    for part, without in zip(parts, left, strict=True):
+        assert all(spelling.joining[n].isdisjoint(part.nodes) for n in without)
 
 
 def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:

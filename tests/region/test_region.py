@@ -22,6 +22,7 @@ from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
 from mixorder.region.partition import without_gathers
 from mixorder.region.region import Region
+from mixorder.rewrite.spelled import Spelling
 
 FULL = ((512, 256), f32)
 SQUARE = ((256, 256), f32)
@@ -418,6 +419,23 @@ def test_a_bias_gradient_rides_along_where_its_source_is_put_together(read_by: s
 
 
 # Refusals, and what a region must not swallow.
+
+
+def test_what_is_there_for_a_reduction_joins_only_with_it() -> None:
+    """No pair reduces two codes: it writes the codes, and not what the reductions would read."""
+
+    def function(x: Any) -> Any:
+        scale = x.abs().amax(1, keepdim=True)
+        codes = (x / scale).to(torch.int8)
+        return codes[:, ::2] | codes[:, 1::2], scale, x.sum(0)
+
+    graph = traced(function, FULL)
+    spelling = Spelling(graph)
+    spelling.begin()
+    (region,) = find_regions(graph, spelling.joining)
+    assert isinstance(region, Region) and len(spelling.joining) == 2
+    assert not any(made.intersection(region.nodes) for made in spelling.joining.values())
+    assert "convert_element_type" in names(region.outputs)
 
 
 @pytest.mark.parametrize("outside", ["matmul", "cumsum", "other_shape"])

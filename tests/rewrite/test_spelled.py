@@ -35,7 +35,7 @@ class Run(Interpreter):
 
 
 @contextlib.contextmanager
-def spelled_as_reductions(graph: Graph) -> Iterator[frozenset[Node]]:
+def spelled_as_reductions(graph: Graph) -> Iterator[dict[Node, frozenset[Node]]]:
     spelling = Spelling(graph)
     spelling.begin()
     yield spelling.joining
