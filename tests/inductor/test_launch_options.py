@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch._inductor.config as config
@@ -71,10 +71,15 @@ def test_a_kernel_whose_threads_have_few_registers(monkeypatch: pytest.MonkeyPat
 
 
 class Tuner:
-    """As much of 2.11's `CachingAutotuner` as is looked at: it has room for `fits` stages."""
+    """As much of 2.11's `CachingAutotuner` as is looked at: it has room for `fits` stages. `spills`: words
+    that a kernel spills, by the most registers of a thread."""
+
+    spills: ClassVar[dict[int, int]] = {}
 
     def __init__(self, name: str, stages: int, fits: int, reason: str = "OutOfResources") -> None:
         self.fn, self.fits, self.reason = types.SimpleNamespace(__name__=name, fn=None), fits, reason
+        self.triton_meta: dict[str, int] = {}
+        self.launchers: list[Any] = []
         self.compile_results = [self._precompile_config(settings(stages))]
 
     def _precompile_config(self, config: Any) -> Any:
@@ -89,6 +94,9 @@ class Tuner:
     def _make_launchers(self) -> None:
         if self.compile_results[-1].config.num_stages > self.fits:
             raise RuntimeError(f"No valid triton configs. {self.reason}: out of resource: shared memory")
+        if len(self.launchers) != len(self.compile_results):
+            limit = self.triton_meta.get("maxnreg", 0)
+            self.launchers = [types.SimpleNamespace(n_spills=self.spills.get(limit), limit=limit)]
 
 
 def settings(stages: int) -> Any:
@@ -139,12 +147,44 @@ def test_what_does_not_fit_at_all_or_is_not_ours_is_an_error(
         fitted(name, 5, fits, reason)._make_launchers()
 
 
-def test_nothing_is_wrapped_where_inductor_does_it_itself() -> None:
+@pytest.mark.parametrize(
+    ("limit", "spills", "used"),
+    [
+        (72, {}, 72),
+        (72, {72: 12}, 72),
+        (72, {72: 13, 96: 12}, 96),
+        (72, {72: 40, 96: 13, 112: 13}, 0),
+        (128, {128: 40}, 128),  # no limit of those that are tried in turn
+        (0, {0: 40}, 0),
+    ],
+)
+def test_a_kernel_that_spills_many_registers_gets_more(
+    fitted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: int, spills: dict[int, int], used: int
+) -> None:
+    monkeypatch.setattr(Tuner, "spills", spills)
+    for name, expected in ((NAME, used), ("triton_poi_fused_0", limit)):
+        tuner = fitted(name, 4, fits=3 if name == NAME else 4)
+        tuner.triton_meta["maxnreg"] = limit
+        tuner._make_launchers()
+        tuner._make_launchers()  # as Inductor may: nothing is compiled again
+        (launcher,), (result,) = tuner.launchers, tuner.compile_results
+        assert launcher.limit == expected and result.config.num_stages == (3 if name == NAME else 4)
+
+
+def test_stages_are_left_to_inductor_where_it_takes_them_away_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Newer(Tuner):
+        spills: ClassVar[dict[int, int]] = {72: 40}
+
         def compile_by_disabling_pipelining(self, config: Any) -> None: ...
 
     module = types.ModuleType("triton_heuristics")
     module.CachingAutotuner = Newer  # type: ignore[attr-defined]
-    before = Newer._make_launchers
     launches.fit(module)
-    assert Newer._make_launchers is before
+    with pytest.raises(RuntimeError, match="OutOfResources"):
+        Newer(NAME, 5, fits=3)._make_launchers()
+    tuner = Newer(NAME, 3, fits=3)
+    tuner.triton_meta["maxnreg"] = 72
+    tuner._make_launchers()
+    assert [one.limit for one in tuner.launchers] == [96]
