@@ -14,12 +14,14 @@ REGISTERS_OF_MANY = 168
 # Where a thread computes much, more programs gain more than a few spilled registers cost; a kernel that would
 # spill many is compiled with more (`inductor.launch_options.fit`). H200, MXFP8 both ways, us without a limit
 # and so: dGELU 139 and 130, with its results in bfloat16 as well 169 and 155; SiLU 117 and 103; dSwiGLU 202
-# and 190; dGeGLU 225 and 205 (with 96 202). Others lose 2% at most: GELU 103.8 and 105.0, dMish 224 and 228,
-# MXFP4 213.6 and 215.5.
+# and 190; dGeGLU 225 and 205 (with 96 202). GELU 103.8 and 105.0.
 FEWEST = 72
-MUCH = 24  # instructions for an element. With 14, two results of two tensors: 156 us, and 161 with a limit.
-# Of three loads and less to compute: dReGLU 178 us, with 96 215, without a limit 187.
-REGISTERS_OF_THREE = 128
+# Instructions for an element. With fewer, two results of two tensors (14): 156 us, and 161 with a limit; with
+# more, MXFP4 (59): 213.6 and 215.5, dMish (81): 224 and 228.
+MUCH, MOST = 24, 56
+# Of three loads and less to compute, us with 96, 128 and no limit: one result, of a residual and a gate, 175,
+# 222 and 184; two, dReGLU, 215, 178 and 187.
+OF_ONE, OF_TWO = 96, 128
 
 
 def most_registers(facts: TileFacts, own: int) -> int:
@@ -28,6 +30,8 @@ def most_registers(facts: TileFacts, own: int) -> int:
         return REGISTERS_OF_MANY
     if facts.light or not facts.turned:
         return 0
-    if own <= FEW and facts.instructions >= MUCH:
+    if own <= FEW and MUCH <= facts.instructions <= MOST:
         return FEWEST
-    return REGISTERS_OF_THREE if facts.loads == 3 else 0
+    if facts.loads != 3:
+        return 0
+    return OF_ONE if own <= FEW and facts.turned == 1 else OF_TWO

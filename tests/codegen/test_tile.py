@@ -133,17 +133,17 @@ def triton_mixorder_test_2c570081(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
             source.text,
             """\
 @triton.jit
-def triton_mixorder_test_ee6e0ecf(in0_ptr, in1_ptr, out0_ptr):
-    program = (2047 - tl.program_id(0))
-    y_tile = program % 32
-    x_tile = program // 32
-    dealt_x = x_tile * 256 + 16 * tl.arange(0, 16)[:, None, None] + tl.arange(0, 16)[None, :, None]
-    at_y = y_tile * 128 + tl.arange(0, 128)
-    tmp0 = tl.reshape(tl.load(in0_ptr + (4096 * dealt_x + at_y[None, None, :])).to(tl.float32), [256, 128])
-    tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 128])
+def triton_mixorder_test_422e4dcc(in0_ptr, in1_ptr, out0_ptr):
+    program = (8191 - tl.program_id(0))
+    y_tile = program % 64
+    x_tile = program // 64
+    dealt_x = x_tile * 128 + 16 * tl.arange(0, 8)[:, None, None] + tl.arange(0, 16)[None, :, None]
+    at_y = y_tile * 64 + tl.arange(0, 64)
+    tmp0 = tl.reshape(tl.load(in0_ptr + (4096 * dealt_x + at_y[None, None, :])).to(tl.float32), [128, 64])
+    tmp1 = tl.reshape(tl.load(in1_ptr + (at_y)), [1, 64])
     tmp2 = tmp0 * tmp1
     tmp3 = tmp2.to(tl.float8e4nv)
-    at_x = x_tile * 256 + tl.arange(0, 256)
+    at_x = x_tile * 128 + tl.arange(0, 128)
     tl.store(out0_ptr + (16384 * at_y[:, None] + at_x[None, :]), tl.permute(tmp3, (1, 0)))
 """,  # noqa: E501
         )

@@ -32,7 +32,7 @@ def test_a_second_nest_has_the_sums_and_what_follows() -> None:
     main, final = program.nests
     assert [str(b) for b in program.role(BufferRole.WORKSPACE)] == [
         "ws0: f32[num_splits, 512]",
-        "ws1: f32[num_splits, 512]",
+        "ws1: bf16[num_splits, 512]",
     ]
     partials = [s for s in main.body if isinstance(s, PartialAccumulate)]
     assert [str(s.index) for s in partials] == ["32*j + 512*s + y"] * 2
