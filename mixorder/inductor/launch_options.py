@@ -32,6 +32,10 @@ LIMIT = "maxnreg"  # Triton's option, for CUDA alone
 LARGER = {72: 96, 96: 112, 112: 0}
 MOST_SPILLED = 12
 
+# Processes that compile kernels run a kernel's definition. Where torch does not load plugins, nothing else
+# would wrap what hands the limit on to Triton. A kernel may come from a cache when mixorder has gone.
+_WRAPPED_THERE = "try:\n    import mixorder\nexcept ImportError:\n    pass\n\n\n"
+
 # Names of kernels; each has a hash of the kernel's text.
 _waiting: set[str] = set()
 _exact: set[str] = set()
@@ -65,6 +69,8 @@ def _defined(original: Callable[..., Any]) -> Callable[..., Any]:
     def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
         if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
             kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
+            if f"'{LIMIT}'" in meta:
+                kernel_body = re.sub(r"(?m)^(?=@triton_heuristics\b)", _WRAPPED_THERE, kernel_body, count=1)
         return original(self, kernel_name, kernel_body, *args, **kwargs)
 
     return define_kernel
