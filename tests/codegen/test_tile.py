@@ -358,3 +358,13 @@ def test_the_factors_of_blocks_compile_to_quotients_in_float32() -> None:
     assert ptx.count("rcp.approx") == 24  # of 16 rows and 8 columns of a thread
     wide = compiled(*kernel_of(quantised.blocks_both, [((16384, 4096), f32)]), TARGETS["sm_90"][0]).asm["ptx"]
     assert "f64" not in wide and wide.count("div.rn.f32") >= 24  # of float32 by float32
+
+
+def test_bytes_that_are_stored_in_both_orders_are_cast_for_each() -> None:
+    recipe = quantised.RECIPES["gelu_delayed"]
+    _, source = kernel_of(lambda *args: recipe.function(*args), recipe.like(16384, 4096))
+    casts = re.findall(r"(tmp\d+) = tmp\d+\.to\(tl\.float8e4nv\)", source.text)
+    stores = re.findall(r"tl\.store\(out\d_ptr .*\b(tmp\d+)\b", source.text)
+    assert len(casts) == len(set(casts)) == 2 and casts == stores
+    before, _, turned = source.text.partition(f"{casts[0]} = ")
+    assert "rows_innermost(" in turned and "rows_innermost(" not in before.partition("def KERNEL")[2]
