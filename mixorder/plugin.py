@@ -37,7 +37,8 @@ def wrap_compile_fx(module: ModuleType) -> None:
 
 
 def fit_launches(module: ModuleType) -> None:
-    """Let `torch._inductor.runtime.triton_heuristics` load kernels that ask for too much shared memory."""
+    """Let `torch._inductor.runtime.triton_heuristics` limit a kernel's registers, and compile one again that
+    spills many or asks for too much shared memory."""
     from .inductor.launch_options import fit
 
     fit(module)

@@ -97,6 +97,7 @@ def test_in_place_nothing_is_staged_where_much_is_computed() -> None:
         ({"loads": 1}, 72),
         ({"instructions": 24}, 72),
         ({"instructions": 57, "loads": 2}, 0),
+        ({"instructions": 57}, 96),
         ({"instructions": 23}, 128),
         ({"instructions": 23, "turned": 1}, 96),
         ({"instructions": 23, "loads": 2}, 0),
