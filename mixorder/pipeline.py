@@ -56,6 +56,7 @@ from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
+from .transform.held_packed import hold_packed
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
 from .transform.operators import contract
@@ -318,6 +319,7 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
         loops = step("split", split_spanning, loops)
         loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
         loops = step("sooner", compute_sooner, loops)
+        loops = step("held", hold_packed, loops)
         return blocked, show("merged.txt", loops, Form.BLOCKED)
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)

@@ -12,14 +12,23 @@ from collections.abc import Sequence
 _MARK = "mixorder_"
 
 
-def inline(mark: str, body: str, constraints: str, args: Sequence[str], dtype: str, pack: int = 1) -> str:
-    """Triton text: the results of `body`, which the compiler takes as pure. `mark` is letters, digits and
-    underscores. `pack`: elements per register; 0 would end the process (triton 3.6 and 3.7)."""
+def inline(
+    mark: str,
+    body: str,
+    constraints: str,
+    args: Sequence[str],
+    dtype: str,
+    pack: int = 1,
+    pure: bool = True,
+) -> str:
+    """Triton text: the results of `body`. `mark` is letters, digits and underscores. `pack`: elements per
+    register; 0 would end the process (triton 3.6 and 3.7). `pure`: the compiler may move it, leave it out and
+    run it twice; otherwise it stays between what is loaded and stored before and after."""
     assert pack > 0, (mark, pack)
     text = f"{{ .reg .b32 {_MARK}{mark}; {body} }}"
     return (
         f'tl.inline_asm_elementwise("{text}", "{constraints}", [{", ".join(args)}], dtype={dtype}, '
-        f"is_pure=True, pack={pack})"
+        f"is_pure={pure}, pack={pack})"
     )
 
 

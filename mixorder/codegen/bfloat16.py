@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..transform.rounding import ROUNDED, UNPACKED
+from ..transform.rounding import ROUNDED, UNPACKED, UNPACKED_AGAIN
 from .assembly import inline, mark_of
 
 _MARK, _UNPACKED = "rounded", "unpacked"
 _HALVES = "shl.b32 $0, {0}, 16; and.b32 $1, {0}, 0xffff0000;"  # low, high
+_AGAIN = "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;"
+_BODIES = {UNPACKED: _HALVES.format("$2"), UNPACKED_AGAIN: _AGAIN}
 _BODY = f".reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; {_HALVES.format('p')}"
 
 
 def called(op: str, value: str) -> str | None:
     """Triton text of an op that `transform.rounding` put in; None for any other."""
-    if op == UNPACKED:
-        return inline(_UNPACKED, _HALVES.format("$2"), "=f,=f,r", [value], "tl.float32", pack=2)
+    if op in _BODIES:
+        return inline(_UNPACKED, _BODIES[op], "=f,=f,r", [value], "tl.float32", pack=2)
     if op != ROUNDED:
         return None
     return inline(_MARK, _BODY, "=f,=f,f,f", [value], "tl.float32", pack=2)

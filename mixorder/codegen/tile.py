@@ -29,21 +29,22 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    closure,
     index_symbols,
     operands,
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.device import H200
-from ..schedule.rows_ahead import Groups, groups_of, row_axes_of
-from ..schedule.schedule import Schedule, next_power_of_2
+from ..schedule.rows_ahead import Groups, columns_at_once, groups_of, row_axes_of
+from ..schedule.schedule import Schedule
 from ..transform.cooperative import MAILBOX
 from .maxima import Maxima
 from .op_printer import OpPrinter
 from .registers import HELPER, MOST, WORD, along_columns
-from .rows_ahead import FUNCTION, awaited, roles
+from .rows_ahead import FUNCTION, awaited, looked_at, roles
 from .source import KernelSource, LaunchConfig
 from .tile_access import Dim, Part, TileAccesses
-from .writer import INT32_LIMIT, buffers_of, filler, named
+from .writer import INT32_LIMIT, buffers_of, filler, identity, named
 
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
@@ -62,7 +63,7 @@ def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelS
 def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Maxima) -> tuple[str, str]:
     """The text of a function that computes and stores values of whole rows, and its pointers."""
     row, column = ahead.loops
-    extents = schedule.ahead_rows, next_power_of_2(int(column.size))
+    extents = schedule.ahead_rows, columns_at_once(int(column.size), schedule.tile.num_warps)
     own = dataclasses.replace(schedule, extents=extents, thread_rows=0, band=1, ahead=0)
     writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
     writer.apart, writer.maxima = frozenset({row}), maxima
@@ -70,8 +71,11 @@ def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Ma
     writer.code.writeline("@triton.jit")
     writer.code.writeline(f"def {FUNCTION}({pointers}, {writer.number(row)}):")
     writer.code.do_indent()
-    for stmt in ahead.statements:
-        writer.statement(stmt)
+    if writer.tiles(column) > 1:
+        writer.part_by_part(ahead, column)
+    else:
+        for stmt in ahead.statements:
+            writer.statement(stmt)
     return f"{writer.code.getvalue()}\n\n", pointers
 
 
@@ -111,6 +115,7 @@ class _TileWriter(TileAccesses):
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
         self._groups: Groups | None = None
+        self._awaited: dict[str, str] = {}  # the variable of each word
 
     def begin(self) -> None:
         pointers = ", ".join(b.pointer for b in self.buffers)
@@ -193,15 +198,12 @@ class _TileWriter(TileAccesses):
                 self.ops.compute(stmt)
 
     def load(self, stmt: Load) -> None:
-        # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
-        # which it reduces by itself.
-        apart = self.reduced_axes | self.apart | ({self.rows} if self.rows else set())
-        dims = self.dims(stmt.index, apart)
-        parts = self.dealt(self.parts(dims))
-        address, mask = self.place(stmt.buffer, stmt.index, parts)
+        dims, parts, address, mask = self.accessed(stmt)
         text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
         if stmt.buffer == MAILBOX:
-            text = awaited(address, mask, self.program.buffer(MAILBOX).pointer)
+            if stmt.name not in self._awaited:
+                self.wait()
+            text = self._awaited[stmt.name]
         if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         text = self.joined(text, parts, dims)
@@ -209,6 +211,25 @@ class _TileWriter(TileAccesses):
         if axes:
             text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
         self.ops.define(text, stmt.dtype, stmt.name)
+
+    def accessed(self, stmt: Load) -> tuple[list[Dim], list[Part], str, str]:
+        """The dims of a load, these as Triton deals out their elements, the address and the mask."""
+        # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
+        # which it reduces by itself.
+        apart = self.reduced_axes | self.apart | ({self.rows} if self.rows else set())
+        dims = self.dims(stmt.index, apart)
+        parts = self.dealt(self.parts(dims))
+        return dims, parts, *self.place(stmt.buffer, stmt.index, parts)
+
+    def wait(self) -> None:
+        """Wait for all values of rows, with the first loads of all under way at once."""
+        loads = [s for s in self.nest.body if isinstance(s, Load) and s.buffer == MAILBOX]
+        places = {s.name: self.accessed(s)[2:] for s in loads}
+        for name, place in places.items():
+            self._awaited[name] = str(self.ops.line(looked_at(*place), torch.int32))
+        for name, (address, _) in places.items():
+            for line in awaited(self._awaited[name], address):
+                self.code.writeline(line)
 
     def in_order(self, text: str, axes: list[Axis], grouped: list[int]) -> str:
         """A value in memory's order of some axes as one in the tile's, with size 1 along the others."""
@@ -224,8 +245,37 @@ class _TileWriter(TileAccesses):
 
     def reduce(self, stmt: Reduce) -> None:
         along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
-        value = self.spread(stmt.value.name, along)
+        value = self.within(self.spread(stmt.value.name, along), along, stmt.kind, stmt.dtype)
         self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, along), stmt.dtype, stmt.name)
+
+    def part_by_part(self, nest: Nest, column: Axis) -> None:
+        """The statements of a nest whose reductions are all over one axis, in a loop over the parts of it."""
+        reductions = [s for s in nest.body if isinstance(s, Reduce)]
+        inner = [s for s in closure(nest.body, reductions) if isinstance(s, Load | Compute)]
+        along = [s for s in inner if column.symbol in self.deps[s.name]]
+        for stmt in (s for s in inner if s not in along):
+            self.statement(stmt)
+        totals = {}
+        for one in reductions:
+            empty = f"tl.full({self.shape(self.tiled)}, {identity(one.kind, one.dtype)})"
+            totals[one] = str(self.ops.line(empty, one.dtype))
+        self.code.writeline(f"for {self.number(column)} in tl.static_range({self.tiles(column)}):")
+        with self.code.indent():
+            for stmt in along:
+                self.statement(stmt)
+            for one, total in totals.items():
+                value = self.within(self.spread(one.value.name, self.tiled), [column], one.kind, one.dtype)
+                self.code.writeline(f"{total} = {self.combined(one, total, value)}")
+        for one, total in totals.items():
+            self.ops.define(self.reduced(one.kind, one.dtype, total, [column]), one.dtype, one.name)
+        for rest in nest.body:
+            if rest not in inner and rest not in reductions:
+                self.statement(rest)
+
+    def combined(self, stmt: Reduce, one: str, other: str) -> str:
+        if self.maxima.has(stmt.kind, stmt.dtype):
+            return self.maxima.of(stmt.kind, one, other)
+        return self.ops.combine(stmt.kind.combine, one, other, stmt.dtype)
 
     def spread(self, name: str, along: Sequence[Axis]) -> str:
         """A value with all elements of the tile along some axes."""
@@ -234,6 +284,13 @@ class _TileWriter(TileAccesses):
             return value
         wanted = [axis for axis in self.tiled if axis.symbol in have or axis in along]
         return f"tl.broadcast_to({value}, {self.shape(wanted)})"
+
+    def within(self, value: str, along: Sequence[Axis], kind: ReductionKind, dtype: torch.dtype) -> str:
+        """A value of the tile, with the identity of a reduction beyond the end of an axis."""
+        for axis in (a for a in along if int(a.size) % self.extents[a]):
+            self.define_index(axis)
+            value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
+        return value
 
     def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
         """A value reduced along some axes, which stay with size 1."""
@@ -314,10 +371,7 @@ class _TileWriter(TileAccesses):
         gone = [axis for axis in self.axes if axis.symbol not in own]
         along = [axis for axis in self.tiled if axis in gone]
         kind, dtype = stmt.kind, computed_in(self.program.buffer(stmt.buffer).dtype)
-        value = self.spread(stmt.value.name, self.tiled)
-        for axis in (a for a in along if int(a.size) % self.extents[a]):
-            self.define_index(axis)
-            value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
+        value = self.within(self.spread(stmt.value.name, self.tiled), along, kind, dtype)
         if str(SPLIT_SYMBOL) not in self._known:
             self._known.add(str(SPLIT_SYMBOL))
             first, *rest = [axis for axis in gone if self.tiles(axis) > 1] or [gone[0]]

@@ -106,6 +106,9 @@ class ScalarPrinter(DefaultHandler):
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
         if self.exact and dtype == torch.float32 and op in _EXACT:
             return self.line(_EXACT[op].format(*args), dtype)
+        if op == "neg" and dtype.is_floating_point:
+            # Triton's `-x` is `0 - x`: an instruction of its own, and +0 where eager has -0.
+            return self.line(f"{args[0]} * -1.0", dtype)
         if op == "div_rn":
             return self.line(_DIV_RN.format(*args), dtype)
         if op == "fma":  # Inductor's printer has it in some versions only

@@ -11,12 +11,17 @@ from ..ir.program import Nest
 from .device import H200, DeviceInfo
 from .schedule import Schedule, next_power_of_2
 
-# RMSNorm's backward and MXFP8 both ways, H100, 16384x4096 (docs/tuning.md, section 52). Tiles ahead for each
-# multiprocessor, of which 5 run at once: 3 212 us, 4 193, 5 188, 6 192. Rows of a program, with 4 tiles
-# ahead: 1 195 us, 2 189, 4 193; 8 411 in a prototype with 185 for 4. Registers of a thread: 80 215, 96 188,
-# 112 197.
-TILES_AHEAD, ROWS, REGISTERS = 5, 4, 96
-MOST_PER_THREAD = 128  # elements of a program's rows
+# Registers of a thread, so that 7 programs of 4 warps run at once on a multiprocessor; a kernel that would
+# spill many is compiled with more (`inductor.launch_options.fit`). RMSNorm's backward and MXFP8 both ways,
+# H100, 16384x4096, us by registers: 64 178.7, 72 173.9, 80 174.6. Where rows are added up part by part:
+# 16384x12288 72 582, 80 550, 96 514, 112 514; 16384x16384 80 822, 96 732, 112 757 (docs/tuning.md,
+# section 58).
+REGISTERS, REGISTERS_OF_PARTS = 72, 96
+# Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99
+# and 93.
+ELEMENTS = 32
+# Elements of a row in a thread, up to which all are loaded at once.
+MOST_ELEMENTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +59,30 @@ def groups_of(sizes: Sequence[int], row_axes: int, schedule: Schedule) -> Groups
 
 
 def with_rows_ahead(schedule: Schedule, sizes: Sequence[int], row_axes: int, device: DeviceInfo) -> Schedule:
-    """A tile's schedule with programs for the values of rows. Raises `TooWide` for rows that these do not
-    hold, for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
+    """A tile's schedule with programs for the values of rows. Raises `TooWide` for tiles whose rows do not
+    follow one another, and for devices whose programs cannot wait."""
     if not device.exchanges:
         raise TooWide(1, f"on a {device.name}, programs do not exchange values")
     whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
+    threads = H200.warp_size * schedule.tile.num_warps
     cols = next_power_of_2(math.prod(sizes[row_axes:]))
-    most = MOST_PER_THREAD * H200.warp_size * schedule.tile.num_warps // cols
-    rows = min(ROWS, most, math.prod(schedule.extents[:row_axes]))
-    if not rows:
-        raise TooWide(cols, f"a program holds {MOST_PER_THREAD} elements of a row in each thread at most")
-    found = dataclasses.replace(schedule, ahead_rows=rows, ahead=1, band=1, max_registers=REGISTERS)
+    rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
+    registers = REGISTERS if cols <= MOST_ELEMENTS * threads else REGISTERS_OF_PARTS
+    found = dataclasses.replace(schedule, ahead_rows=rows, ahead=1, band=1, max_registers=registers)
     groups = groups_of(sizes, row_axes, found)
-    ahead = max(1, min(groups.row_tiles, TILES_AHEAD * device.num_sm // groups.tiles))
-    return dataclasses.replace(found, ahead=ahead)
+    # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of
+    # more, L2 has lost what they have read. Groups ahead, us, and what this gives: 4096 columns, 8 182,
+    # 10 172.5, 12 172.3, 14 173.0 (14); 7168, 9 2250, 11 2222, 13 2314 (11); 8192, 8 348, 10 329, 12 351
+    # (10); 16384, 4 846, 6 732, 8 794 (6); LayerNorm, 4096, 10 201, 12 194, 14 190.5 (14).
+    at_once = device.num_sm * (device.registers // (REGISTERS * threads))
+    ahead = int(at_once / groups.programs + 0.5)
+    return dataclasses.replace(found, ahead=max(1, min(groups.row_tiles, ahead)))
+
+
+def columns_at_once(cols: int, num_warps: int) -> int:
+    """How many columns of a row a program holds, a power of two: wider rows are added up part by part."""
+    threads = H200.warp_size * num_warps
+    whole = next_power_of_2(cols)
+    return whole if whole <= MOST_ELEMENTS * threads else ELEMENTS * threads

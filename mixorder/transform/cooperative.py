@@ -30,9 +30,10 @@ from ..ir.program import (
     Store,
     operands,
 )
+from ..ir.rewriting import renamed
 from .half_precision import with_float32_partials
 from .interleave import in_order
-from .reread import Root, depth_of_roots, renamed
+from .reread import Root, depth_of_roots
 
 MAILBOX = "mailbox"
 EMPTY = -1  # the initial value of a mailbox slot: as a float, a NaN that no computation gives

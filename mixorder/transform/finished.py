@@ -23,7 +23,7 @@ from ..ir.program import (
     Value,
     operands,
 )
-from .reread import renamed
+from ..ir.rewriting import renamed
 
 
 def finished(program: LoopProgram) -> LoopProgram:

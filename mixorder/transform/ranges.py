@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from ..ir.dtypes import INTEGERS
-from ..ir.program import Compute, Exchange, Load, LoopProgram, Nest, Ref, Statement, Value, live, operands
+from ..ir.program import Compute, LoopProgram, Nest, Ref, Statement, Value, live, operands
+from ..ir.rewriting import reading
 from .intervals import CASTS, INFINITE, MANTISSA_BITS, Interval, interval_of, whole
 
 _INT, _FLOAT = torch.int32, torch.float32
@@ -60,7 +60,7 @@ class _Simplified:
         for stmt in nest.preamble:
             self._learn(stmt)
         for stmt in nest.body:
-            self._take(_reading(stmt, self._same))
+            self._take(reading(stmt, self._same))
         self.nest = dataclasses.replace(nest, body=live(self._body)) if self.changed else nest
 
     def _take(self, stmt: Statement) -> None:
@@ -306,24 +306,6 @@ def _fits(interval: Interval) -> bool:
 
 def _holds(number: int) -> bool:
     return _fits(Interval(number, number))
-
-
-def _reading(stmt: Statement, same: Mapping[str, Ref]) -> Statement:
-    """A statement that uses other values of the same bits."""
-    if same.keys().isdisjoint(operands(stmt)):
-        return stmt
-
-    def new(arg: Any) -> Any:
-        return same.get(arg.name, arg) if isinstance(arg, Ref) else arg
-
-    if isinstance(stmt, Compute):
-        kwargs = tuple((key, new(value)) for key, value in stmt.kwargs)
-        return dataclasses.replace(stmt, args=tuple(map(new, stmt.args)), kwargs=kwargs)
-    if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, predicate=new(stmt.predicate))
-    if isinstance(stmt, Exchange):
-        return dataclasses.replace(stmt, values=tuple(map(new, stmt.values)))
-    return dataclasses.replace(stmt, value=new(stmt.value))  # type: ignore[call-arg,union-attr]
 
 
 _RULES: dict[tuple[str, torch.dtype], Callable[[_Simplified, Compute], Found]] = {

@@ -23,6 +23,7 @@ from ..ir.program import (
     Store,
     operands,
 )
+from ..ir.rewriting import renamed
 from .interleave import in_order
 
 Root = Reduce | PartialAccumulate | Store
@@ -92,15 +93,3 @@ def depth_of_roots(nest: Nest) -> Callable[[Root], int]:
         return above[root.value.name] + (root.value.name in reduced)
 
     return depth_of
-
-
-def renamed(stmt: Load | Compute, name: str, used: dict[str, str]) -> Load | Compute:
-    """The statement with the name `name`, and with its operands renamed by `used`."""
-
-    def new(arg: object) -> object:
-        return Ref(used[arg.name]) if isinstance(arg, Ref) else arg
-
-    if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, name=name, predicate=new(stmt.predicate))  # type: ignore[arg-type]
-    kwargs = tuple((key, new(arg)) for key, arg in stmt.kwargs)
-    return dataclasses.replace(stmt, name=name, args=tuple(map(new, stmt.args)), kwargs=kwargs)

@@ -14,6 +14,7 @@ from ..ir.program import AxisClass, Compute, Load, LoopProgram, Nest, Ref, State
 
 ROUNDED = "rounded_to_bfloat16"
 UNPACKED = "unpacked_bfloat16"
+UNPACKED_AGAIN = "unpacked_bfloat16_again"  # by another instruction, so that no compiler makes one of both
 # H200, with MXFP8 both ways, 16384x4096, us without and with: dGELU (two tensors) 139.6 and 135.8, behind a
 # norm (two) 154.0 and 152.9; dSwiGLU (three) 197.1 and 199.0. Casts alone: 1x128 both ways 79.0 and 79.6.
 MOST_UNPACKED = 2
@@ -56,7 +57,8 @@ def unpack_at_once(program: LoopProgram) -> LoopProgram:
     every = {axis.symbol for axis in main.loops if axis.kind is not AxisClass.SPLIT}
     loads = [s for s in main.body if isinstance(s, Load) and _is_half(s, program) and _is_full(s, every)]
     rounds = any(isinstance(s, Compute) and s.op == ROUNDED for s in main.body)
-    if not program.blocked or not rounds or len(loads) > MOST_UNPACKED:
+    few = len(loads) <= MOST_UNPACKED or program.ahead is not None
+    if not program.blocked or not rounds or not few:
         return program
     body = list[Statement]()
     for stmt in main.body:

@@ -27,7 +27,9 @@ from ..ir.program import (
     Ref,
     Statement,
     Store,
+    Value,
     closure,
+    index_symbols,
     live,
     operands,
 )
@@ -38,8 +40,8 @@ _COLUMN = sympy.Symbol("c", integer=True, nonnegative=True)
 
 
 def rows_ahead(program: LoopProgram) -> LoopProgram:
-    """Move each reduction over whole rows to the programs ahead. Raises `Decline` where one depends on
-    another, is in no float32, or reads what does not lie row by row."""
+    """Move each reduction over whole rows to the programs ahead, and what is computed from these alone.
+    Raises `Decline` where one depends on another, is in no float32, or reads what does not lie row by row."""
     nest = program.nests[0]
     reductions = [s for s in nest.body if isinstance(s, Reduce) and _is_over_rows(s, nest)]
     if not reductions:
@@ -48,25 +50,43 @@ def rows_ahead(program: LoopProgram) -> LoopProgram:
     gone = set(reductions[0].axes)
     rows, columns = (tuple(a for a in nest.loops if (a.symbol in gone) == inner) for inner in (False, True))
     outer, inner = _as_one(_ROW, rows, AxisClass.ROW), _as_one(_COLUMN, columns, AxisClass.COLUMN)
-    size = outer.size * len(reductions) + 1  # the last word counts programs
+    values = _values(nest, reductions)
+    size = outer.size * len(values) + 1  # the last word counts programs
     mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
     place, stride = sympy.S.Zero, sympy.S.One
     for axis in reversed(rows):
         place, stride = place + stride * axis.symbol, stride * axis.size
-    ahead = list[Statement](_joined(s, rows, columns) for s in closure(nest.body, reductions))
+    ahead = list[Statement](_joined(s, rows, columns) for s in closure(nest.body, values))
     body = list(nest.body)
-    for i, reduction in enumerate(reductions):
+    for i, value in enumerate(values):
         first = i * outer.size
-        bits, slot = f"{reduction.name}.bits", f"{reduction.name}.slot"
-        ahead += [_bits(bits, reduction.name), Store(MAILBOX, _ROW + first, Ref(bits))]
-        at = body.index(reduction)
-        body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(reduction.name, slot)]
+        bits, slot = f"{value.name}.bits", f"{value.name}.slot"
+        ahead += [_bits(bits, value.name), Store(MAILBOX, _ROW + first, Ref(bits))]
+        at = body.index(value)
+        body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(value.name, slot)]
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, mailbox),
         nests=(Nest(nest.loops, live(body)),),
         ahead=Nest((outer, inner), tuple(ahead)),
     )
+
+
+def _values(nest: Nest, reductions: Sequence[Reduce]) -> list[Reduce | Compute]:
+    """What the tiles need: values of rows that are computed from reductions, such as their means, if they are
+    no more than these. A tile would divide once more for each of its rows, in each thread."""
+    deps = nest.dependence()
+    found: dict[str, Reduce | Compute] = {r.name: r for r in reductions}
+    for stmt in nest.body:
+        if not isinstance(stmt, Compute) or stmt.dtype != torch.float32 or index_symbols(stmt):
+            continue
+        names = set(operands(stmt))
+        if names & found.keys() and all(deps[n] <= deps[reductions[0].name] for n in names):
+            found[stmt.name] = stmt
+    users = [s for s in nest.body if not (isinstance(s, Value) and s.name in found)]
+    needed = {name for s in users for name in operands(s)}
+    values = [value for name, value in found.items() if name in needed]
+    return values if len(values) <= len(reductions) else list(reductions)
 
 
 def _is_over_rows(stmt: Reduce, nest: Nest) -> bool:

@@ -55,7 +55,7 @@ class TestWhole(TestCase):
             main.text,
             """\
 @triton.jit
-def triton_mixorder_test_3ddec847(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_3da8908e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 32
     s = tl.program_id(0)
     y_0 = tl.arange(0, R0_BLOCK)[None, :]
@@ -114,9 +114,9 @@ def triton_mixorder_test_3ddec847(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, 
         tmp35 = tmp17 * tmp34
         tmp36 = tmp18 * tmp34
         tmp37 = tmp19 * tmp34
-        tmp38 = -tmp35
-        tmp39 = -tmp36
-        tmp40 = -tmp37
+        tmp38 = tmp35 * -1.0
+        tmp39 = tmp36 * -1.0
+        tmp40 = tmp37 * -1.0
         tmp41 = tl.fma(tmp5, tmp1, tmp38)
         tmp42 = tl.fma(tmp6, tmp2, tmp39)
         tmp43 = tl.fma(tmp7, tmp3, tmp40)

@@ -13,7 +13,7 @@ from graphs import bf16, f32, traced, within_tile
 from lab.quantised import mx_both, norm_backward
 from offline import TARGETS, compiled, needs_a_compiler, spilled
 
-from mixorder.codegen.rows_ahead import awaited, interpreted, roles
+from mixorder.codegen.rows_ahead import awaited, interpreted, looked_at, roles
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
@@ -24,8 +24,10 @@ from mixorder.schedule.rows_ahead import Groups, groups_of
 from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import TILE
 from mixorder.transform.cooperative import EMPTY, MAILBOX
+from mixorder.transform.held_packed import hold_packed
 from mixorder.transform.rows_ahead import rows_ahead
 from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.tile_split import split_spanning
 
 
@@ -37,6 +39,7 @@ def kernel_of(
     region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
     assert region is not None
     program = same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
+    program = hold_packed(compute_sooner(program))
     facts = tile.facts_of_tile(program)
     schedule = tile.choose(facts if staged else dataclasses.replace(facts, small=()), H200)
     program = TILE.place(program, schedule)
@@ -71,10 +74,10 @@ def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: i
 
 def test_the_groups_of_a_schedule() -> None:
     program, schedule, source = kernel_of(16384, 4096)
-    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((1, 32, 4, 32), 20, 4)
+    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((1, 32, 4, 32), 14, 1)
     groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
-    assert groups == Groups(rows=32, values=8, tiles=32, row_tiles=512, needed=4096)
-    assert source.grid == (512 + 20) * 40
+    assert groups == Groups(rows=32, values=32, tiles=32, row_tiles=512, needed=16384)
+    assert source.grid == (512 + 14) * 64
     assert source.buffers[-4:] == ("mailbox", "ws0", "stage0", "stage1") and MAILBOX in source.written
 
 
@@ -83,14 +86,29 @@ def test_the_kernel_begins_with_its_number() -> None:
     _, body = source.text.split(f"def {source.name}(")
     assert body.splitlines()[1:8] == [
         '    number = tl.atomic_add(mailbox_ptr + 16384, 1, sem="relaxed") + 1',
-        "    group = number // 40",
-        "    turn = number % 40",
-        "    if turn < 8:",
-        "        if group * 8 + turn < 4096:",
-        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 8 + turn)",
-        "    elif group >= 20:",
+        "    group = number // 64",
+        "    turn = number % 64",
+        "    if turn < 32:",
+        "        if group * 32 + turn < 16384:",
+        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 32 + turn)",
+        "    elif group >= 14:",
     ]
-    assert "(4096 * at_r[:, None] + at_c[None, :])" in source.text  # a load of rows has a dim for these
+    _, _, several = kernel_of(16384, 1024)
+    assert "(1024 * at_r[:, None] + at_c[None, :])" in several.text  # a load of rows has a dim for these
+
+
+def test_wide_rows_are_added_up_part_by_part() -> None:
+    """In a loop that is unrolled; the last part of 12000 columns has 3808 of 4096."""
+    _, _, source = kernel_of(2048, 12000)
+    lines = source.text.split("@triton.jit")[1].splitlines()
+    (loop,) = (i for i, line in enumerate(lines) if "tl.static_range(3)" in line)
+    assert "tl.full([4096], 0.0, tl.float32)" in lines[loop - 1]
+    assert "at_c = c_tile * 4096 + tl.arange(0, 4096)" in lines[loop + 1]
+    assert all("(at_c < 12000), other=0" in line for line in lines[loop:] if "(at_c)" in line)
+    total = lines[loop - 1].split()[0]
+    added = next(line for line in lines if line.strip().startswith(f"{total} = {total} + "))
+    assert "tl.where(c < 12000," in added and added.startswith(" " * 8)
+    assert any(f"tl.sum({total}, 0)" in line and line[4] != " " for line in lines)
 
 
 def test_several_values_are_in_a_part_of_the_mailbox_each() -> None:
@@ -102,10 +120,21 @@ def test_several_values_are_in_a_part_of_the_mailbox_each() -> None:
 
     _, _, source = kernel_of(16384, 4096, layer)
     lines = [line for line in source.text.splitlines() if "mailbox_ptr" in line and "def " not in line]
-    for words in (("tl.store(", "(at_r)"), ("awaited", "(at_ix)")):
-        first, second = (line for line in lines if words[0] in line)
-        index = words[1][1:-1]
+    for word, index in (("tl.store(", "at_r"), ("volatile", "at_ix")):
+        first, second = (line for line in lines if word in line)
         assert f"mailbox_ptr + ({index})" in first and f"mailbox_ptr + (16384 + {index})" in second
+
+
+def test_all_words_are_loaded_before_any_is_awaited() -> None:
+    """LayerNorm waits for two values of each row: neither load waits for the other."""
+
+    def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        sums = dy.float().sum(-1, keepdim=True), (x.float() * dy.float()).sum(-1, keepdim=True)
+        return mx_both((rstd * (dy.float() - sums[0] - x.float() * sums[1])).to(bf16))
+
+    _, _, source = kernel_of(16384, 4096, layer)
+    order = re.findall(r"volatile|while tl.min", source.text)
+    assert order == ["volatile", "volatile", "while tl.min", "while tl.min"]
 
 
 def test_rows_that_do_not_exist_are_not_awaited() -> None:
@@ -113,8 +142,8 @@ def test_rows_that_do_not_exist_are_not_awaited() -> None:
     for rows, masked in ((16384, False), (160 * 32 + 96 * 32 + 32, True)):
         _, schedule, source = kernel_of(rows, 4096, staged=False)
         assert schedule.extents[0] * 32 == 64
-        (wait,) = [line for line in source.text.splitlines() if "mixorder_awaited" in line]
-        assert (f"tl.where((at_ix < {rows}), (mailbox_ptr + (at_ix)).to(tl.int64)" in wait) == masked
+        (first,) = [line for line in source.text.splitlines() if "volatile" in line]
+        assert (f"(at_ix < {rows}), other=0, volatile" in first) == masked
 
 
 @needs_a_compiler
@@ -132,13 +161,17 @@ def told(text: str) -> str:
     return body
 
 
-def test_the_interpreter_reads_what_is_there() -> None:
-    text = told(awaited("at", "", "first"))
-    words = np.arange(4, dtype=np.int32)
-    addresses = words.ctypes.data + 4 * np.arange(4, dtype=np.int64).reshape(2, 2)
-    found: Any = interpreted(text, [addresses])
-    assert (found[0] == words.reshape(2, 2)).all()
-    words[2] = EMPTY
+def test_what_is_awaited() -> None:
+    assert looked_at("at", "") == "tl.load(at, volatile=True)"
+    assert looked_at("at", "m") == "tl.load(at, m, other=0, volatile=True)"
+    loop, again = awaited("words", "at")
+    assert loop == f"while tl.min((words != {EMPTY}).to(tl.int32)) == 0:"
+    assert again.startswith("    words = ") and "is_pure=False" in again
+
+
+def test_the_interpreter_takes_what_is_there() -> None:
+    """It would wait forever: one program runs after the other."""
+    text = told(list(awaited("words", "at"))[1])
     with pytest.raises(RuntimeError, match="came before"):
-        interpreted(text, [addresses])
-    assert interpreted("{ }", [addresses]) is None
+        interpreted(text, [None, np.array([1, EMPTY])])
+    assert interpreted("{ }", []) is None

@@ -283,3 +283,16 @@ def test_a_wider_copy_of_what_leaves_is_not_rounded() -> None:
     exact = x.double() - ((x.double() - x.double() * r.double()) * x.double()).sum(-1, keepdim=True)
     assert float((wide - exact).norm() / exact.norm()) < 1e-6
     assert torch.equal(dx, wide.to(bf16))
+
+
+def test_zero_negated_has_eagers_sign() -> None:
+    x, w = torch.zeros(64, 128), torch.randn(128)
+    x[:, ::2] = torch.randn(64, 64)
+
+    def function(x: Any, w: Any) -> Any:
+        y = x * w.abs()
+        return -y, y.sum(-1), y.sum(0)
+
+    ours, *_ = run_fused(function, (x, w))
+    assert torch.signbit(function(x, w)[0])[:, 1::2].all()
+    assert torch.equal(torch.signbit(ours), torch.signbit(function(x, w)[0]))

@@ -16,6 +16,7 @@ from test_docs import blocks as code_of
 
 from mixorder import planning
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule import rows_ahead
 from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import PERSISTENT, TILE
@@ -347,6 +348,37 @@ def test_a_norm_in_the_same_kernel(
         assert different(mine, eager) <= 1e-4 * eager.numel()  # a sum of a row in another order
     exact = function(*(a.double() for a in args))[-1]
     assert (dw.double() - exact).norm() <= 1.1 * (dw_of_eager.double() - exact).norm() + 1e-7 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "of_a_row",
+    [lambda scaled: scaled.amax(-1, keepdim=True), lambda scaled: (scaled + 3).sum(-1, keepdim=True)],
+    ids=["amax", "sum"],
+)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_padding_of_rows_counts_for_nothing(
+    of_a_row: Callable[[Any], Any], in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 544 in programs of 1024 lanes, or in five parts of 128: zero is the largest of negative
+    numbers, and not three."""
+    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
+    if in_parts:
+        monkeypatch.setattr(rows_ahead, "ELEMENTS", 1)
+        monkeypatch.setattr(rows_ahead, "MOST_ELEMENTS", 2)
+    x, dy = torch.rand(256, 544).to(bf16) + 1, -torch.rand(256, 544).to(bf16) - 1
+
+    def function(x: Any, dy: Any) -> Any:
+        dx = dy.float() - x.float() * of_a_row(dy.float())
+        return *quantised.mx_both(dx.to(bf16)), (dy.float() * x.float()).sum(0)
+
+    with collect() as records:
+        *casts, _ = run_fused(function, (x, dy))
+    (record,) = (r for r in records if isinstance(r, RegionRecord))
+    assert record.schedule.ahead
+    assert any("static_range(5)" in kernel.text for kernel in record.kernels) == in_parts
+    *wanted, _ = function(x, dy)
+    for mine, eager in zip(casts, wanted, strict=True):
+        assert different(mine, eager) <= 1e-4 * eager.numel()
 
 
 def test_casts_behind_a_norm() -> None:

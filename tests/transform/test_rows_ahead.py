@@ -48,8 +48,10 @@ for r in row(512):
     %mul: f32 = mul(%arg0_1, %arg3_1)
     %mul_2: f32 = mul(%mul, %mul_1)
   %mean: f32 = sum[c](%mul_2)
-  %mean.bits: i32 = to_dtype_bitcast(%mean, i32, f32)
-  store mailbox[r] = %mean.bits""",
+  %mean.1: f32 = constant(1024, f32)
+  %mean.2: f32 = truediv(%mean, %mean.1)
+  %mean.2.bits: i32 = to_dtype_bitcast(%mean.2, i32, f32)
+  store mailbox[r] = %mean.2.bits""",
         )
 
 

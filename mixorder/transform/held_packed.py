@@ -1,0 +1,86 @@
+"""While a tile waits for values of its rows, it holds what it has loaded, not what it has computed from it.
+
+A tile of a norm in front of casts sums up columns before it waits, and casts behind. Both need the loaded
+tensors in float32, twice as many registers as they have in bfloat16. So they are converted again behind the
+wait, by another instruction. H100, MXFP8 both ways, 16384x4096: 96 registers of a thread and 188 us, 72 and
+178 (docs/tuning.md, section 58). Takes a blocked program and returns one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..ir.program import (
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Ref,
+    Statement,
+    Store,
+    Value,
+    closure,
+    operands,
+)
+from ..ir.rewriting import reading
+from .cooperative import MAILBOX
+from .rounding import UNPACKED, UNPACKED_AGAIN
+
+
+def hold_packed(program: LoopProgram) -> LoopProgram:
+    """A program whose tile computes what needs no awaited value, waits, and then computes the rest."""
+    if program.ahead is None:
+        return program
+    main, *others = program.nests
+    return dataclasses.replace(program, nests=(_in_two_phases(main), *others))
+
+
+def _in_two_phases(nest: Nest) -> Nest:
+    body = nest.body
+    behind = _behind(body)
+    ends = [s for s in body if isinstance(s, Store | PartialAccumulate)]
+    sooner = closure(body, [s for s in ends if behind.isdisjoint(operands(s))])
+    later = closure(body, [s for s in ends if not behind.isdisjoint(operands(s))])
+    again = {s.name: s for s in _again(nest, sooner, later)}
+    if sooner and not again:
+        return nest
+    loads = [s for s in body if isinstance(s, Load)]
+    waits = [s for s in loads if s.buffer == MAILBOX]
+    names = {name: Ref(f"{name}.again") for name in again}
+    first = [s for s in body if s in sooner and s not in loads]
+    last = [s for s in body if s in later and s not in loads and (s not in first or s in again.values())]
+    last = [_copy(s, names) if s in again.values() else s for s in last]
+    loads = [s for s in loads if s not in waits]
+    return dataclasses.replace(nest, body=(*loads, *first, *waits, *(reading(s, names) for s in last)))
+
+
+def _behind(body: tuple[Statement, ...]) -> set[str]:
+    """Names of the awaited values and of what is computed from them."""
+    found: set[str] = set()
+    for stmt in body:
+        awaited = isinstance(stmt, Load) and stmt.buffer == MAILBOX
+        if isinstance(stmt, Value) and (awaited or not found.isdisjoint(operands(stmt))):
+            found.add(stmt.name)
+    return found
+
+
+def _again(nest: Nest, sooner: tuple[Statement, ...], later: tuple[Statement, ...]) -> list[Compute]:
+    """What both phases need of each element. Empty where it is computed from what is not converted by an
+    instruction of which there are two: a compiler would make one of both again."""
+    every = {axis.symbol for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
+    deps = nest.dependence()
+    shared = set(later)
+    both = [s for s in sooner if isinstance(s, Compute) and s in shared and every <= deps[s.name]]
+    names = {s.name for s in both}
+    full = {s.name for s in sooner if isinstance(s, Load) and every <= deps[s.name]}
+    converted = {s.name for s in both if s.op == UNPACKED}
+    plain = any(full & set(operands(s)) for s in both if s.name not in converted)
+    return both if converted and not plain and names else []
+
+
+def _copy(stmt: Statement, names: dict[str, Ref]) -> Compute:
+    assert isinstance(stmt, Compute)
+    op = UNPACKED_AGAIN if stmt.op == UNPACKED else stmt.op
+    return dataclasses.replace(stmt, name=names[stmt.name].name, op=op)

@@ -1,0 +1,110 @@
+"""What a tile computes before it waits for values of its rows, and what it computes again behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f16, f32, traced, within_tile
+from lab.quantised import mx_both, norm_backward
+
+from mixorder.ir.program import Compute, Load, LoopProgram, PartialAccumulate, Statement, Store, operands
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.region.rows_ahead import with_row_values
+from mixorder.transform.cooperative import MAILBOX
+from mixorder.transform.held_packed import hold_packed
+from mixorder.transform.rounding import UNPACKED, UNPACKED_AGAIN
+from mixorder.transform.rows_ahead import rows_ahead
+from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.tile_split import split_spanning
+
+
+def program_of(
+    function: Any = norm_backward, dtype: torch.dtype = bf16, others: Sequence[Any] = ()
+) -> LoopProgram:
+    specs = [((512, 1024), dtype), ((512, 1024), dtype), ((1024,), dtype), ((512, 1), f32), *others]
+    region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
+    assert region is not None
+    return same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
+
+
+def waits(body: tuple[Statement, ...]) -> list[int]:
+    return [i for i, s in enumerate(body) if isinstance(s, Load) and s.buffer == MAILBOX]
+
+
+def ops(body: tuple[Statement, ...]) -> list[str]:
+    return [s.op for s in body if isinstance(s, Compute)]
+
+
+def test_nothing_that_was_converted_is_held_across_the_wait() -> None:
+    before = program_of()
+    program = verify(hold_packed(before), Form.BLOCKED)
+    body = program.nests[0].body
+    (wait,) = waits(body)
+    first, last = body[:wait], body[wait:]
+    assert ops(first).count(UNPACKED) == ops(last).count(UNPACKED_AGAIN) == 2
+    assert UNPACKED_AGAIN not in ops(first) and UNPACKED not in ops(last)
+    assert sum(isinstance(s, PartialAccumulate) for s in first) == 1
+    assert not any(isinstance(s, PartialAccumulate) for s in last)
+    used = {name for s in last for name in operands(s)}
+    deps = program.nests[0].dependence()
+    held = [s for s in first if isinstance(s, Load | Compute) and s.name in used]
+    assert all(isinstance(s, Load) or len(deps[s.name]) < 4 for s in held)
+
+
+def test_each_end_is_there_once_and_of_the_same_values() -> None:
+    """But for names: a value that is computed again is computed by the same statements."""
+    before = program_of().nests[0].body
+    after = hold_packed(program_of()).nests[0].body
+    ends = [[str(s) for s in b if isinstance(s, Store | PartialAccumulate)] for b in (before, after)]
+    assert sorted(ends[0]) == sorted(end.replace(".again", "") for end in ends[1])
+    known = {str(s) for s in before}
+    again = [str(s).replace(".again", "").replace(UNPACKED_AGAIN, UNPACKED) for s in after]
+    assert known == set(again)
+
+
+def without_sums(*args: Any) -> Any:
+    return norm_backward(*args)[:-1]
+
+
+def test_where_nothing_comes_before_the_wait() -> None:
+    """It waits as soon as everything is on its way."""
+    before = program_of(without_sums)
+    body = verify(hold_packed(before), Form.BLOCKED).nests[0].body
+    (wait,) = waits(body)
+    assert all(isinstance(s, Load) for s in body[:wait]) and waits(before.nests[0].body) > [wait]
+    assert sorted(map(str, body)) == sorted(map(str, before.nests[0].body))
+
+
+def test_a_residual_is_converted_again_as_well() -> None:
+    def behind_a_residual(x: Any, dy: Any, w: Any, rstd: Any, residual: Any) -> Any:
+        normed, scaled = x.float() * rstd, dy.float() * w.float()
+        dx = rstd * (scaled - normed * (normed * scaled).mean(-1, keepdim=True)) + residual.float()
+        return *mx_both(dx.to(bf16)), (dy.float() * normed).sum(0)
+
+    body = hold_packed(program_of(behind_a_residual, others=[((512, 1024), bf16)])).nests[0].body
+    (wait,) = waits(body)
+    assert ops(body[:wait]).count(UNPACKED) == ops(body[wait:]).count(UNPACKED_AGAIN) == 2
+    assert ops(body[wait:]).count(UNPACKED) == 1  # the residual's, which nothing needs before
+
+
+@pytest.mark.parametrize("dtype", [f16, f32])
+def test_what_is_converted_by_one_instruction_alone_is_kept(dtype: torch.dtype) -> None:
+    """A compiler would make one of both again."""
+
+    def norm(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        normed, scaled = x.float() * rstd, dy.float() * w.float()
+        dx = rstd * (scaled - normed * (normed * scaled).mean(-1, keepdim=True))
+        return *mx_both(dx.to(bf16)), (dy.float() * normed).sum(0)
+
+    program = program_of(norm, dtype)
+    assert waits(program.nests[0].body) and hold_packed(program) == program
+
+
+def test_tiles_that_wait_for_nothing() -> None:
+    region = within_tile(traced(mx_both, ((512, 1024), bf16)))
+    program = same_bits_sooner(lower_tile(region), True, True)
+    assert hold_packed(program) is program
