@@ -118,7 +118,7 @@ def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> 
     """The schedule of a tile of these elements, but for the finalisation."""
     chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
     if facts.row_axes:
-        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, device)
+        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, facts.loads, device)
     return _with_staging(chosen, facts, device)
 
 
@@ -353,10 +353,11 @@ class TileSpace:
 
     def with_rows(self, tiles: Sequence[Schedule]) -> Iterator[Schedule]:
         """The tiles that can have values of whole rows computed ahead."""
-        assert isinstance(self.facts, TileFacts)
+        facts = self.facts
+        assert isinstance(facts, TileFacts)
         for tile in tiles:
             with contextlib.suppress(TooWide):
-                yield with_rows_ahead(tile, self.facts.sizes, self.facts.row_axes, self.device)
+                yield with_rows_ahead(tile, facts.sizes, facts.row_axes, facts.loads, self.device)
 
     def walking(self, schedule: Schedule, per_sm: int, stages: int) -> Schedule:
         """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""

@@ -92,6 +92,7 @@ def test_a_compile_inside_the_compile_of_a_forward_and_a_backward(more, caplog):
     if "triton.cudagraphs" not in more:
         del found
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that multiplied matrices
         assert torch.cuda.memory_allocated() - allocated < 2**26  # nothing of the timing is kept
 
 

@@ -180,7 +180,7 @@ def test_another_source_finds_nothing(tmp_path, caches):
     result(start(tmp_path, env=caches))
     changed = tmp_path / "changed"
     shutil.copytree(PACKAGE / "mixorder", changed / "mixorder", ignore=shutil.ignore_patterns("__pycache__"))
-    with (changed / "mixorder" / "loops" / "ir.py").open("a") as file:
+    with (changed / "mixorder" / "ir" / "program.py").open("a") as file:
         file.write("# a comment\n")
     (anew,) = result(start(tmp_path, env=caches, package=changed))
     assert anew["fused"] == 1 and hits(anew, caches) == 0

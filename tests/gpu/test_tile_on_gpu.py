@@ -63,7 +63,7 @@ def test_a_norm_in_the_same_kernel(
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     args = inputs(RECIPES["norm_backward"], *shape, "cuda")
     results, record = fused(function, args, graphs)
-    assert bool(record.schedule.ahead) == (shape != (96, 16384))  # too wide for its small tiles
+    assert record.schedule.ahead
     *casts, dw = results
     *eager, dw_of_eager = function(*args)
     for mine, theirs in zip(casts, eager, strict=True):
