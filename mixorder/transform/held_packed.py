@@ -73,11 +73,10 @@ def _again(nest: Nest, sooner: tuple[Statement, ...], later: tuple[Statement, ..
     deps = nest.dependence()
     shared = set(later)
     both = [s for s in sooner if isinstance(s, Compute) and s in shared and every <= deps[s.name]]
-    names = {s.name for s in both}
     full = {s.name for s in sooner if isinstance(s, Load) and every <= deps[s.name]}
     converted = {s.name for s in both if s.op == UNPACKED}
     plain = any(full & set(operands(s)) for s in both if s.name not in converted)
-    return both if converted and not plain and names else []
+    return both if converted and not plain else []
 
 
 def _copy(stmt: Statement, names: dict[str, Ref]) -> Compute:
