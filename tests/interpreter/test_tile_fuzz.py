@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +29,9 @@ BEFORE = {
     "rows": lambda x, y, r, c: (x.float() * r).to(x.dtype),
     "relu": lambda x, y, r, c: torch.where(y > 0, x, 0.0),
     "moved": lambda x, y, r, c: (x - y).t().contiguous().t(),
+    # Of whole rows, exact in any order; padding by zeros would count in both.
+    "largest": lambda x, y, r, c: (x.float() - (-x.float().abs() - 1).amax(1, keepdim=True)).to(x.dtype),
+    "counted": lambda x, y, r, c: (x.float() * ((x > 0).float() + 3).sum(1, keepdim=True)).to(x.dtype),
 }
 SPECIAL = (0.0, float("inf"), float("nan"), 1e-39)
 
@@ -103,6 +108,7 @@ def check(
     kinds: list[Cast],
     beside: str = "nothing",
     staged: bool = False,
+    ahead: bool = False,
 ) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(shape) * torch.exp2(torch.randint(-8, 8, (shape[0], 1))) for _ in range(2))
@@ -117,12 +123,15 @@ def check(
 
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
-    with collect() as records, planning.planning_with(strategies=STAGING if staged else STRATEGIES):
+    strategies = planning.planning_with(strategies=STAGING if staged else STRATEGIES)
+    no_rows_apart = mock.patch.object(planning, "behind_row_values", lambda region: None)
+    with collect() as records, strategies, no_rows_apart if ahead else contextlib.nullcontext():
         pipeline.run(graph, ON)
     graph.lint()
     seen["staged"] += sum(
         "_place_" in k.name for r in records if isinstance(r, RegionRecord) for k in r.kernels
     )
+    seen["ahead"] += sum(isinstance(r, RegionRecord) and r.schedule.ahead > 0 for r in records)
     fused = {r.strategy.partition(",")[0] for r in records if isinstance(r, RegionRecord)}
     seen.update(fused)
     ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
@@ -151,6 +160,19 @@ def test_casts_by_blocks(
 def test_tiles_were_among_them() -> None:
     check((128, 256), bf16, "product", [Cast("columns", 32, True, True, torch.float8_e4m3fn)], staged=True)
     assert seen[TILE.name] and seen["staged"]
+
+
+@pytest.mark.parametrize("before", ["largest", "counted"])
+@pytest.mark.parametrize("cols", [512, 640])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_values_of_whole_rows_ahead_of_tiles(before: str, cols: int) -> None:
+    ahead = seen["ahead"]
+    kinds = [
+        Cast("rows", 32, False, True, torch.float8_e4m3fn),
+        Cast("columns", 32, True, True, torch.float8_e4m3fn),
+    ]
+    check((256, cols), bf16, before, kinds, "columns", ahead=True)
+    assert seen["ahead"] == ahead + 1
 
 
 def test_blocks_of_many_lengths() -> None:
