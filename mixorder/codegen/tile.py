@@ -38,6 +38,7 @@ from ..schedule.device import H200
 from ..schedule.rows_ahead import Groups, columns_at_once, groups_of, row_axes_of
 from ..schedule.schedule import Schedule
 from ..transform.cooperative import MAILBOX
+from . import lanes
 from .maxima import Maxima
 from .op_printer import OpPrinter
 from .registers import HELPER, MOST, WORD, along_columns
@@ -114,6 +115,7 @@ class _TileWriter(TileAccesses):
             self.find_turned_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
+        self._over_lanes: dict[str, str] = {}  # functions that combine partial results, by their names
         self._groups: Groups | None = None
         self._awaited: dict[str, str] = {}  # the variable of each word
 
@@ -167,6 +169,7 @@ class _TileWriter(TileAccesses):
 
     def finish(self, name: str) -> KernelSource:
         functions = self._functions + self.maxima.functions + HELPER * self._words
+        functions += "".join(self._over_lanes.values())
         name, text = named(name, functions + self.code.getvalue())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
@@ -246,7 +249,8 @@ class _TileWriter(TileAccesses):
     def reduce(self, stmt: Reduce) -> None:
         along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
         value = self.within(self.spread(stmt.value.name, along), along, stmt.kind, stmt.dtype)
-        self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, along), stmt.dtype, stmt.name)
+        text = self.reduced(stmt.kind, stmt.dtype, value, along, used=True)
+        self.ops.define(text, stmt.dtype, stmt.name)
 
     def part_by_part(self, nest: Nest, column: Axis) -> None:
         """The statements of a nest whose reductions are all over one axis, in a loop over the parts of it."""
@@ -292,15 +296,51 @@ class _TileWriter(TileAccesses):
             value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
         return value
 
-    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
-        """A value reduced along some axes, which stay with size 1."""
+    def reduced(
+        self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis], used: bool = False
+    ) -> str:
+        """A value reduced along some axes, which stay with size 1. `used`: it is computed with."""
+        shape = [self.extents[axis] for axis in self.tiled]
         for axis in reversed(along):
             place = self.tiled.index(axis)
-            kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
-            is_maximum = self.maxima.has(kind, dtype)
-            text = self.maxima.along(kind, value, place) if is_maximum else f"{kind.tile}({value}, {place})"
-            value = f"{text}[{kept}]"
+            if self.goes_through_memory(kind, dtype, axis, used):
+                each = self.schedule.thread_rows
+                value = self.reduced_once(kind, dtype, lanes.partials(value, shape, place, each), place + 1)
+                shape[place] //= each
+                value = self.over_lanes(kind, dtype, value, shape, place, used)
+            else:
+                kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
+                value = f"{self.reduced_once(kind, dtype, value, place)}[{kept}]"
+            shape[place] = 1
         return value
+
+    def goes_through_memory(self, kind: ReductionKind, dtype: torch.dtype, axis: Axis, used: bool) -> bool:
+        """Whether partial results along an axis are combined through shared memory."""
+        if not (self.schedule.through_memory and self._deals and axis is self.rows):
+            return False
+        if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
+            return False
+        return self.extents[axis] >= self.schedule.thread_rows * (lanes.MANY if used else 2)
+
+    def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
+        """A value reduced along one of its dims, which it loses."""
+        if self.maxima.has(kind, dtype):
+            return self.maxima.along(kind, value, place)
+        return f"{kind.tile}({value}, {place})"
+
+    def over_lanes(
+        self, kind: ReductionKind, dtype: torch.dtype, value: str, shape: list[int], place: int, used: bool
+    ) -> str:
+        """Partial results of this shape, combined along the dim at `place`, which stays with size 1."""
+
+        def combine(one: str, other: str) -> str:
+            return self.maxima.of(kind, one, other) if self.maxima.has(kind, dtype) else f"{one} + {other}"
+
+        name = f"{kind.combine}_over_{shape[place]}"
+        self._over_lanes[name] = lanes.helper(name, shape[place], combine)
+        if used:
+            self._over_lanes["only"] = lanes.KEPT
+        return lanes.over_lanes(name, value, shape, place, kept=used)
 
     def find_turned_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory

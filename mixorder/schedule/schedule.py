@@ -14,6 +14,7 @@ TILES_ALONE = (
     "warp_cols",
     "ahead",
     "ahead_rows",
+    "through_memory",
     "staged",
 )
 
@@ -46,7 +47,8 @@ class Schedule:
     all tiles; 0 for one for each tile. `backwards`: they begin at the last tile, whose inputs L2 may still
     have from the kernel before. `band`: tiles along the first axis that follow one another before the next
     one along the second. `thread_rows`: rows next to each other that a thread loads; 0 where Triton spreads
-    threads over all rows first. `warp_cols`: columns next to each other that a warp loads.
+    threads over all rows first. `warp_cols`: columns next to each other that a warp loads. `through_memory`:
+    partial results of rows in several lanes are combined through shared memory (`codegen.lanes`).
 
     `ahead`: groups of programs between those that compute values of whole rows and the tiles of these rows; 0
     where tiles need none. `ahead_rows`: rows of such a program (`schedule.rows_ahead`). `staged`: small
@@ -73,6 +75,7 @@ class Schedule:
     band: int = 1
     thread_rows: int = 0
     warp_cols: int = 0
+    through_memory: bool = False
     ahead: int = 0
     ahead_rows: int = 0
     staged: bool = False

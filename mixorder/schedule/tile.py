@@ -57,6 +57,10 @@ MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of 
 # of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
 # columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
 PER_THREAD_OF_NORM = 16
+# Partial results go through shared memory in a tile of one result that is turned, with so many elements of a
+# thread. H200, dGELU 134.5 and 130.7 us (docs/tuning.md, section 59). Of two results, ptxas spills: dSwiGLU
+# 195 and 203, H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
+MOST_THROUGH_MEMORY = 64
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
@@ -177,7 +181,8 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
     registers = most_registers(facts, own)
-    return dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
+    dealt = dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
+    return dataclasses.replace(dealt, through_memory=facts.turned == 1 and own <= MOST_THROUGH_MEMORY)
 
 
 def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
