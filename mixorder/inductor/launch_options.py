@@ -29,7 +29,7 @@ LIMIT = "maxnreg"  # Triton's option, for CUDA alone
 # they get so: dSiLU 193 (160), with 96 147 (48); dSwiGLU and sums 231 (72), with 96 209 (0); SwiGLU and a
 # residual 197 (64), with 96 180 (0). These keep 72: SwiGLU 128 (48), without a limit 141; dSwiGLU 190 (8),
 # with 96 201 (0).
-LARGER = {72: 96, 96: 112, 104: 0, 112: 0}
+LARGER = {72: 96, 96: 112, 112: 0}
 MOST_SPILLED = 12
 
 # Processes that compile kernels run a kernel's definition. Where torch does not load plugins, nothing else

@@ -14,10 +14,11 @@ from .schedule import Schedule, next_power_of_2
 # Registers of a thread, so that 7 programs of 4 warps run at once on a multiprocessor; a kernel that would
 # spill many is compiled with more (`inductor.launch_options.fit`). RMSNorm's backward and MXFP8 both ways,
 # H100, 16384x4096, us by registers: 64 178.7, 72 173.9, 80 174.6; with a residual, three loads, 72 232,
-# 80 213, 96 216. Where rows are added up part by part: 16384x12288 72 582, 80 550, 96 514, 112 514;
-# 16384x16384 80 822, 96 732, 112 757; 8192x28672 96 801, 104 731, 112 727 (docs/tuning.md, section 58).
-REGISTERS, REGISTERS_OF_MORE, REGISTERS_OF_PARTS = 72, 96, 104
-FEW_LOADS = 2
+# 80 213, 96 216. Where rows are added up part by part, more registers have more loads under way:
+# 16384x12288 72 594, 80 553, 96 515, 104 542; 16384x16384 72 896, 80 838, 96 718, 104 741; 8192x28672 72 968,
+# 80 906, 96 809, 104 735, 128 690 (docs/tuning.md, sections 58 and 59).
+REGISTERS, REGISTERS_OF_MORE, REGISTERS_OF_PARTS, REGISTERS_OF_MANY_PARTS = 72, 96, 96, 128
+FEW_LOADS, FEW_PARTS = 2, 4
 # Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99
 # and 93.
 ELEMENTS = 32
@@ -74,7 +75,8 @@ def with_rows_ahead(
     rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
     registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
     if cols > MOST_ELEMENTS * threads:
-        registers = REGISTERS_OF_PARTS
+        few = math.prod(sizes[row_axes:]) <= FEW_PARTS * ELEMENTS * threads
+        registers = REGISTERS_OF_PARTS if few else REGISTERS_OF_MANY_PARTS
     found = dataclasses.replace(schedule, ahead_rows=rows, ahead=1, band=1, max_registers=registers)
     groups = groups_of(sizes, row_axes, found)
     # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of

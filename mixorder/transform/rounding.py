@@ -52,28 +52,37 @@ def _casts(stmt: Statement, dtype: torch.dtype) -> bool:
 
 def unpack_at_once(program: LoopProgram) -> LoopProgram:
     """A blocked program with one op for the conversion of full tensors in bfloat16, if there are at most
-    `MOST_UNPACKED` and it rounds anything."""
+    `MOST_UNPACKED` and it rounds anything; for values of whole rows, of all that has their columns."""
     main, *others = program.nests
     every = {axis.symbol for axis in main.loops if axis.kind is not AxisClass.SPLIT}
-    loads = [s for s in main.body if isinstance(s, Load) and _is_half(s, program) and _is_full(s, every)]
+    loads = _halves(main, program, every)
     rounds = any(isinstance(s, Compute) and s.op == ROUNDED for s in main.body)
     few = len(loads) <= MOST_UNPACKED or program.ahead is not None
     if not program.blocked or not rounds or not few:
         return program
+    ahead = program.ahead
+    if ahead is not None:
+        ahead = _unpacked(ahead, _halves(ahead, program, {ahead.loops[-1].symbol}))
+    return dataclasses.replace(program, nests=(_unpacked(main, loads), *others), ahead=ahead)
+
+
+def _halves(nest: Nest, program: LoopProgram, along: set[sympy.Symbol]) -> list[Load]:
+    """Loads of bfloat16 as float32 that vary along some axes."""
+    loads = (s for s in nest.body if isinstance(s, Load) and _is_half(s, program))
+    return [s for s in loads if s.predicate is None and along <= s.index.free_symbols]
+
+
+def _unpacked(nest: Nest, loads: list[Load]) -> Nest:
     body = list[Statement]()
-    for stmt in main.body:
+    for stmt in nest.body:
         if isinstance(stmt, Load) and stmt in loads:
             name = f"{stmt.name}.half"
             body.append(dataclasses.replace(stmt, name=name, dtype=torch.bfloat16))
             body.append(Compute(stmt.name, UNPACKED, (Ref(name),), (), torch.float32))
         else:
             body.append(stmt)
-    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(body)), *others))
+    return dataclasses.replace(nest, body=tuple(body))
 
 
 def _is_half(stmt: Load, program: LoopProgram) -> bool:
     return program.buffer(stmt.buffer).dtype == torch.bfloat16 and stmt.dtype == torch.float32
-
-
-def _is_full(stmt: Load, every: set[sympy.Symbol]) -> bool:
-    return stmt.predicate is None and every <= stmt.index.free_symbols

@@ -25,8 +25,8 @@ def schedule(extents: tuple[int, ...], warps: int = 4) -> Schedule:
         (4096, 1, 14, 72),
         (7168, 1, 11, 72),
         (8192, 1, 10, 72),
-        (16384, 1, 6, 104),
-        (28672, 1, 4, 104),
+        (16384, 1, 6, 96),
+        (28672, 1, 4, 128),
     ],
 )
 def test_as_many_programs_are_ahead_as_run_at_once(cols: int, rows: int, ahead: int, registers: int) -> None:

@@ -55,6 +55,18 @@ def test_nothing_that_was_converted_is_held_across_the_wait() -> None:
     assert all(isinstance(s, Load) or len(deps[s.name]) < 4 for s in held)
 
 
+def test_values_of_whole_rows_convert_all_that_has_columns_two_at_a_time() -> None:
+    """The weights as well: in a tile they are loaded for a column, here for each element."""
+    ahead = program_of().ahead
+    assert ahead is not None
+    assert ops(ahead.body).count(UNPACKED) == 3
+    assert not any(
+        isinstance(s, Load) and s.dtype == f32 and len(s.index.free_symbols) > 1 for s in ahead.body
+    )
+    whole = program_of(dtype=f32).ahead
+    assert whole is not None and UNPACKED not in ops(whole.body)
+
+
 def test_each_end_is_there_once_and_of_the_same_values() -> None:
     """But for names: a value that is computed again is computed by the same statements."""
     before = program_of().nests[0].body
