@@ -11,8 +11,15 @@ from family import OURS, STOCK, inductor  # isort: skip
 
 pytestmark = pytest.mark.gpu
 
+# Alone in their graph, all or a part of these would raise its peak of memory.
+OF_MEMORY = {
+    "gradient with two readers": ([("4113x760", 1, 2)], []),
+    "checkpointed BitLinear": ([("4113x760", 2, 1)], []),
+    "checkpointed BitLinear, prenorm": ([], ["memory"]),
+}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_case(name: str) -> None:
     case, ours = CASES[name], OURS | {"mixorder_min_numel": 0}
-    check_case(case, case.shapes.middle, bf16, "cuda", inductor(ours), inductor(STOCK))
+    check_case(case, case.shapes.middle, bf16, "cuda", inductor(ours), inductor(STOCK), OF_MEMORY.get(name))

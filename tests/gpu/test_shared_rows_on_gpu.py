@@ -88,7 +88,7 @@ def test_against_float64(norm, rows, cols, dtype):
 
 @pytest.mark.parametrize("words", [20000, 32000])
 def test_a_head_with_a_bias_under_cross_entropy(words):
-    """Of each row's label, 64 bits are carried; its place alone decides the row's sum."""
+    """The place of its label alone decides a row's sum: it is loaded, and no row is shared."""
     head = nn.Linear(256, words, dtype=BF16).cuda()
     x, labels = (
         torch.randn(1500, 256, device="cuda", dtype=BF16),
@@ -101,7 +101,7 @@ def test_a_head_with_a_bias_under_cross_entropy(words):
 
     with collect() as records:
         ours = grads(compiled(loss(head)), head, x, None)
-    assert [r.schedule.parts > 1 for r in records] == [True], records
+    assert [r.schedule.parts for r in records] == [1], records
     stock = grads(compiled(loss(head), mixorder=False), head, x, None)
     wide = copy.deepcopy(head).double()
     truths = grads(loss(wide), wide, x.double(), None)
@@ -207,6 +207,8 @@ def head_backward(x, dy, w, mean, rstd):
 BACKWARDS = [layer_backward, rms_backward, stages_backward, head_backward]
 # The last three: rows that do not begin at a boundary of wide accesses, and a last tile that is not full.
 TURNS = [(2048, 16384), (1000, 20000), (301, 65536), (300, 16391), (2048, 20001), (517, 33000)]
+# Behind a head, rows that begin at such a boundary are not shared: their sums are loaded.
+SHARED = [(f, *shape) for f in BACKWARDS for shape in TURNS if f is not head_backward or shape[1] % 8]
 
 
 def arguments(rows, cols, dtype):
@@ -216,8 +218,7 @@ def arguments(rows, cols, dtype):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize(("rows", "cols"), TURNS)
-@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize(("backward", "rows", "cols"), SHARED)
 def test_more_turns_give_the_same_bits(backward, rows, cols, dtype, monkeypatch):
     args = arguments(rows, cols, dtype)
     usual = shared_backward(backward, *args)
@@ -317,8 +318,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize(("rows", "cols"), TURNS)
-@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize(("backward", "rows", "cols"), SHARED)
 def test_the_same_bits_beside_load(backward, rows, cols, dtype):
     """Another stream holds most multiprocessors, so that some programs of a group come long after others."""
     args, aside = arguments(rows, cols, dtype), torch.cuda.Stream()
