@@ -43,7 +43,7 @@ def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> 
 
 
 def test_every_operator_is_drawn() -> None:
-    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(1600)]
+    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(2500)]
     assert {step.op for p in programs for step in p.steps} == OPS.keys()
     assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
     assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
@@ -351,3 +351,11 @@ def test_more_planted_infinities_than_elements() -> None:
     program = dataclasses.replace(PLAIN, planted=(("x", 24 + 3, "inf"), ("y", 4, "nan")))
     inputs = Example(program, "cpu").inputs
     assert inputs["x"].view(-1)[3] == float("inf") and inputs["y"].view(-1)[4].isnan()
+
+
+def test_zeros_of_both_signs_and_subnormal_numbers_are_planted() -> None:
+    planted = (("x", 0, "-0.0"), ("x", 1, "subnormal"), ("x", 2, "smallest"))
+    x = Example(dataclasses.replace(PLAIN, planted=planted), "cpu").inputs["x"].view(-1)
+    tiny = torch.finfo(torch.float32).tiny
+    assert x[0] == 0 and torch.signbit(x[0])
+    assert 0 < x[1].abs() < tiny and x[2] == tiny

@@ -187,9 +187,17 @@ def _scans_differ(trial: _Trial) -> bool:
     return True
 
 
+def places(t: torch.Tensor, dim: int, number: int) -> torch.Tensor:
+    """A permutation of the places along a dim of `t`, int64: computed for an odd number, else in memory."""
+    size = t.shape[dim]
+    if number % 2:
+        return (torch.arange(size, device=t.device) + number) % size
+    return torch.sort(torch.arange(size, device=t.device) * 7919 % 1009, stable=True).indices
+
+
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
-    return function_from(program.source(), {"torch": torch, "F": F, "effects": effects})
+    return function_from(program.source(), {"torch": torch, "F": F, "effects": effects, "places": places})
 
 
 class _Trial:

@@ -20,7 +20,15 @@ from .comparison import Difference, Results, same_bits
 from .operators import COL, FULL, KINDS, MORE_KINDS, ROW, WRITE, space_of
 from .programs import OPS, Program, Shape
 
-_PLANTS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_PLANTS: dict[str, Callable[[torch.finfo], float]] = {
+    "nan": lambda _: math.nan,
+    "inf": lambda _: math.inf,
+    "-inf": lambda _: -math.inf,
+    "0.0": lambda _: 0.0,
+    "-0.0": lambda _: -0.0,
+    "smallest": lambda dtype: dtype.tiny,
+    "subnormal": lambda dtype: -dtype.smallest_normal / 4,
+}
 _RESERVE = 1 << 26
 
 
@@ -74,7 +82,8 @@ class Example:
     def _planted(self, name: str, values: Tensor) -> Tensor:
         for where, place, what in self.program.planted:
             if where == name and values.numel():
-                values.view(-1)[place % values.numel()] = _PLANTS[what]
+                narrow = torch.finfo(getattr(torch, self.program.dtype))
+                values.view(-1)[place % values.numel()] = _PLANTS[what](narrow)
         return values
 
     def run(self, function: Callable[..., Any], mark: bool = False) -> Results:

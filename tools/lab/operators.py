@@ -128,6 +128,77 @@ FLOATS: dict[str, Op] = {
     "write_col": op(WRITE, "col", "w.copy_({0})", forward_only=True),
 }
 
+# What moves elements. Each place is read, or written, once: no gradient is added up by atomics.
+MOVES: dict[str, Op] = {
+    "rolled": op(FULL, "full full", "torch.roll(torch.sin({0}), {k}, {dim}) + {1}"),
+    "rolled_rows": op(FULL, "full full", "torch.tanh({0}) - torch.roll({1}, -{k}, 0)"),
+    "padded_both": op(
+        FULL,
+        "full full",
+        "F.pad(torch.sin({0}), (1, 1), value=0.5)[..., {k} % 3 :][..., :{last}] * {1}",
+        nonempty=True,
+    ),
+    "padded_rows": op(FULL, "full full", "torch.cat([torch.zeros_like({0}[:1]), {1}[1:]]) + {0}"),
+    "gathered_cols": op(
+        FULL, "full full", "torch.sin({0}).index_select(-1, places({0}, -1, {k})) + {1}", nonempty=True
+    ),
+    "gathered_rows": op(FULL, "full full", "{0}[places({0}, 0, {k})] * torch.sigmoid({1})", nonempty=True),
+    "gathered_each": op(
+        FULL,
+        "full full",
+        "torch.gather({0}, -1, places({0}, -1, {k}).expand({0}.shape)) * 0.5 + {1}",
+        nonempty=True,
+    ),
+    "looked_up": op(
+        FULL, "col full", "{0}.expand({1}.shape)[places({1}, 0, {k})] * 0.5 + {1}", nonempty=True
+    ),
+    "scattered_each": op(
+        FULL,
+        "full full",
+        "torch.scatter({1} * 0.5, -1, places({1}, -1, {k}).expand({1}.shape), torch.tanh({0}).to({1}.dtype))",
+        nonempty=True,
+    ),
+    "copied_rows": op(
+        FULL,
+        "full full",
+        "torch.index_copy({1} * 0.5, 0, places({1}, 0, {k}), torch.tanh({0}).to({1}.dtype))",
+        nonempty=True,
+    ),
+    "put_rows": op(
+        FULL,
+        "full full",
+        "({1} * 0.5).index_put((places({1}, 0, {k}),), torch.sin({0}).to({1}.dtype))",
+        nonempty=True,
+    ),
+}
+
+# Zeros of both signs, subnormal numbers, few bits, and comparisons of what half precision has rounded.
+EDGES: dict[str, Op] = {
+    "through_fp8": op(FULL, "input full", "{1} + ({0} * 0.5).detach().to(torch.float8_e4m3fn).to(x.dtype)"),
+    "through_int8": op(
+        FULL,
+        "input full",
+        "{1} + ({0}.detach().float() * 16).round().clamp(-128, 127).to(torch.int8) * 0.0625",
+        finite=True,
+    ),
+    "signed_zero": op(FULL, "input full", "torch.copysign({1}, torch.where({0} > 0.25, -0.0, {0}))"),
+    "two_zeros": op(FULL, "input full", "{1} * torch.where({0} > 0, torch.where({0} > 1, 0.0, {0}), -0.0)"),
+    "row_max_of_product": op(
+        ROW, "input input", "({0} * {1}).amax({inner}, keepdim=True) * 0.5", nonempty=True
+    ),
+    "col_max_of_product": op(
+        COL, "input input", "({0} * {1}).amax({outer}, keepdim=True) * 0.5", nonempty=True
+    ),
+    "sign_bit": op("full.b", "input", "torch.signbit({0})"),
+    "sign_of_zero": op(
+        "full.b", "input", "torch.signbit(torch.where({0} > 0, -0.0, torch.where({0} < -1, 0.0, {0})))"
+    ),
+    "subnormal": op("full.b", "input", "{0}.detach().float() * 1e-30 * 1e-12 != 0"),
+    "highest_of_product": op(
+        "full.b", "input input", "({0} * {1}) == ({0} * {1}).amax({inner}, keepdim=True)", nonempty=True
+    ),
+}
+
 EFFECTS: dict[str, Op] = {
     "noise": op(FULL, "full", "{0} * torch.rand_like({0}, dtype=torch.float32).to({0}.dtype)"),
     "noise_row": op(ROW, "row", "{0} + torch.rand_like({0}, dtype=torch.float32)"),

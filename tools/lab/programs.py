@@ -20,12 +20,14 @@ from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
 from .operators import (
     COL,
     DEFAULTS,
+    EDGES,
     EFFECTS,
     FLOATS,
     FULL,
     INPUT,
     KINDS,
     MORE_KINDS,
+    MOVES,
     ROW,
     WRITE,
     Op,
@@ -35,9 +37,11 @@ from .operators import (
 T = TypeVar("T")
 Shape = tuple[int, ...]
 
-OPS = FLOATS | POINTWISE | REDUCTIONS | EFFECTS
+OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | EFFECTS
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
 LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded")
+FINITE_PLANTS = ("-0.0", "0.0", "smallest", "subnormal")
+PLANTS = ("nan", "inf", "-inf", *FINITE_PLANTS)
 VIEWS = ("plain", "plain", "plain", "transposed", "sliced", "flat", "twice")
 SMALL_COLS = (1, 2, 3, 5, 7, 8, 11, 12, 16, 17, 33, 50, 72)
 COLS = (1, 2, 3, 7, 16, 31, 64, 100, 127, 128, 255, 257, 500, 512, 768, 1001, 1024, 1536, 2049, 4097, 8192)
@@ -73,6 +77,9 @@ _THEMES = (
     tuple(REDUCTIONS),
     tuple(POINTWISE | REDUCTIONS),
     tuple(EFFECTS),
+    tuple(MOVES),
+    tuple(EDGES),
+    tuple(MOVES | EDGES),
 )
 
 
@@ -93,11 +100,11 @@ class Program:
     `fp8_dtype`).
 
     `outputs` are names with a view. `layouts` are those of x, y and, in turn, upstream gradients. `planted`
-    puts nan or inf at a place (modulo the size) of an input. `backward`: what counts are the gradients of the
-    inputs. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program is
-    run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1. `strategy`:
-    the way to run rows that is tried first (`cooperative`, `reread` or `short sums`); empty for the
-    pipeline's own choice. `seed` is that of the inputs' numbers.
+    puts one of `PLANTS` at a place of an input (modulo its size). `backward`: gradients of the inputs are
+    what counts. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program
+    is run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1.
+    `strategy`: the way to run rows that is tried first (`cooperative`, `reread` or `short sums`); empty for
+    the pipeline's own choice. `seed` is that of the inputs' numbers.
     """
 
     shape: Shape
@@ -240,8 +247,8 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         tuple(dict.fromkeys(draw.pick((0, 1, 2, first + 3, first + 3)) for _ in range(2))) if dynamic else ()
     )
     planted = [
-        (draw.pick(("x", "y")), draw.integer(0, 1 << 20), draw.pick(("nan", "inf", "-inf")))
-        for _ in range(draw.integer(1, 2) if draw.integer(0, 5) == 0 else 0)
+        (draw.pick(("x", "y")), draw.integer(0, 1 << 20), draw.pick(PLANTS))
+        for _ in range(draw.integer(1, 4) if draw.integer(0, 3) == 0 else 0)
     ]
     empty = 0 in shape or 0 in sizes
     legal = [
@@ -249,7 +256,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         for name, op in OPS.items()
         if _fits(op, shape, inner, outer, backward)
         and not ((op.finite or op.nonempty) and empty)
-        and not (op.finite and planted)
+        and not (op.finite and not {what for _, _, what in planted} <= {*FINITE_PLANTS})
     ]
     steps = _steps(draw, [n for n in wanted if n in legal] or _wanted(draw, legal))
     dtype = draw.pick(("float32", "float32", "bfloat16", "bfloat16", "float16", "float64"))
