@@ -1,0 +1,46 @@
+"""The replay's own parts: a graph's texts, and what is told of two sets of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import graphs
+import replay
+from replay import Job, Replayed, differences
+
+NORM = Job("norm", functools.partial(graphs.rms_norm_backward, 4096, 1024), "H200")
+
+
+def test_a_graph_gives_the_same_texts_again_and_others_on_another_device() -> None:
+    first, again = replay.replay(NORM), replay.replay(NORM)
+    assert first == again and first.digest == again.digest
+    assert first.ends == "4096x1024 persistent"
+    assert "@triton.jit" in first.kernel and "num_splits = " in first.schedule
+    assert "triton_kernel_wrapper_functional" in first.graph
+    assert replay.replay(dataclasses.replace(NORM, device="RTX")).digest != first.digest
+
+
+def test_an_exception_of_the_pass_is_an_end() -> None:
+    found = replay.replay(Job("none", lambda: None, "H200"))
+    assert found.ends.startswith("AttributeError") and not found.kernel
+
+
+def test_nothing_is_told_of_equal_sets_and_the_first_text_of_others() -> None:
+    old = {name: Replayed(name, "8x8 persistent", "rows = 1", "a\nb", "g") for name in ("one", "two")}
+    assert differences(old, old) == ""
+    new = {**old, "two": dataclasses.replace(old["two"], kernel="a\nc")}
+    assert differences(old, new).splitlines() == [
+        "kernel differs in 1 of 2 graphs",
+        "",
+        "kernel of two:",
+        "--- ",
+        "+++ ",
+        "@@ -1,2 +1,2 @@",
+        " a",
+        "-b",
+        "+c",
+    ]
+    declined = {**old, "one": dataclasses.replace(old["one"], ends="slower: 2 us")}
+    assert differences(old, declined).splitlines()[-1] == "1 times: 8x8 persistent -> slower: 2 us"
+    assert "1 graphs are gone" in differences(old, {"one": old["one"]})

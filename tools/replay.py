@@ -1,0 +1,225 @@
+"""Process replay: what the pass makes of a fixed set of graphs, by this tree and by an older commit.
+
+    python tools/replay.py --base main~3 [--every 13]       # what changed, and the first differing text
+    python tools/replay.py --write FILE                     # what this tree makes, a line of JSON a graph
+
+The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, and norms at the sizes of
+`tools/bench.py`, each planned for four devices. Planning and code generation are pure functions, so that a
+refactoring changes nothing here, and any other change shows which plans and kernels it reaches.
+Needs no GPU. Exit status: 0, or 1 if something differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
+CASTS = ((4096, 4096), (16384, 4096))
+NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
+DEVICES = ("H200", "A100", "RTX", "MI300")  # of tests/devices.py
+PARTS = ("ends", "schedule", "kernel", "graph")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A graph by its name, how to make it, and the name of the device that it is planned for."""
+
+    name: str
+    make: Callable[[], Any]
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What the pass made of a graph, as text. `ends`: of each region, its space and strategy, or why it was
+    declined. `graph`: after the pass, in which kernels have no numbers, as these differ between runs."""
+
+    name: str
+    ends: str
+    schedule: str
+    kernel: str
+    graph: str
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps([getattr(self, part) for part in PARTS])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def jobs(every: int = 1) -> Iterator[Job]:
+    """Every graph on every device. With `every` above 1, one in so many of the corpus, on one device each."""
+    from lab import corpus
+
+    for i, entry in enumerate(corpus.load(CORPUS)):
+        if i % every == 0:
+            for device in DEVICES if every == 1 else [DEVICES[i // every % len(DEVICES)]]:
+                yield Job(f"{entry.key} {device}", lambda entry=entry: _of_entry(entry), device)
+    for name, make in (*_casts(every), *_norms(every)):
+        for device in DEVICES[: None if every == 1 else 1]:
+            yield Job(f"{name} {device}", make, device)
+
+
+def _of_entry(entry: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    module = entry.module("cpu")
+    with FakeTensorMode() as mode:
+        shapes = [(one.hint, one.dtype) for one in entry.inputs]
+        inputs = [_empty(*hint, dtype) for hint, dtype in shapes]
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*inputs)
+    return module.graph
+
+
+def _empty(shape: Sequence[int], stride: Sequence[int], dtype: str) -> Any:
+    import torch
+
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+
+
+def _casts(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    import graphs
+    from lab.quantised import RECIPES
+
+    for name, recipe in RECIPES.items():
+        for rows, cols in CASTS[: 1 if every > 1 else None]:
+            specs = recipe.like(rows, cols)
+            yield (
+                f"{name} {rows}x{cols}",
+                lambda r=recipe, s=specs: graphs.traced(lambda *x: r.function(*x), *s),
+            )
+
+
+def _norms(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    import graphs
+
+    for rows, cols in NORMS:
+        for dtype in (graphs.bf16, graphs.f32)[: 1 if every > 1 else None]:
+            for make in (graphs.rms_norm_backward, graphs.layer_norm_backward):
+                yield (
+                    f"{make.__name__} {rows}x{cols} {dtype}",
+                    lambda make=make, args=(rows, cols, dtype): make(*args),
+                )
+
+
+def replay(job: Job) -> Replayed:
+    """Run the pass on a job's graph. An exception of the pass is its only end."""
+    import devices
+
+    from mixorder import pipeline
+    from mixorder.errors import Decline
+    from mixorder.options import Options
+    from mixorder.report import collect
+
+    graph = job.make()
+    setting = dataclasses.replace(pipeline.setting_in_force(), device=getattr(devices, job.device))
+    try:
+        with collect() as ends:
+            records = pipeline.run(graph, Options(interpret=True, strict=True), setting)
+    except Exception as error:  # the next graph goes on
+        return Replayed(job.name, f"{type(error).__name__}: {error}", "", "", "")
+    told = [
+        f"{e.reason.value}: {e.detail}" if isinstance(e, Decline) else f"{e.space} {e.strategy}" for e in ends
+    ]
+    schedules = [_fields(r.schedule) for r in records]
+    kernels = [
+        f"# {k.grid}, {k.config}, {k.registers} registers\n{k.text}" for r in records for k in r.kernels
+    ]
+    return Replayed(job.name, *map("\n".join, (told, schedules, kernels)), _plain(str(graph)))
+
+
+def _fields(record: Any) -> str:
+    return "\n".join(f"{f.name} = {getattr(record, f.name)!r}" for f in dataclasses.fields(record))
+
+
+def _plain(graph: str) -> str:
+    return re.sub(r"(kernel_idx|constant_args_idx)( ?[:=] ?)\d+", r"\1\2_", graph)
+
+
+def write(path: Path, every: int) -> None:
+    with path.open("w") as lines:
+        for job in jobs(every):
+            print(json.dumps(dataclasses.asdict(replay(job))), file=lines, flush=True)
+
+
+def read(path: Path) -> dict[str, Replayed]:
+    with path.open() as lines:
+        return {one.name: one for one in (Replayed(**json.loads(line)) for line in lines)}
+
+
+def at(base: str, every: int, folder: Path) -> dict[str, Replayed]:
+    """What a commit makes of the graphs, by its own script, or by this one if it has none."""
+    tree = folder / "tree"
+    subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, base], check=True)
+    try:
+        own = tree / "tools" / "replay.py"
+        return _run(own if own.exists() else Path(__file__), tree, every, folder / "base.jsonl")
+    finally:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
+
+
+def _run(script: Path, tree: Path, every: int, out: Path) -> dict[str, Replayed]:
+    """In a process whose `mixorder` is that of a tree."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "tests", tree / "tools"))),
+    }
+    command = [sys.executable, script, "--write", out, "--every", str(every)]
+    subprocess.run(command, check=True, env=environment, cwd=tree)
+    return read(out)
+
+
+def differences(old: dict[str, Replayed], new: dict[str, Replayed]) -> str:
+    """How many graphs differ and in which part, and the first of each part as a diff; empty if none do."""
+    found = {
+        part: [n for n in old.keys() & new.keys() if getattr(old[n], part) != getattr(new[n], part)]
+        for part in PARTS
+    }
+    lines = [f"{len(old.keys() - new.keys())} graphs are gone"] if old.keys() - new.keys() else []
+    lines += [
+        f"{part} differs in {len(names)} of {len(new)} graphs" for part, names in found.items() if names
+    ]
+    for part, names in found.items():
+        for name in sorted(names)[:1]:
+            texts = (getattr(one[name], part).splitlines() for one in (old, new))
+            lines += ["", f"{part} of {name}:", *difflib.unified_diff(*texts, lineterm="", n=2)]
+    ends = Counter(
+        f"{old[n].ends or 'nothing'} -> {new[n].ends or 'nothing'}".replace("\n", "; ") for n in found["ends"]
+    )
+    return "\n".join([*lines, *(f"{count} times: {change}" for change, count in ends.most_common(20))])
+
+
+def main(argv: Sequence[str]) -> int:
+    from lab import arguments
+
+    parser = arguments.parser(__doc__)
+    parser.add_argument("--base", default="HEAD", help="the commit to compare with")
+    parser.add_argument("--every", type=int, default=1, help="take every so many-th entry of the corpus")
+    parser.add_argument("--write", type=Path)
+    args = parser.parse_args(argv)
+    if args.write:
+        write(args.write, args.every)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        old = at(args.base, args.every, Path(folder))
+        new = _run(Path(__file__), ROOT, args.every, Path(folder) / "new.jsonl")
+    text = differences(old, new)
+    print(text or f"nothing differs in {len(new)} graphs")
+    return int(bool(text))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
