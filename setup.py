@@ -9,17 +9,9 @@ ROOT = Path(__file__).parent
 (VERSION,) = re.findall(
     r'^__version__ = "(.+)"$', (ROOT / "mixorder" / "__init__.py").read_text(), re.MULTILINE
 )
-DEVELOPMENT = [
-    "pytest",
-    "pytest-xdist",
-    "expecttest",
-    "hypothesis",
-    "numpy",
-    "ruff",
-    "mypy",
-    "setuptools",
-    "wheel",
-]
+BOUNDS = dict(re.findall(r"^([\w-]+)(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+TEST = ["pytest", "pytest-xdist", "expecttest", "hypothesis", "numpy", "sympy"]
+TEST += ["ruff", "mypy", "setuptools", "wheel"]
 
 
 def outside_of_the_repository(text: str) -> str:
@@ -72,7 +64,7 @@ setup(
     install_requires=[],
     extras_require={
         "torch": ["torch>=2.11"],  # no triton: which one belongs to a torch, `doctor` says
-        "test": DEVELOPMENT,
+        "test": [name + BOUNDS[name] for name in TEST],
         "plot": ["matplotlib"],
         "progress": ["tqdm"],
         "peers": ["liger-kernel", "quack-kernels"],

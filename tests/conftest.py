@@ -59,6 +59,13 @@ def plan_with() -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What mixorder has logged in the test so far. `caplog` may have torch's trace of a compile as well."""
+    caplog.set_level("INFO", "mixorder")
+    return lambda: [r.getMessage() for r in caplog.records if r.name.split(".")[0] == "mixorder"]
+
+
+@pytest.fixture
 def runs() -> Iterator[object]:
     """Calls of the pipeline, which a recorder replaces (recorder.py)."""
     from recorder import recorded

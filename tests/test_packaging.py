@@ -16,16 +16,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import mixorder
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILT_FROM = ("setup.py", "pyproject.toml", "constraints.txt", "_mixorder_plugin.py")
+LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+BOUNDS = {r.name: r.specifier for r in map(Requirement, LINES)}
 
 
 def copied(source: Path) -> Path:
     """What a build needs, in a folder of its own, so that no build folder is left in the tree."""
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "_mixorder_plugin.py"):
+    for name in (*BUILT_FROM, "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "mixorder", source / "mixorder", ignore=shutil.ignore_patterns("__pycache__"))
     return source
@@ -69,6 +73,24 @@ def test_it_leaves_torch_and_triton_alone(wheel: Path) -> None:
     assert required and all("extra ==" in line for line in required)
     assert any(line.startswith("Requires-Dist: torch>=2.11") for line in required)
     assert not any("triton" in line for line in required)
+
+
+def test_what_tests_install_is_as_the_constraints_say(wheel: Path) -> None:
+    asked = re.findall(r"^Requires-Dist: (.+); extra == .test.$", read(wheel, "METADATA"), re.MULTILINE)
+    required = {r.name: r.specifier for r in map(Requirement, asked)}
+    assert len(required) > 5 and required == {name: BOUNDS[name] for name in required}
+    for name, versions in BOUNDS.items():
+        assert sorted(v.operator for v in versions) in (["<", ">="], ["=="]), name
+
+
+@pytest.mark.parametrize("script", ["tools/setup.sh", "tools/packages.sh", ".ci/run"])
+def test_scripts_install_what_the_constraints_allow(script: str) -> None:
+    text = (ROOT / script).read_text().replace("\\\n", "")
+    commands = re.findall(r"pip install .+", text)
+    assert commands and all("--constraint" in command for command in commands)
+    assert not re.search(r"\w[=<>]=\d", text)
+    named = " ".join(re.findall(r'--target "[^"]+" ([\w\s-]+[a-z])', text)).split()
+    assert bool(named) == ("--target" in text) and set(named) <= BOUNDS.keys()
 
 
 def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -156,19 +155,18 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
 
 @pytest.mark.parametrize("reason", DeclineReason, ids=lambda r: r.value)
 def test_every_reason_is_raised_by_its_smallest_graph(
-    reason: DeclineReason, caplog: pytest.LogCaptureFixture, plan_with: Callable[..., None]
+    reason: DeclineReason, said: Callable[[], list[str]], plan_with: Callable[..., None]
 ) -> None:
     graph = SMALLEST[reason]()
     if reason is DeclineReason.TOO_MANY_LIVE_TILES:  # the H200 holds the smallest part of any region
         small = dataclasses.replace(H200, registers=16384, exchanges=False)
         plan_with(device=small)
     before = graphs.snapshot(graph)
-    with caplog.at_level(logging.INFO, logger="mixorder"):
-        (decline,) = run(graph)
+    (decline,) = run(graph)
     assert isinstance(decline, Decline) and decline.reason is reason
     assert graphs.snapshot(graph) == before
     assert counters["mixorder"] == {f"declined:{reason.value}": 1}
-    line, total = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    line, total = said()
     assert reason.value in line and reason.explanation in line and decline.detail in line
     assert total.startswith("0 regions fused, 1 declined, in ")
 
@@ -222,14 +220,13 @@ def test_a_decline_names_its_node() -> None:
     assert decline.node_name == "x_1" and str(decline).endswith("(at %x_1)")
 
 
-def test_record_of_a_fused_region(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="mixorder"):
-        (record,) = run(graphs.layer_norm_backward(4096, 256))
+def test_record_of_a_fused_region(said: Callable[[], list[str]]) -> None:
+    (record,) = run(graphs.layer_norm_backward(4096, 256))
     assert isinstance(record, RegionRecord)
     assert (record.name, record.rows, record.cols) == ("region0", 4096, 256)
     assert (len(record.inner), len(record.outer), len(record.kernels)) == (2, 2, 2)
     assert counters["mixorder"] == {"fused_regions": 1}
-    line, total = (r.getMessage() for r in caplog.records if r.name == "mixorder")
+    line, total = said()
     assert all(word in line for word in ("region0", "4096x256", record.kernels[0].name))
     assert f"(the pass took {record.pass_ms:.1f} ms)" in line
     assert total.startswith("1 region fused, 0 declined, in ")
@@ -244,10 +241,9 @@ def test_record_says_what_the_pass_took_and_compares_without() -> None:
     assert first.pass_ms != second.pass_ms and first == second and "stage_ms" not in repr(first)
 
 
-def test_a_graph_without_pairs_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="mixorder"):
-        assert not run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
-    assert not [r for r in caplog.records if r.name == "mixorder"]
+def test_a_graph_without_pairs_is_not_worth_a_line(said: Callable[[], list[str]]) -> None:
+    assert not run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
+    assert not said()
 
 
 def test_collectors_nest_and_end() -> None:

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Install what is missing, then run the demo. Arguments go to `python -m mixorder`.
 set -euo pipefail
-NEEDS=""
 . "$(dirname "$0")/setup.sh"
 
 "$PY" -m mixorder "$@"

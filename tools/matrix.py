@@ -32,7 +32,6 @@ from lab.tables import table
 
 # torch, and the triton that its metadata asks for.
 TRITON = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
-TESTS = ("setuptools>=64", "wheel", "sympy", "numpy", "pytest", "pytest-xdist", "expecttest", "hypothesis")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|deselected)\b")
 
 
@@ -76,11 +75,12 @@ SUITES: dict[str, tuple[list[str], dict[str, str]]] = {
 def steps(version: str, triton: str, python: Path, index: str) -> list[list[str]]:
     """The commands that fill an environment, in order."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    bounds = ["--constraint", str(REPOSITORY / "constraints.txt")]
     return [
         [*pip, f"torch=={version}", *(["--extra-index-url", index] if index else [])],
         [*pip, f"triton=={triton}"],
-        [*pip, *TESTS],
-        [*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)],
+        [*pip, *bounds, "setuptools", "wheel"],
+        [*pip, *bounds, "--no-build-isolation", "-e", f"{REPOSITORY}[test]"],
     ]
 
 

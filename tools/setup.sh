@@ -1,5 +1,6 @@
-# Sourced by the other scripts. Sets PY to a Python that has torch, mixorder and the packages in NEEDS, installing
-# what is missing: a torch that is there already is kept, so that a GPU machine uses its CUDA build.
+# Sourced by the other scripts. Sets PY to a Python that has torch, mixorder with the EXTRA that it asks for, such as
+# [test], and other PACKAGES. A torch and a triton that are there already are kept, so that a GPU machine uses its CUDA
+# build. Of the rest, what is missing is installed; what an EXTRA or PACKAGES need is replaced if it is outside of BOUNDS.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The oldest and the newest release that mixorder supports are 2.11 and 2.15; this one lies between
@@ -9,6 +10,7 @@ TORCH_VERSION=2.13.0
 # tests compile and interpret kernels without a GPU.
 TRITON_VERSION=3.7.1
 
+export BOUNDS=${BOUNDS:-constraints.txt}
 PY=python3
 if [ -x .venv/bin/python ]; then PY=.venv/bin/python; fi
 
@@ -29,7 +31,7 @@ use_venv() {
 install() {
   local log
   log=$(mktemp)
-  if "$PY" -m pip install --quiet --disable-pip-version-check "$@" >"$log" 2>&1; then
+  if "$PY" -m pip install --quiet --disable-pip-version-check --constraint "$BOUNDS" "$@" >"$log" 2>&1; then
     rm -f "$log"
   elif [ "$PY" = python3 ] && grep -q externally-managed-environment "$log"; then
     rm -f "$log"
@@ -45,7 +47,7 @@ install() {
 has_torch || install "torch==$TORCH_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
-for package in setuptools wheel sympy numpy $NEEDS; do
-  has "${package#pytest-}" || install "$package"  # plugins are imported by their own name
+for package in setuptools wheel sympy numpy; do
+  has "$package" || install "$package"
 done
-install --no-deps --no-build-isolation -e .
+install --no-build-isolation -e ".${EXTRA:-}" ${PACKAGES:-}

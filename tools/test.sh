@@ -5,7 +5,7 @@
 # (tests/tools/unchanged.py); MIXORDER_ALL_TESTS=1 runs them too. FRAMEWORKS="accelerate ..." installs these as well: tests
 # of docs/adopt.md skip what is missing.
 set -euo pipefail
-NEEDS="pytest pytest-xdist expecttest hypothesis ruff mypy ${FRAMEWORKS:-}"
+EXTRA="[test]" PACKAGES=${FRAMEWORKS:-}
 . "$(dirname "$0")/setup.sh"
 
 "$PY" -m ruff check .

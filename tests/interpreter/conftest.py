@@ -12,6 +12,7 @@ from typing import Any
 import memoised
 import pytest
 import torch
+from lab.inputs import poison
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
 
@@ -52,14 +53,13 @@ def small_gpu(plan_with: Callable[..., None]) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Outputs and workspaces start with all bits set, which is NaN where there is one; gives their sizes."""
+    """Outputs and workspaces start as NaN where the dtype has it; gives their sizes."""
     original, sizes = torch.fx.Interpreter.call_function, []
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, target, args, kwargs)
         if target is torch.ops.aten.empty_strided.default:
-            torch.as_strided(result, (result.numel(),), (1,)).view(torch.uint8).fill_(255)
-            sizes.append(result.numel())
+            sizes.append(poison(result).numel())
         return result
 
     monkeypatch.setattr(torch.fx.Interpreter, "call_function", call_function)

@@ -16,6 +16,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 Made = dict[Any, Any]
+_WRAPPER = core.load.__code__  # of each function that `core.builtin` has decorated
 
 
 def numpy_dtype(look_up: Callable[[Any], Any], made: Made) -> Callable[[Any], Any]:
@@ -98,7 +99,7 @@ def constant(original: Callable[..., Any], made: Made) -> Callable[..., Any]:
     """`scalar_constant`: the array of an earlier one, in a handle of its own: those may be changed."""
 
     def scalar(self: Any, value: Any, dtype: Any) -> Any:
-        key = type(value), value, dtype and dtype.name
+        key = type(value), value, value == 0 and str(value), dtype and dtype.name  # 0.0 equals -0.0
         if key not in made:
             first = original(self, value, dtype)
             if value != value:  # NaN is not found again
@@ -126,8 +127,9 @@ def handle(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def builtin(target: Any, name: str, member: Callable[..., Any], _: Any, scope: Any) -> None:
-    """`_patch_attr`, without the wrapper that asks whether a builtin is called in a kernel."""
-    is_wrapper = member.__code__ is core.load.__code__
+    """`_patch_attr`, without the wrapper that asks whether a builtin is called in a kernel. A class may be
+    a builtin, too."""
+    is_wrapper = getattr(member, "__code__", None) is _WRAPPER
     function = member.__wrapped__ if is_wrapper else member  # type: ignore[attr-defined]
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,3 +38,18 @@ def test_a_head(columns: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Non
     (padded,) = (b for b in record.loops.buffers if len(b.shape) > 1 and b.stride[-2] > b.shape[-1] > 1)
     assert padded.stride[-2] % (128 // padded.dtype.itemsize) == 0
     check_gradients(ours, module, x, dy, max(columns, x.numel() // 24))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32])
+def test_products_find_numbers_behind_the_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, torch's product in bfloat16 reads behind a row, and multiplies it by zero."""
+    original, behind = torch.fx.Interpreter.call_function, list[torch.Tensor]()
+
+    def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.mm.default:
+            behind.extend(t.new_empty(0).set_(t.untyped_storage()) for t in args if t._is_view())
+        return original(self, target, args, kwargs)
+
+    monkeypatch.setattr(torch.fx.Interpreter, "call_function", call_function)
+    gradients(Head(1099).to(dtype), torch.randn(37, 24, dtype=dtype), torch.randn(37, dtype=dtype), ON)
+    assert any(t.numel() > 37 * 1099 for t in behind) and all(t.isfinite().all() for t in behind)

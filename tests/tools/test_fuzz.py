@@ -19,7 +19,7 @@ from lab import differential, effects
 from lab.comparison import Difference, compare
 from lab.differential import Outcome, function_of
 from lab.discrete import FP8, INTS
-from lab.inputs import Example, laid_out
+from lab.inputs import Example, laid_out, poison
 from lab.pool import Broken, Pool
 from lab.programs import LAYOUTS, OPS, Program, Seeded, Step, make
 from lab.smaller import smaller
@@ -137,6 +137,15 @@ def test_comparison_of_forms() -> None:
     compare(PLAIN, padded, [mine, mine], exact)
     with pytest.raises(Difference, match="strides"):
         compare(PLAIN, padded, [mine, mine], exact, strides=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.bfloat16, torch.float32, torch.float64])
+def test_elements_are_poisoned_and_what_lies_between_is_large(dtype: torch.dtype) -> None:
+    place = poison(torch.empty_strided((3, 2, 5), (1, 24, 4), dtype=dtype))
+    everything = place.new_empty(0).set_(place.untyped_storage()).double()
+    assert place.double().isnan().all()
+    between = everything[~everything.isnan()]
+    assert len(between) == len(everything) - 30 > 0 and (between > 1e4).all() and between.isfinite().all()
 
 
 def difference(program: Program, mine: torch.Tensor, truth: torch.Tensor, letter: str) -> str | None:

@@ -1,7 +1,7 @@
 """A program's inputs and upstream gradients, in several memory layouts, and poisoned free memory.
 
 In: a `Program`. Out: an `Example`, which runs a function on the same numbers every time. Inside `poisoned`,
-free memory is filled with NaN before a run; so is the padding between the rows of a padded input.
+free memory is filled with NaN before a run. Between the rows of a padded input there are large numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from . import effects
 from .comparison import Difference, Results, same_bits
 from .operators import COL, FULL, KINDS, MORE_KINDS, ROW, WRITE, space_of
-from .programs import OPS, Program, Shape
+from .programs import OPS, Program
 
 _PLANTS: dict[str, Callable[[torch.finfo], float]] = {
     "nan": lambda _: math.nan,
@@ -142,9 +142,9 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
     last = values.shape[-1]
     match layout:
         case "padded":
-            place = _poison((*values.shape[:-1], last + 5), values)[..., 2 : 2 + last]
+            place = poison(values.new_empty((*values.shape[:-1], last + 5))[..., 2 : 2 + last])
         case "offset":
-            place = _poison((values.numel() + 3,), values)[3:].view(values.shape)
+            place = poison(values.new_empty(values.numel() + 3)[3:].view(values.shape))
         case "transposed":
             place = torch.empty_like(values.transpose(0, -1).contiguous()).transpose(0, -1)
         case "expanded":
@@ -154,13 +154,11 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
     return place.copy_(values)
 
 
-def _poison(shape: Shape, like: Tensor) -> Tensor:
-    """A tensor with every bit set, which is NaN in dtypes that have it."""
-    return _poisoned_in_place(torch.empty(shape, dtype=like.dtype, device=like.device))
-
-
-def _poisoned_in_place(t: Tensor) -> Tensor:
-    torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()).fill_(255)
+def poison(t: Tensor) -> Tensor:
+    """Set every bit of each element, which is NaN in dtypes that have it. Between the elements are large
+    numbers: torch's own product in bfloat16 reads behind a row on some CPUs, and multiplies it by zero."""
+    torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()).fill_(0x7B)
+    t.view(getattr(torch, f"int{8 * t.dtype.itemsize}")).fill_(-1)
     return t
 
 
@@ -176,7 +174,7 @@ def poisoned(device: str) -> Iterator[None]:
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, target, args, kwargs)
         if target is torch.ops.aten.empty_strided.default:
-            _poisoned_in_place(result)
+            poison(result)
         if result is None and "_foreach_" in str(target):
             return args[0]  # written in place, as Inductor's lowering gives it back
         return result
