@@ -35,6 +35,11 @@ def tunes() -> bool:
     return any(getattr(inductor_config, name) for name in TUNING_OFF)
 
 
+def fuses_both_orders() -> bool:
+    """Whether Inductor's own mix-order reduction is on."""
+    return bool(inductor_config.triton.mix_order_reduction and not inductor_config.cpp_wrapper)
+
+
 def wants_deterministic_results() -> bool:
     """Whether the user asks torch or Inductor for results that are the same on every run and machine."""
     return torch.are_deterministic_algorithms_enabled() or is_deterministic(inductor_config)
