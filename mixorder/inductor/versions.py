@@ -90,6 +90,28 @@ def is_deterministic(config: ModuleType) -> bool:
     return bool(getattr(config, "deterministic", False))
 
 
+# Settings that promise bits, with their defaults: the same for a sample in any batch (2.13), eager's order of
+# additions (2.14), zeros with eager's sign (2.14), and small numbers as eager has them (2.13).
+_PROMISING = {
+    "batch_invariant": False,
+    "numerics": "default",
+    "strict_signed_zero": False,
+    "eager_numerics.disable_ftz": False,
+}
+
+
+def promises_bits(config: ModuleType) -> str:
+    """A setting of Inductor's that promises results bit for bit, which only its own kernels keep, and its
+    value; empty if none is on."""
+    for path, default in _PROMISING.items():
+        value: Any = config
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if value not in (None, default):
+            return f"{path}={value!r}"
+    return ""
+
+
 def sums_over_rows(node1: Any, node2: Any) -> Any:
     """Of a pair that Inductor's own mix-order reduction takes, the node that sums over rows. Versions that
     do not ask which node reads along its rows (before 2.12) go by the sizes."""
