@@ -127,8 +127,8 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile one graph with mixorder's pass after the user's. Inductor's own mix-order reduction stays as
-    the user has it, for what the pass leaves alone. If Inductor cannot compile the rewritten graph, compile
-    the original one."""
+    the user has it, for what the pass leaves alone, and is kept right. If Inductor cannot compile the
+    rewritten graph, compile the original one."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         settings: Settings = plugin.settings()

@@ -11,12 +11,13 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mixorder.inductor import versions
+from mixorder.inductor import mix_order, versions
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
@@ -126,3 +127,43 @@ def test_what_is_asked_of_the_version_is_what_it_does() -> None:
     total = re.compile(r"= workspace_0\[.*\.sum\(dim=0\)(.*)$", re.MULTILINE)
     (shape,) = total.findall(codes["keepdim, viewed"]["ours"])
     assert (".view([1, 129])" in shape) == versions.keeps_shape()
+
+
+def fused(*_: Any) -> bool:
+    return True
+
+
+def test_what_cannot_be_judged_is_not_fused(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a version of torch whose nodes have other names."""
+    can_fuse = mix_order._if_right(fused)
+    with mix_order.kept_right(strict=False):
+        assert not can_fuse(object(), object())
+    assert "ancestors" in caplog.text
+    with mix_order.kept_right(strict=True), pytest.raises(AttributeError, match="ancestors"):
+        can_fuse(object(), object())
+    assert can_fuse(object(), object())  # a compile without mixorder
+
+
+def node(name: str, *ancestors: str, reductions: tuple[Any, ...] = ()) -> Any:
+    return types.SimpleNamespace(
+        ancestors={*ancestors}, get_operation_names=lambda: {name}, get_nodes=lambda: reductions
+    )
+
+
+def test_a_sum_of_what_the_other_gives_is_not_fused() -> None:
+    can_fuse = mix_order._if_right(fused)
+    with mix_order.kept_right(strict=True):
+        assert not can_fuse(node("rows"), node("columns", "rows"))
+        assert not can_fuse(node("rows", "columns"), node("columns"))
+
+
+def test_a_sum_joins_the_sums_over_rows_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = types.SimpleNamespace(node1=node("rows"), node2=node("columns"))
+    one = types.SimpleNamespace(is_reduction=lambda: True)
+    monkeypatch.setattr(versions, "sums_over_rows", lambda _, second: second)
+    joins = mix_order._if_right_sums_join(fused)
+    with mix_order.kept_right(strict=True):
+        for right in (True, False):
+            monkeypatch.setattr(mix_order, "_is_right", lambda _, right=right: right)
+            assert joins(pair, pair.node2, node("more", reductions=(one,)), ()) == right
+            assert joins(pair, pair.node1, node("more", reductions=(one,)), ())
