@@ -15,6 +15,7 @@ their rows. In some cases the result is wrong. The sum then gets what it lacks, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -86,8 +87,13 @@ def _holds(check: Callable[..., bool], *nodes: Any) -> bool:
     except Exception as error:
         if _strict.get():
             raise
-        log.warning("Inductor's own mix-order reduction is not used: %s: %s", type(error).__name__, error)
+        _say_once(f"Inductor's own mix-order reduction is not used: {type(error).__name__}: {error}")
         return False
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    log.warning(message)
 
 
 def _may_join(pair: Any, node: Any, other: Any) -> bool:
@@ -116,6 +122,8 @@ def _reads_each_tile() -> bool:
 def _is_right(total: Any) -> bool:
     """Whether a sum over rows has the dtype, the shape, the order and the place in which it is read."""
     result = _result(total)
+    if total.node.get_reduction_type() not in ("sum", "prod"):
+        return False
     if result is None or not {total.node.data.src_dtype, result.get_dtype()} <= SUMMED:
         return False
     layout = result.get_layout()

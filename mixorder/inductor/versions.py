@@ -119,10 +119,11 @@ def sums_over_rows(node1: Any, node2: Any) -> Any:
 
     if hasattr(MixOrderReduction, "is_contiguous_node"):
         return node2 if MixOrderReduction.is_contiguous_node(node1) else node1
+    import sympy
     from torch._inductor.virtualized import V
 
     cols, rows = MixOrderReduction.get_numel_rnumel(node1)
-    return node1 if V.graph.sizevars.evaluate_expr(rows > cols) else node2
+    return node1 if V.graph.sizevars.evaluate_expr(sympy.Gt(rows, cols)) else node2
 
 
 def misprints(cols: sympy.Expr, rows: sympy.Expr) -> bool:

@@ -247,6 +247,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.codegen.common.CSE.generate": called(3, "dtype", "shape"),
     "torch._inductor.ir.ComputedBuffer._split_size": ANYTHING,
     "torch._inductor.ir.ComputedBuffer.get_default_sizes_body.clear_cache": called(1),
+    "torch._inductor.ir.ComputedBuffer.get_reduction_type": called(1),
     "torch._inductor.ir.ComputedBuffer.simplify_and_reorder": called(1),
     "torch._inductor.ir.ComputedBuffer.with_original_inner_fn": called(1),
     "torch._inductor.ir.Layout.is_contiguous": called(1),
