@@ -79,6 +79,11 @@ class DeclineReason(Enum):
         "One kernel would hold more memory at the graph's peak than Inductor's kernels do.",
         "Leave it. To fuse it, checkpoint the activations.",
     )
+    NUMERICS = (
+        "numerics",
+        "A setting of Inductor's promises results bit for bit, as only its own kernels give them.",
+        "Leave it. To fuse it, switch the setting off that the detail names.",
+    )
     MIXED_DEVICE = (
         "mixed-device",
         "The tensors of the region are not all on one device.",

@@ -20,7 +20,7 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.inductor import telemetry
+from mixorder.inductor import telemetry, versions
 from mixorder.options import Options
 from mixorder.report import Dump, RegionRecord, collect
 from mixorder.schedule.device import H200
@@ -138,6 +138,7 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
         lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
     ),
     DeclineReason.LAYOUT: transposed,
+    DeclineReason.NUMERICS: graphs.pair_graph,
     DeclineReason.MIXED_DEVICE: with_value_of_x(lambda mode: torch.empty((512, 256), device="meta")),
     DeclineReason.MEMORY: lambda: traced(
         lambda x, row, w: (
@@ -156,8 +157,14 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
 @pytest.mark.parametrize("reason", DeclineReason, ids=lambda r: r.value)
 def test_every_reason_is_raised_by_its_smallest_graph(
     reason: DeclineReason, said: Callable[[], list[str]], plan_with: Callable[..., None]
+    reason: DeclineReason,
+    caplog: pytest.LogCaptureFixture,
+    plan_with: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = SMALLEST[reason]()
+    if reason is DeclineReason.NUMERICS:  # a setting that some versions have
+        monkeypatch.setattr(versions, "promises_bits", lambda _: "numerics='strict'")
     if reason is DeclineReason.TOO_MANY_LIVE_TILES:  # the H200 holds the smallest part of any region
         small = dataclasses.replace(H200, registers=16384, exchanges=False)
         plan_with(device=small)

@@ -50,6 +50,44 @@ def masked(row: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, 
 ODD_ROWS = Shapes((40961, 129), (4099, 129), (37, 129))
 
 
+def product(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of numbers around 1, of which 0 gives another one."""
+    return x.amax(-1), (1 + (2 * (x > 0).to(x.dtype) - 1) / 128).prod(0)
+
+
+# #178080: a weight of shape (1, dim), whose gradient keeps the dim of the rows.
+
+
+class KeptDim(nn.Module):
+    """Reconstructed."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
+
+
+# No issue of upstream's: what else was found in its mix-order reduction (mixorder/inductor/mix_order.py).
+
+
+def large_integers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Their sums need more bits than float32 has."""
+    y = (x * 4).round().long() * 123457
+    return y.amax(-1), y.sum(0)
+
+
+def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums lie as the input does, column by column."""
+    y = x.transpose(1, 2)
+    return y.amax((-1, -2)), y.sum(0).sin()
+
+
+def in_a_table(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.amax(-1), torch.cat([x.sum(0), (x * x).sum(0)])
+
+
 # #193061: all scales and shifts are chunks of one parameter, whose gradient is one buffer.
 
 
@@ -237,4 +275,22 @@ WOUNDS: dict[str, Wound] = {
         Case(columns(DraftLayer), Shapes((1, 16384, 16384), (1, 1027, 1024), (1, 21, 128)), none),
         f32,
     ),
+}
+
+
+def left(function: Callable[..., Any], *shape: int) -> Case:
+    return Case(lambda *s: function, Shapes(shape, shape, shape), none, training=False)
+
+
+# What mixorder may leave to Inductor's own mix-order reduction.
+LEFT: dict[str, Wound] = {
+    "195845 float32": Wound(left(masked(lambda y: y.max(dim=-1).values), 40961, 129), f32),
+    "195845 exp": Wound(left(lambda x: (x.exp().amax(-1), x.exp().sum(0)), 40961, 129), f32),
+    "195845 product": Wound(left(product, 40961, 129), f32, ratio=1e-4),
+    "178080": Wound(Case(columns(KeptDim), Shapes((32768, 768), (4099, 760), (37, 60)), none), f32),
+    "193061 table": Wound(left(in_a_table, 40961, 256), f32, {"split_reductions": False}),
+    "186241 block pointers": Wound(left(sums, 40961, 256), f32, {"triton.use_block_ptr": True}),
+    "integers": Wound(left(large_integers, 40961, 256), f32, ratio=1e-12),
+    "float64": Wound(left(sums, 40961, 256), torch.float64, ratio=1e-12),
+    "turned": Wound(left(turned, 40961, 16, 32), f32, ratio=1e-4),
 }

@@ -13,7 +13,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 from torch._inductor.utils import fresh_cache
 
-from .versions import is_deterministic
+from . import versions
 
 __all__ = ["cache_dir", "fresh_cache", "inductor_config", "triton_cache_dir"]
 
@@ -35,9 +35,19 @@ def tunes() -> bool:
     return any(getattr(inductor_config, name) for name in TUNING_OFF)
 
 
+def fuses_both_orders() -> bool:
+    """Whether Inductor's own mix-order reduction is on."""
+    return bool(inductor_config.triton.mix_order_reduction and not inductor_config.cpp_wrapper)
+
+
 def wants_deterministic_results() -> bool:
     """Whether the user asks torch or Inductor for results that are the same on every run and machine."""
-    return torch.are_deterministic_algorithms_enabled() or is_deterministic(inductor_config)
+    return torch.are_deterministic_algorithms_enabled() or versions.is_deterministic(inductor_config)
+
+
+def promises_bits() -> str:
+    """The setting, if any, by which the user asks for bits that only Inductor's own kernels have."""
+    return versions.promises_bits(inductor_config)
 
 
 def winners_folder() -> Path | None:

@@ -19,7 +19,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import allocation, launch_options, mutation_cache, padding, stock, tiling, versions
+from . import allocation, launch_options, mix_order, mutation_cache, padding, stock, tiling, versions
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -127,8 +127,8 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile one graph with mixorder's pass after the user's. Inductor's own mix-order reduction stays as
-    the user has it, for what the pass leaves alone. If Inductor cannot compile the rewritten graph, compile
-    the original one."""
+    the user has it, for what the pass leaves alone, and is kept right. If Inductor cannot compile the
+    rewritten graph, compile the original one."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         settings: Settings = plugin.settings()
@@ -149,14 +149,15 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         patches = {"post_grad_custom_post_pass": passes}
         patches["reorder_for_peak_memory"] = config.reorder_for_peak_memory  # the pass may change it
         try:
-            with stock.replaced(patches):
+            with stock.replaced(patches), mix_order.kept_right(settings.strict):
                 return original(self, gm, *args, **kwargs)
         except Exception as error:
             if settings.strict or not ours.fused:
                 raise
             untouched.restore()
             plugin.given_back(ours.fused, error)
-        return original(self, gm, *args, **kwargs)
+        with mix_order.kept_right(settings.strict):
+            return original(self, gm, *args, **kwargs)
 
     return codegen_and_compile
 

@@ -18,6 +18,7 @@ import torch._inductor.config as config
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from . import mix_order
 from .tensors import FakeTensorMode
 
 OFF: dict[str, Any] = {
@@ -66,7 +67,8 @@ def compile_as_shipped(
     inputs: Sequence[tuple[torch.dtype, Sequence[int], Sequence[int]]],
     device: torch.device,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Inductor's kernels for a functional graph after decomposition, as a function of a list of tensors.
+    """Inductor's kernels for a functional graph after decomposition, as it makes them of what mixorder leaves
+    alone, as a function of a list of tensors.
 
     `inputs`: dtypes, shapes and strides. Changes the module. Raises what Inductor raises. Needs a thread
     without modes.
@@ -77,7 +79,7 @@ def compile_as_shipped(
         fakes = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for dtype, shape, stride in inputs
         ]
-    with config.patch(_as_shipped()), torch.no_grad():
+    with config.patch(_as_shipped()), torch.no_grad(), mix_order.kept_right(strict=False):
         compiled: Any = compile_fx_inner(module, fakes)
     return lambda tensors: compiled(list(tensors))  # it empties its list
 

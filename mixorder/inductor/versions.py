@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import sympy
     import torch.fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -87,6 +88,72 @@ def mutation_analysis(triton_kernel_wrap: ModuleType) -> str:
 def is_deterministic(config: ModuleType) -> bool:
     """Whether Inductor has a deterministic mode, without timing on the device, and it is on."""
     return bool(getattr(config, "deterministic", False))
+
+
+# Settings that promise bits, with their defaults: the same for a sample in any batch (2.13), eager's order of
+# additions (2.14), zeros with eager's sign (2.14), and small numbers as eager has them (2.13).
+_PROMISING = {
+    "batch_invariant": False,
+    "numerics": "default",
+    "strict_signed_zero": False,
+    "eager_numerics.disable_ftz": False,
+}
+
+
+def promises_bits(config: ModuleType) -> str:
+    """A setting of Inductor's that promises results bit for bit, which only its own kernels keep, and its
+    value; empty if none is on."""
+    for path, default in _PROMISING.items():
+        value: Any = config
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if value not in (None, default):
+            return f"{path}={value!r}"
+    return ""
+
+
+def sums_over_rows(node1: Any, node2: Any) -> Any:
+    """Of a pair that Inductor's own mix-order reduction takes, the node that sums over rows. Versions that
+    do not ask which node reads along its rows (before 2.12) go by the sizes."""
+    from torch._inductor.scheduler import MixOrderReduction
+
+    if hasattr(MixOrderReduction, "is_contiguous_node"):
+        return node2 if MixOrderReduction.is_contiguous_node(node1) else node1
+    import sympy
+    from torch._inductor.virtualized import V
+
+    cols, rows = MixOrderReduction.get_numel_rnumel(node1)
+    return node1 if V.graph.sizevars.evaluate_expr(sympy.Gt(rows, cols)) else node2
+
+
+def misprints(cols: sympy.Expr, rows: sympy.Expr) -> bool:
+    """Whether Inductor's own mix-order reduction writes sizes into its code so that they mean something else,
+    or nothing. Sums in parentheses: 2.13, not 2.11."""
+    import sympy
+
+    sums = any(size.has(sympy.Add) for size in (cols, rows)) and not _in_mix_order("({nsplit}) * ({rnumel})")
+    return sums or bool(cols.atoms(sympy.Function))
+
+
+def keeps_shape() -> bool:
+    """Whether Inductor's own mix-order reduction gives its results their shapes: 2.13, not 2.11."""
+    return _in_mix_order(".view({final_shape_str})")
+
+
+@functools.cache
+def _in_mix_order(text: str) -> bool:
+    from torch._inductor.codegen.simd import SIMDScheduling
+
+    return text in inspect.getsource(SIMDScheduling._codegen_mix_order_reduction)
+
+
+@functools.cache
+def advances_descriptors() -> bool:
+    """Whether Inductor's own mix-order reduction moves its tensor descriptors from tile to tile: 2.14, not
+    2.13."""
+    from torch._inductor.codegen.triton import TritonKernel
+
+    return "xoffset += XBLOCK" in inspect.getsource(TritonKernel.codegen_body)
 
 
 def loads_with_less(autotuner: type) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph
 
 from ..errors import Decline, DeclineReason
+from ..inductor.config import promises_bits
 from ..inductor.graphs import get_node_storage
 from ..inductor.kernels import has_triton
 from .effects import mutated_args
@@ -43,7 +44,9 @@ def _say_once(message: str) -> None:
 
 
 def check(region: Region) -> None:
-    """Raise `Decline` if the region's tensors or its place in the graph forbid one kernel."""
+    """Raise `Decline` if the settings, the region's tensors or its place in the graph forbid one kernel."""
+    if setting := promises_bits():
+        raise Decline(DeclineReason.NUMERICS, f"Inductor compiles with {setting}", region.named_after[0].name)
     _check_devices(region)
     _check_mutation(region)
     moved(region)

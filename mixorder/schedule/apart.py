@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 import sympy
+import torch
 
+from ..inductor.config import fuses_both_orders
 from ..ir.program import (
     AxisClass,
     Load,
@@ -234,7 +236,8 @@ def _is_mixed(program: LoopProgram) -> bool:
     needed = closure(first.statements, inner)
     outer = [s for s in second.statements if isinstance(s, Reduce)]
     return (
-        bool(inner)
+        fuses_both_orders()
+        and bool(inner)
         and any(s.buffer in reads[1] and full <= s.index.free_symbols for s in loads[0])
         and last.kind is AxisClass.COLUMN
         and program.axis(AxisClass.BATCH) is None
@@ -242,7 +245,7 @@ def _is_mixed(program: LoopProgram) -> bool:
         and rows * cols >= MIXED_NUMEL
         and cols <= MIXED_COLS
         and len(reads[0] | reads[1]) <= MIXED_READS
-        and all(s.kind.name in ("sum", "prod") for s in outer)
+        and all(s.kind.name in ("sum", "prod") and s.dtype == torch.float32 for s in outer)
         and all(_is_plain(program, s.index) for s in needed if isinstance(s, Load))
     )
 

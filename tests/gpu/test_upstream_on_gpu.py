@@ -16,7 +16,7 @@ import torch
 from lab.case import Compile, Example, relative_errors
 from lab.timing import flush_buffer, time_graph
 from torch import Tensor
-from upstream import WOUNDS, WithToken, Wound
+from upstream import LEFT, WOUNDS, WithToken, Wound
 
 from mixorder.report import RegionRecord, collect
 from mixorder.tune.timing import capture
@@ -73,6 +73,44 @@ def test_numbers(name: str, record_property: Record) -> None:
     record_property("mixorder", f"{max(found):.3g}")
     assert max(found) < wound.most
     assert name in ALONE or any(isinstance(record, RegionRecord) for record in records)
+
+
+# Where stock's numbers are wrong; the others are about time, or fail to compile.
+WRONG = {name: wound for name, wound in WOUNDS.items() if name.split()[0] in ("195845", "193061", "186241")}
+OPTIONS = {"default": {}, "left alone": {"mixorder_min_numel": 2**62}}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", [*WRONG, *LEFT])
+def test_numbers_whoever_fuses(name: str, options: str, record_property: Record) -> None:
+    """At the issue's shape, also where mixorder leaves all to Inductor's own mix-order reduction."""
+    wound = (WRONG | LEFT)[name]
+    example = Example(wound.case, wound.case.shapes.training, wound.dtype, "cuda")
+    exact = example.exact(lambda function: function)
+    record_property("stock", stock_outcome(example, wound, exact))
+    with collect() as records:
+        found = errors(example, inductor(OURS | OPTIONS[options] | wound.options), exact)
+    record_property("mixorder", f"{max(found):.3g}")
+    assert max(found) < wound.most
+    assert options == "default" or not any(isinstance(record, RegionRecord) for record in records)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_176375_columns_that_are_a_sum_of_symbols(options: str) -> None:
+    """Upstream: a size is written as `2 * s0 + s1` for `2 * (s0 + s1)` (reconstructed)."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        joined = torch.cat([x, y], 1) + 1
+        return joined @ joined.t()[:, :3], joined.amax(-1), joined.sum(0)
+
+    compiled = torch.compile(function, options=OURS | OPTIONS[options])
+    for first, second in ((64, 65), (100, 300)):
+        inputs = [torch.randn(40961, n, device="cuda") for n in (first, second)]
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 1, min=2, max=4096)
+        _, largest, total = compiled(*inputs)
+        _, exact_largest, exact = function(*(x.double() for x in inputs))
+        assert max(relative_errors([largest, total], [exact_largest, exact])) < 1e-5
 
 
 def median_us(example: Example, options: dict[str, Any], flush: Tensor) -> float:

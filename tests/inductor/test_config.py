@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,22 @@ def test_determinism_is_asked_for_by_torch_or_by_inductor(request: pytest.Fixtur
         assert config.wants_deterministic_results() == config.is_option("deterministic")
     request.getfixturevalue("deterministic")
     assert config.wants_deterministic_results()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_invariant", True),
+        ("numerics", "strict"),
+        ("strict_signed_zero", True),
+        ("eager_numerics.disable_ftz", True),
+    ],
+)
+def test_a_promise_of_bits_is_seen(name: str, value: Any) -> None:
+    assert not config.promises_bits()
+    if config.is_option(name):
+        with config.patched({name: value}):
+            assert config.promises_bits() == f"{name}={value!r}"
 
 
 def test_winners_are_kept_where_inductor_keeps_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,19 @@ def test_the_analysis_is_found_by_the_name_that_it_has(name: str) -> None:
 @pytest.mark.parametrize(("settings", "expected"), [({}, False), ({"deterministic": True}, True)])
 def test_a_torch_without_the_option_is_not_deterministic(settings: dict[str, bool], expected: bool) -> None:
     assert versions.is_deterministic(types.SimpleNamespace(**settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ""),
+        ({"batch_invariant": False, "numerics": "default", "eager_numerics": None}, ""),
+        ({"batch_invariant": True}, "batch_invariant=True"),
+        ({"batch_invariant": False, "numerics": "strict"}, "numerics='strict'"),
+        ({"strict_signed_zero": True}, "strict_signed_zero=True"),
+        ({"eager_numerics": types.SimpleNamespace(disable_ftz=True)}, "eager_numerics.disable_ftz=True"),
+        ({"eager_numerics": types.SimpleNamespace(disable_ftz=False)}, ""),
+    ],
+)
+def test_settings_that_promise_bits(settings: dict[str, Any], expected: str) -> None:
+    assert versions.promises_bits(types.SimpleNamespace(**settings)) == expected

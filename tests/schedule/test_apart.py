@@ -10,6 +10,7 @@ import torch
 from graphs import bf16, f32, layer_norm_backward, only, pair, pair_graph, rms_norm_backward, traced
 from torch.fx import Graph
 
+from mixorder.inductor import config
 from mixorder.lowering.lower import lower
 from mixorder.schedule import split
 from mixorder.schedule.apart import Kernel, kernels_of, microseconds
@@ -146,6 +147,25 @@ def test_a_sum_that_needs_another_along_rows_is_not_mixed() -> None:
         return dx, dw, (dx * dx).sum(0)
 
     assert kinds(traced(function, (LARGE, f32), (LARGE, f32))) == [("mixed", 2), ("columns", 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_sums_that_are_not_float32_are_not_mixed(dtype: torch.dtype) -> None:
+    """`inductor/mix_order.py` keeps Inductor from it."""
+
+    def function(x: Any) -> Any:
+        return x.sum(-1), x.sum(0)
+
+    assert kinds(traced(function, (LARGE, f32))) == [("mixed", 2)]
+    assert kinds(traced(function, (LARGE, dtype))) == [("rows", 1), ("columns", 2)]
+
+
+@pytest.mark.parametrize("option", [{"triton.mix_order_reduction": False}, {"cpp_wrapper": True}])
+def test_nothing_is_mixed_where_the_user_has_it_off(option: dict[str, bool]) -> None:
+    graph = traced(pair, (LARGE, f32), (LARGE, f32))
+    assert kinds(graph) == [("mixed", 2)]
+    with config.patched(option):
+        assert kinds(graph) == [("rows", 1), ("columns", 2)]
 
 
 def test_a_pointwise_result_and_its_sum() -> None:
