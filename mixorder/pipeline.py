@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .inductor.config import emulates_precision_casts
+from .inductor.graphs import round_as_eager
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form
@@ -38,6 +39,7 @@ from .planning import (
     with_contiguous,
 )
 from .record import RegionRecord
+from .region.comparisons import roundings
 from .region.find import RegionSearch, find_regions, next_region
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
@@ -83,6 +85,21 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
             return _run(graph, search, options, setting)
         finally:
             _or_warn(runner, spelling.end)
+
+
+def round_compared(graph: Graph, options: Options) -> bool:
+    """Mark what has to round as eager does in a graph that compares versions of one value in half precision.
+    Returns whether there is any. Raises only in strict mode."""
+    found: list[Node] = []
+
+    def mark() -> None:
+        found.extend(roundings(graph))
+        for node in found:
+            round_as_eager(node)
+
+    if has_usable_device(graph, options.interpret):
+        _or_warn(Runner(options, Dump(""), {}), mark)
+    return bool(found)
 
 
 def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
