@@ -90,7 +90,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 def round_compared(graph: Graph, options: Options) -> bool:
     """Mark what has to round as eager does in a graph that compares versions of one value in half precision.
     Returns whether there is any. Raises only in strict mode."""
-    found: list[Node] = []
+    found = list[Node]()
 
     def mark() -> None:
         found.extend(roundings(graph))
@@ -98,13 +98,13 @@ def round_compared(graph: Graph, options: Options) -> bool:
             round_as_eager(node)
 
     if has_usable_device(graph, options.interpret):
-        _or_warn(Runner(options, Dump(""), {}), mark)
+        _or_warn(Runner(options, Dump(""), {}), mark, "round")
     return bool(found)
 
 
-def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
+def _or_warn(runner: Runner, change: Callable[[], None], stage: str = "spell") -> None:
     try:
-        runner.step("spell", spell)
+        runner.step(stage, change)
     except MixorderError as error:
         runner.warn(error)
 

@@ -9,6 +9,7 @@ Takes nodes of a graph, answers questions, changes nothing.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 
@@ -36,48 +37,28 @@ _STEPS = frozenset({aten.floor.default, aten.ceil.default, aten.trunc.default})
 _SIGNS = frozenset({aten.sign.default, aten.sgn.default})
 _EQUAL_AT = {aten.sub.Tensor: 0, aten.div.Tensor: 1}  # the result of two equal operands
 
-# Give elements of their operands, or their negatives.
-_SELECTING = frozenset(
-    {
-        aten.amax,
-        aten.amin,
-        aten.max,
-        aten.min,
-        aten.topk,
-        aten.sort,
-        aten.kthvalue,
-        aten.median,
-        aten.cummax,
-        aten.cummin,
-        aten.max_pool2d_with_indices,
-        prims._low_memory_max_pool_with_offsets,
-        aten.gather,
-        aten.index,
-        aten.index_select,
-        aten.cat,
-        aten.clone,
-    }
-)
-_EXACT = frozenset(
-    {aten.abs.default, aten.neg.default, aten.relu.default, aten.where.self, aten.maximum.default}
-    | {aten.minimum.default}
-)
+_SELECTING = {  # give elements of their operands, or their negatives
+    "amax", "amin", "max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin", "gather", "index",
+    "max_pool2d_with_indices", "_low_memory_max_pool_with_offsets", "index_select", "cat", "clone", "where",
+    "maximum", "minimum", "abs", "neg", "relu",
+}  # fmt: skip
 
 
 def sides(node: Node) -> list[Node]:
     """The two values that a node compares, by themselves or by their difference or quotient; none for a node
     whose result does not jump where they are equal."""
-    args = operands(node)
-    if node.target in _OF_TWO:
-        return args if len(args) == 2 else []
-    if len(args) != 1 or (at := _EQUAL_AT.get(_without_casts(args[0]).target)) is None:
-        return []
-    both = operands(_without_casts(args[0]))
-    return both if len(both) == 2 and _jumps(node, at) else []
+    both = operands(node)
+    if node.target not in _OF_TWO:
+        if len(both) != 1 or not _jumps(node, _EQUAL_AT.get(_without_casts(both[0]).target)):
+            return []
+        both = operands(_without_casts(both[0]))
+    return both if len(both) == 2 and all(map(float_bytes, both)) else []
 
 
-def _jumps(node: Node, at: int) -> bool:
+def _jumps(node: Node, at: int | None) -> bool:
     """Whether the result of an operator on one tensor jumps where an element is this number."""
+    if at is None:
+        return False
     if node.target in _WITH_A_NUMBER:
         return node.args[1] in (at, -at)
     if node.target is prims.convert_element_type.default:
@@ -92,22 +73,33 @@ def _without_casts(node: Node) -> Node:
     return node
 
 
-def roundings(graph: Graph) -> frozenset[Node]:
+def roundings(graph: Graph) -> list[Node]:
     """The pointwise operators that have to round as in eager, for comparisons to be right whichever values
     are stored and whichever are computed again."""
-    found = set[Node]()
+    found, same = set[str](), functools.cache(lambda: _expressions(graph))
     for node in graph.nodes:
         if both := sides(node):
-            one, other = map(_computed_from, both)
-            if any(map(_rounds, one & other)):
-                found |= one | other | {node}
-    return frozenset(n for n in found if is_pointwise(n) and n.target not in _EXACT and _is_half(n))
+            one, other = ({same()[n]: n for n in _computed_from(side)} for side in both)
+            if any(_is_rounded(one[shared]) for shared in one.keys() & other.keys()):
+                found |= {*one, *other, same()[node]}
+    return [n for n, name in same().items() if name in found and _rounds(n)] if found else []
+
+
+def _expressions(graph: Graph) -> dict[Node, str]:
+    """For each node, the name of the first one that computes the same: AOTAutograd may make one of both."""
+    names, first = dict[Node, str](), dict[str, str]()
+    for node in graph.nodes:
+        key = node.name
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags:
+            key = f"{node.target}{torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)}"
+        names[node] = first.setdefault(key, node.name)
+    return names
 
 
 def compared(nodes: Iterable[Node]) -> frozenset[Node]:
     """The values in half precision that some nodes compare with others."""
-    pairs = (map(_without_views, sides(n)) for n in nodes)
-    return frozenset(n for pair in pairs for n in pair if float_bytes(n) == 2)
+    values = (_without_views(side) for node in nodes for side in sides(node))
+    return frozenset(n for n in values if float_bytes(n) == 2)
 
 
 def _computed_from(node: Node) -> set[Node]:
@@ -123,20 +115,22 @@ def _computed_from(node: Node) -> set[Node]:
 
 
 def _selects(node: Node) -> bool:
+    """Whether a node's elements are elements of its operands, so that they need no rounding of their own."""
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    return node.target.is_view or node.target.overloadpacket in _SELECTING
+    return node.target.is_view or node.target.overloadpacket.__name__ in _SELECTING
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether eager rounds a node's result to half precision, and Inductor where it stores it."""
+    return takes_operands(node) and float_bytes(node) == 2 and not _selects(node)
 
 
 def _rounds(node: Node) -> bool:
-    """Whether a node's result is rounded to half precision in eager, where Inductor may not do so."""
-    if _selects(node) or node.target in _EXACT:
-        return False
-    return takes_operands(node) and float_bytes(node) == 2
-
-
-def _is_half(node: Node) -> bool:
-    return any(float_bytes(n) == 2 for n in (node, *operands(node)))
+    """Whether a pointwise node rounds anything to half precision in eager: its result, or an operand that is
+    the result of a reduction."""
+    operands_too = (node, *map(_without_views, operands(node)))
+    return is_pointwise(node) and not _selects(node) and any(map(_is_rounded, operands_too))
 
 
 def _without_views(node: Node) -> Node:
