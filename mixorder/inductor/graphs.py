@@ -90,8 +90,9 @@ setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called 
 def round_as_eager(node: torch.fx.Node) -> None:
     """Let Inductor's lowering of a node round its operands and its result to their half precision. The node's
     name says so too: caches of compiled graphs compare the code of graphs, not their metadata."""
-    node.meta[ROUNDED] = True
-    node._rename(f"{node.name}_rounded")
+    if not node.meta.get(ROUNDED):
+        node.meta[ROUNDED] = True
+        node._rename(f"{node.name}_rounded")
 
 
 def launch_arguments(

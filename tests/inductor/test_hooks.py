@@ -311,6 +311,7 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
     for owner, name in (
         (compile_fx._InProcessFxCompile, "codegen_and_compile"),
         (compile_fx, "compile_fx"),
+        (compile_fx, "_recursive_joint_graph_passes"),
     ):
         wrapper = getattr(owner, name)
         plugin.wrap_compile_fx(compile_fx)
