@@ -4,7 +4,7 @@
 from the region to its loops and their schedule. Before regions are looked for, sizes are taken from the
 graph's inputs, and some nodes are spelled as reductions. Those that no region takes are spelled as before at
 the end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
-leaves it to Inductor as it was.
+leaves it to Inductor as it was. `round_compared` sees forward and backward before they are divided.
 """
 
 from __future__ import annotations
