@@ -98,13 +98,14 @@ def round_compared(graph: Graph, options: Options) -> bool:
             round_as_eager(node)
 
     if has_usable_device(graph, options.interpret):
-        _or_warn(Runner(options, Dump(""), {}), mark, "round")
+        runner = Runner(options, Dump(""), {})
+        _or_warn(runner, functools.partial(runner.step, "round", mark))
     return bool(found)
 
 
-def _or_warn(runner: Runner, change: Callable[[], None], stage: str = "spell") -> None:
+def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
     try:
-        runner.step(stage, change)
+        runner.step("spell", spell)
     except MixorderError as error:
         runner.warn(error)
 
