@@ -49,7 +49,7 @@ def plugin() -> Plugin:
     """The functions that the hooks call."""
     from .inductor.hooks import Plugin
 
-    return Plugin(Options.current, _identity, _run, _given_back, _interpreted_assembly)
+    return Plugin(Options.current, _identity, _round, _run, _given_back, _interpreted_assembly)
 
 
 def graph_pass() -> MixOrderPass:
@@ -66,9 +66,11 @@ def compile_for_interpreter(options: Options) -> Callable[..., Any]:
     Raises RuntimeError if `TRITON_INTERPRET` is not set.
     """
     from .inductor import interpreter
+    from .inductor.config import patched
 
     ours = functools.partial(_run, settings=options) if options.enabled else None
-    return interpreter.backend(ours, _interpreted_assembly)
+    backend = interpreter.backend(ours, _interpreted_assembly)
+    return patched(options.as_config())(backend)  # type: ignore[operator]
 
 
 def prepare_interpreter() -> None:
@@ -80,6 +82,12 @@ def prepare_interpreter() -> None:
 
 def _identity() -> tuple[str, tuple[Any, ...]]:
     return source_hash(), Options.current().as_tuple()
+
+
+def _round(graph: Graph, settings: Options) -> bool:
+    import mixorder.pipeline as pipeline
+
+    return pipeline.round_compared(graph, settings)
 
 
 def _run(graph: Graph, settings: Options) -> tuple[list[RegionRecord], bool]:

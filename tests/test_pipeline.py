@@ -12,7 +12,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import f32, f64, pair, traced
+from graphs import bf16, f32, f64, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
@@ -252,6 +252,33 @@ def test_an_unwritable_dump_directory_stops_no_fusion(tmp_path: Path, declined: 
     graph.lint()
     assert len(fused) == (not declined)
     assert (counters["mixorder"]["declined:unsupported-dtype"] > 0) == declined
+
+
+def of_largest(x: Any, w: Any) -> Any:
+    return x * w == (x * w).amax(-1, keepdim=True)
+
+
+def marks(options: Options) -> list[bool]:
+    """Whether each node of a graph that compares is marked to round."""
+    graph = traced(of_largest, *[((512, 256), bf16)] * 2)
+    assert pipeline.round_compared(graph, options) == any("rounded" in n.name for n in graph.nodes)
+    return ["rounded" in n.name for n in graph.nodes if n.op == "call_function"]
+
+
+def test_what_is_compared_is_marked_on_devices_of_ours() -> None:
+    assert marks(STRICT) == [True, True, False, True]
+    assert not any(marks(dataclasses.replace(STRICT, interpret=False)))
+
+
+def test_a_failure_to_mark_leaves_the_graph_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: Graph) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline, "roundings", fails)
+    with pytest.warns(UserWarning, match="failed in stage 'round'"):
+        assert not any(marks(LENIENT))
+    with pytest.raises(MixorderError, match="failed in stage 'round'"):
+        marks(STRICT)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])

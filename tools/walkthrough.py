@@ -30,6 +30,9 @@ For those who want to know how a region becomes a kernel, and for those who chan
 These are the stages in their order. `mixorder/pipeline.py` has one call for each, in the same order:
 
 ```
+FX graph of forward and backward together
+   |
+   v  round          half precision that is compared with a version of itself is marked to round as in eager
 FX graph of forward or backward, after Inductor's own passes
    |
    |  sizes          symbolic sizes come from the graph's inputs, not from tensors on the way

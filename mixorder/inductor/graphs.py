@@ -26,6 +26,9 @@ __all__ = [
     "triton_kernel_wrapper_functional",
 ]
 
+ROUNDED = "low_precision_pointwise_barrier"
+"""Metadata of a node whose operands and result Inductor rounds. `emulate_precision_casts` sets it for all."""
+
 
 @functools.cache
 def is_lowered_pointwise(target: object) -> bool:
@@ -82,6 +85,14 @@ def overwritten(tensor: Any) -> Any:
 
 
 setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called in place of a lowering
+
+
+def round_as_eager(node: torch.fx.Node) -> None:
+    """Let Inductor's lowering of a node round its operands and its result to their half precision. The node's
+    name says so too: caches of compiled graphs compare the code of graphs, not their metadata."""
+    if not node.meta.get(ROUNDED):
+        node.meta[ROUNDED] = True
+        node._rename(f"{node.name}_rounded")
 
 
 def launch_arguments(

@@ -45,14 +45,16 @@ class Plugin:
     """The functions that the hooks call.
 
     `settings`: returns the current options. `identity`: returns everything that the pass's results depend on
-    besides the graph; it can be pickled. `run`: changes a graph in place; returns the records of fused
-    regions, and whether Inductor may now launch effects in another order. `given_back`: gets the records and
-    the error if the graph is compiled without its regions. `assembly`: the result of a piece of inline
-    assembly on NumPy arrays; None if unknown.
+    besides the graph; it can be pickled. `round`: marks what has to round as eager does in a joint graph, and
+    returns whether there is any. `run`: changes a graph in place; returns the records of fused regions, and
+    whether Inductor may now launch effects in another order. `given_back`: gets the records and the error if
+    the graph is compiled without its regions. `assembly`: the result of a piece of inline assembly on NumPy
+    arrays; None if unknown.
     """
 
     settings: Callable[[], Any]
     identity: Callable[[], Any]
+    round: Callable[[torch.fx.Graph, Any], bool]
     run: Callable[[torch.fx.Graph, Any], tuple[list[Any], bool]]
     given_back: Callable[[list[Any], Exception], None]
     assembly: Callable[[str, list[Any]], list[Any] | None]
@@ -111,8 +113,8 @@ def _interprets() -> bool:
 
 
 def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
-    """Wrap the function that compiles one graph, and the entry point, of `torch._inductor.compile_fx`.
-    Idempotent.
+    """Wrap the function that compiles one graph, the entry point, and the passes over a graph that is not yet
+    divided into forward and backward, of `torch._inductor.compile_fx`. Idempotent.
 
     `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, which gets the options with the
     rest of the config. Its callers run in the parent, whose passes do not reach the worker.
@@ -120,6 +122,7 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
     for path, wrapper_of in (
         ("_InProcessFxCompile.codegen_and_compile", _with_our_pass),
         ("compile_fx", _keep_options_for_backward),
+        ("_recursive_joint_graph_passes", _with_roundings),
     ):
         if not wrap(module, path, functools.partial(wrapper_of, plugin)):
             log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
@@ -160,6 +163,20 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
             return original(self, gm, *args, **kwargs)
 
     return codegen_and_compile
+
+
+def _with_roundings(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a graph compares versions of one value, forward and backward have to round it alike. Only here
+    are both in one graph: a mark on a node is copied into each."""
+
+    def joint_graph_passes(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        result: torch.fx.GraphModule = original(gm, *args, **kwargs)
+        settings: Settings = plugin.settings()
+        if settings.enabled and not _stays_off() and plugin.round(result.graph, settings):
+            result.recompile()
+        return result
+
+    return joint_graph_passes
 
 
 def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:

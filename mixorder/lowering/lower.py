@@ -16,12 +16,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import (
-    OpsValue,
-    handling,
-    ops,
-    unwrapped,
-)
+from ..inductor.ops import handling, unwrapped
 from ..inductor.symbols import are_equal
 from ..ir.program import (
     Axis,
@@ -159,9 +154,8 @@ class _RowTracer(Tracer):
             else:
                 with handling(self._recorder):
                     traced = unwrapped(self._boxes.of(node).make_loader()(index))
-                    if node in self.region.rounded:
-                        half = ops.to_dtype(OpsValue(traced), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
-                        traced = unwrapped(ops.to_dtype(half, traced.dtype))
+            if node in self.region.rounded:
+                traced = self.as_stored(traced, node)
             self._values[key] = traced
             self.current = outer
         return self._values[key]

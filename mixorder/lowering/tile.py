@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import OpsValue, handling, ops, unwrapped
+from ..inductor.ops import handling, unwrapped
 from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
 from ..region.axes import Space, product
 from ..region.factors import Factor, Run
@@ -140,11 +140,10 @@ class _TileTracer(Tracer):
 
     def rounded(self, value: Traced, node: Node) -> Traced:
         """A result, rounded to half precision if the graph states that and it may need it."""
-        if not self._as_eager or float_bytes(node) != 2 or self.bytes_of(value.name) <= 2:
+        as_eager = self._as_eager or node in self.region.compared
+        if not as_eager or float_bytes(node) != 2 or self.bytes_of(value.name) <= 2:
             return value
-        with handling(self._recorder):
-            half = ops.to_dtype(OpsValue(value), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
-            traced: Traced = unwrapped(ops.to_dtype(half, value.dtype))
+        traced = self.as_stored(value, node)
         self._exact[traced.name] = 2
         return traced
 

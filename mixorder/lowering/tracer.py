@@ -28,6 +28,7 @@ from ..inductor.ops import (
 )
 from ..inductor.symbols import bounds, hint_of, simplified
 from ..inductor.tensors import make_contiguous_strides_for, padded_strides
+from ..ir.dtypes import HALVES
 from ..ir.program import (
     Axis,
     Buffer,
@@ -86,8 +87,13 @@ class _Recorder(DefaultHandler):
     ) -> Any:
         if use_compute_types and unwrapped(x).dtype == upcast_compute_type(dtype):
             return x  # half precision computes in fp32: a cast between the two changes nothing
+        if self.tracer.halves.get(unwrapped(x).name) == dtype and not use_compute_types:
+            return x
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
-        return self._default("to_dtype", (x, dtype), kwargs)
+        result = self._default("to_dtype", (x, dtype), kwargs)
+        if use_compute_types and unwrapped(x).dtype in HALVES:
+            self.tracer.halves[result.name] = unwrapped(x).dtype
+        return result
 
     def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
         expr = self.tracer.simplify(sympy.sympify(expr))
@@ -132,6 +138,7 @@ class Tracer:
         self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # the loops' that each value depends on
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], Traced] = {}
+        self.halves: dict[str, torch.dtype] = {}  # in half precision, of values in float32 that need no more
         self._recorder = _Recorder(self)
         self._boxes = Boxes(self.value, self._recorder)
         self._ranges = {axis.symbol: axis.size for axis in axes}
@@ -139,6 +146,12 @@ class Tracer:
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
         """The value of a node at an index over the loops' symbols."""
         raise NotImplementedError
+
+    def as_stored(self, value: Traced, node: Node) -> Traced:
+        """A value, rounded to the dtype of its node."""
+        with handling(self._recorder):
+            half = ops.to_dtype(OpsValue(value), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
+            return unwrapped(ops.to_dtype(half, value.dtype))
 
     def buffers(self) -> tuple[Buffer, ...]:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
@@ -171,6 +184,8 @@ class Tracer:
             dtype = upcast_compute_type(val.dtype)
             condition = None if predicate is None else Ref(predicate.name)
             self._loads[key] = self.append(Load(self.fresh(node.name), *place, dtype, condition))
+            if val.dtype in HALVES:
+                self.halves[self._loads[key].name] = val.dtype
         return self._loads[key]
 
     def loaded_both_ways(self) -> frozenset[Place]:
@@ -305,4 +320,6 @@ class Tracer:
             name = self.fresh(self.current or kind.name)
             dtype = kind.accumulates_in(stored)
             self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, dtype, stored))
+            if kind.selects and value.name in self.halves:
+                self.halves[name] = self.halves[value.name]
         return self._computed[key]

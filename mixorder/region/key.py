@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..inductor.graphs import ROUNDED
 from .axes import Size
 from .layouts import is_free, is_read_as_stated, is_row_major
 from .nodes import fake, leaves_the_graph, size_of
 from .operators import contracted
 from .region import Region
-
-ROUNDED = "low_precision_pointwise_barrier"
-"""Metadata of a node whose result `emulate_precision_casts` rounds; Inductor's lowerings look at it."""
 
 _PLAIN = (str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 

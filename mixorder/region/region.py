@@ -11,6 +11,7 @@ from typing import TypeVar
 from torch.fx import Node
 
 from .axes import Space
+from .comparisons import compared
 from .factors import Order
 from .gathers import is_gather
 from .moves import Steps, moved
@@ -110,12 +111,17 @@ class Region:
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:
         """Members in half precision whose rounded values the region computes with: outputs from which a wider
-        output is computed by a reduction, such as a softmax's sum, and those that the region reads a function
-        of.
+        output is computed by a reduction, such as a softmax's sum, those that the region reads a function of,
+        and those that it compares.
 
         So what is computed agrees with the stored values.
         """
-        return self._outputs_below_wider_ones() | self._operands_of_inputs()
+        return self._outputs_below_wider_ones() | self._operands_of_inputs() | self.compared
+
+    @functools.cached_property
+    def compared(self) -> frozenset[Node]:
+        """Members in half precision that the region compares with another value, such as a stored maximum."""
+        return compared(self.nodes).intersection(self.nodes)
 
     def _operands_of_inputs(self) -> frozenset[Node]:
         """Members that an operator outside, such as a custom one, reads in memory, where the region reads the

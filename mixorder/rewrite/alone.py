@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from ..inductor.graphs import ROUNDED
 from ..region.axes import Size
-from ..region.key import ROUNDED
 from ..region.nodes import fake, size_of
 from ..region.region import Region
 

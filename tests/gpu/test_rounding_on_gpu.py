@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from graphs import bf16, f16, f32, pair, randomised
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 
 from mixorder.report import RegionRecord, collect
 
@@ -70,3 +72,84 @@ def test_a_row_s_result_that_a_later_loop_reads_is_not_rounded_for_it(dtype: tor
     eager, stock = errors(function(x, dy, m), exact), errors(compiled(function, False)(x, dy, m), exact)
     assert ours[2] < 0.95 * eager[2]
     assert all(mine <= 1.02 * theirs for mine, theirs in zip(ours, stock, strict=True))
+
+
+def behind_norm(x: Any, w: Any) -> Any:
+    return F.rms_norm(x, (x.shape[-1],), w, 1e-6) * w
+
+
+def of_maxima(y: Any, w: Any) -> Results:
+    return y.amax(-1), (y * w).sum(0)
+
+
+def of_largest_four(y: Any, w: Any) -> Results:
+    return (torch.where(y >= y.topk(4, -1).values[..., -1:], y * w, 0).sum(0),)
+
+
+def of_distances(y: Any, w: Any) -> Results:
+    return ((y - y.amax(-1, keepdim=True)).abs(), (y * w).sum(0))
+
+
+def step(function: Callable[..., Any], *args: torch.Tensor) -> Results:
+    """What a function gives, and the gradients of its arguments."""
+    args = tuple(a.detach().requires_grad_() for a in args)
+    out = function(*args)
+    generator = torch.Generator("cuda").manual_seed(1)
+    seeds = [torch.randn(t.shape, device="cuda", generator=generator).to(t.dtype) for t in out]
+    return tuple(t.detach() for t in (*out, *torch.autograd.grad(out, args, seeds)))
+
+
+@pytest.mark.parametrize("numel", [0, 1 << 40], ids=["fused", "left to Inductor"])
+@pytest.mark.parametrize("dtype", [bf16, f16])
+@pytest.mark.parametrize("head", [of_maxima, of_largest_four, of_distances])
+@pytest.mark.parametrize(
+    ("shape", "chain"),
+    [((2048, 2048), behind_norm), ((1000, 1001), lambda x, w: x * w * w), ((64, 65536), lambda x, w: x * w)],
+)
+def test_what_is_compared_with_a_version_of_itself_is_rounded(
+    shape: tuple[int, int], chain: Any, head: Any, dtype: torch.dtype, numel: int
+) -> None:
+    """pytorch/pytorch#195214: stock's gradients of a maximum are NaN. The float64 reference is of eager's
+    rounded values where these are compared, so that as many elements of a row are its largest."""
+    torch.manual_seed(0)
+    args = torch.randn(*shape, device="cuda").to(dtype), torch.randn(shape[1], device="cuda").to(dtype)
+    values = chain(*args).double()
+
+    def exact(x: Any, w: Any) -> Any:
+        y = chain(x, w)
+        return head(y + (values - y).detach(), w)
+
+    options = {"mixorder": True, **STRICT, "mixorder_min_numel": numel}
+    torch._dynamo.reset()
+    with collect() as records:
+        ours = step(torch.compile(lambda x, w: head(chain(x, w), w), options=options, dynamic=False), *args)
+    if numel:
+        assert not any(isinstance(r, RegionRecord) for r in records)
+    eager = step(lambda x, w: head(chain(x, w), w), *args)
+    truth = step(exact, *(a.double() for a in args))
+    assert all(t.isfinite().all() for t in ours)
+    # Eager adds up a norm's squares in another order: a row or two may have another largest element.
+    more = 0.05 if chain is behind_norm else torch.finfo(dtype).eps / 4
+    for mine, theirs in zip(errors(ours, truth), errors(eager, truth), strict=True):
+        assert mine <= 1.1 * theirs + more
+
+
+def test_marks_stay_in_graphs_that_compare() -> None:
+    """What compares nothing is stock's own code where nothing is fused."""
+    args = torch.randn(512, 512, device="cuda", dtype=bf16), torch.randn(512, device="cuda", dtype=bf16)
+
+    def code(function: Callable[..., Any], on: bool) -> list[str]:
+        torch._dynamo.reset()
+        options = {"mixorder": on, "mixorder_strict": True, "mixorder_min_numel": 1 << 40}
+        compiled = torch.compile(function, options={**options, "fx_graph_cache": False}, dynamic=False)
+        with torch.no_grad():
+            return run_and_get_code(compiled, *args)[1]
+
+    def plain(x: Any, w: Any) -> Any:
+        return torch.where(x * w > 0.5, torch.softmax(x * w, -1), 0)
+
+    def compares(x: Any, w: Any) -> Any:
+        return torch.where(x * w == (x * w).amax(-1, keepdim=True), x, 0)
+
+    assert code(plain, True) == code(plain, False)
+    assert code(compares, True) != code(compares, False)

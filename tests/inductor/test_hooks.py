@@ -311,12 +311,35 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
     for owner, name in (
         (compile_fx._InProcessFxCompile, "codegen_and_compile"),
         (compile_fx, "compile_fx"),
+        (compile_fx, "_recursive_joint_graph_passes"),
     ):
         wrapper = getattr(owner, name)
         plugin.wrap_compile_fx(compile_fx)
         assert getattr(owner, name) is wrapper
         assert not hasattr(wrapper.__wrapped__, "__wrapped__")
         assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+
+
+def test_marks_reach_inductor_s_own_kernels_in_both_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them, the stored maximum is no element of the product that the backward computes again."""
+    from mixorder import pipeline
+
+    monkeypatch.setattr(pipeline, "has_usable_device", lambda *_: True)
+    monkeypatch.setattr(pipeline, "run", lambda *_: [])
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 64).to(torch.bfloat16), torch.randn(64).to(torch.bfloat16)
+
+    def gradient(function: Callable[..., torch.Tensor]) -> torch.Tensor:
+        torch._dynamo.reset()
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(function(leaf, w).sum(), leaf)[0]
+
+    def largest(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * w * w).amax(-1)
+
+    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        found = gradient(torch.compile(largest, options={"mixorder": True}))
+    assert torch.equal(found, gradient(largest))
 
 
 def test_unknown_torch_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:

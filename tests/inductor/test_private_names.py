@@ -233,6 +233,7 @@ REACHED: dict[str, Rely] = {
         1, "kernel_name", "kernel_body"
     ),
     "torch._inductor.compile_fx._InProcessFxCompile.codegen_and_compile": wrapped(1, "gm"),
+    "torch._inductor.compile_fx._recursive_joint_graph_passes": wrapped(1),
     "torch._inductor.compile_fx.compile_fx": wrapped(
         0, "model_", "example_inputs_", "inner_compile", "config_patches"
     ),
@@ -273,6 +274,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.scheduler.BaseSchedulerNode.is_extern": called(1),
     "torch._inductor.scheduler.BaseSchedulerNode.is_template": called(1),
     "torch._inductor.tiling_utils.extract_normalized_read_writes": wrapped(0, "node"),
+    "torch.fx.Node._rename": called(2),
     "torch._inductor.utils.IndentedBuffer.do_indent": called(1),
     "torch._inductor.utils.IndentedBuffer.getvalue": called(1),
     "torch._inductor.utils.IndentedBuffer.indent": called(1),

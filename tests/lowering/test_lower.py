@@ -116,6 +116,56 @@ def test_a_cast_to_half_precision_inside_is_left_out_as_inductor_does() -> None:
     assert "to_dtype" not in {s.op for s in statements(program, Compute)}
 
 
+HALF = ((512, 256), bf16)
+
+
+def of_largest(x: Any, dy: Any, most: Any) -> Any:
+    """The gradient of a maximum that was stored, and of a sum of rows beside it."""
+    product = x * dy
+    equal = product == most
+    share = most / equal.sum(-1, keepdim=True)
+    return share * equal, (dy * x.abs()).sum(0)
+
+
+def roundings(program: LoopProgram) -> list[str]:
+    """What is rounded, by the names of nodes."""
+    found = (s for s in statements(program, Compute) if s.op == "to_dtype")
+    names = {s.args[0].name for s in found if dict(s.kwargs).get("use_compute_types") is False}
+    return sorted(name.split(".")[0] for name in names)
+
+
+def test_a_value_is_rounded_where_it_is_compared_with_a_stored_one() -> None:
+    """What is loaded needs no rounding, and nothing else has any."""
+    assert roundings(lowered(of_largest, HALF, HALF, ((512, 1), bf16))) == ["mul"]
+
+
+def test_nothing_is_rounded_in_float32() -> None:
+    assert roundings(lowered(of_largest, FULL, FULL, ((512, 1), f32))) == []
+
+
+def test_nothing_is_rounded_where_a_value_is_compared_with_a_number() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        return torch.where(x * dy > 0.5, x, dy) * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
+
+    assert roundings(lowered(function, HALF, HALF)) == []
+
+
+def test_the_largest_of_what_is_rounded_is_not_rounded_again() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        return torch.where(product == product.amax(-1, keepdim=True), x, dy), product.sum(0)
+
+    assert roundings(lowered(function, HALF, HALF)) == ["mul"]
+
+
+def test_what_is_marked_rounds_no_operand_that_is_loaded() -> None:
+    graph = traced(lambda x, dy: pair(x, dy), HALF, HALF)
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.mul.Tensor:
+            node.meta["low_precision_pointwise_barrier"] = True
+    assert roundings(verify(lower(only(graph)), Form.LOWERED)) == ["mul", "mul_1", "sum_1"]
+
+
 def test_a_cast_between_compute_dtypes_stays() -> None:
     def function(x: Any, dy: Any) -> Any:
         dx, dw = pair(x.to(f64), dy.to(f64))

@@ -120,3 +120,15 @@ def test_strides_of_a_slice() -> None:
     program = lowered(lambda x: quantised.mx_both(x[:, 512:]), ((256, 1024), bf16))
     loads = [str(s) for s in program.nests[0].body if "load" in str(s)]
     assert loads == ["%slice_1: f32 = load in0[32768*i + 32*j + 1024*x + y]"]
+
+
+def test_a_value_is_rounded_where_it_is_compared_with_a_stored_one() -> None:
+    """Other results have their digits, as the results of Inductor have."""
+
+    def function(x: Any, w: Any, most: Any) -> Any:
+        product, other = x * w, x + w
+        chosen = torch.where((product == most).view(16, 16, 32, 16), other.view(16, 16, 32, 16), 0)
+        return chosen / chosen.abs().amax((1, 3), keepdim=True), chosen.abs().amax((1, 3))
+
+    half = ((256, 512), bf16)
+    assert casts_to(lowered(function, half, half, half), bf16) == 1
