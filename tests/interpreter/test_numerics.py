@@ -125,6 +125,26 @@ def test_infinite_sums_over_rows_are_those_of_eager(dtype: torch.dtype) -> None:
         assert torch.equal(mine.isinf(), theirs.isinf())
 
 
+@pytest.mark.parametrize("cols", [64, 100])
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_moments_are_finite_where_a_sum_is_not(dtype: torch.dtype, cols: int) -> None:
+    """Inductor's loops update the mean by each element, and so add up no row."""
+
+    def function(x: torch.Tensor) -> Any:
+        variance, mean = torch.var_mean(x.to(f32), 1, correction=0, keepdim=True)
+        return mean, (x - mean) * torch.rsqrt(variance + 1e-5), x.to(f32).sum(0)
+
+    x = torch.randn(12, cols, dtype=dtype)
+    x[:4] = x[:4].clamp(-2, 2) * 8.5e37
+    x[4:8] = 8.5e37 + x[4:8] * 1e36
+    x[8] = 8.5e37
+    mean, normalised, _ = run_fused(function, (x,))
+    exact = x.double().mean(1, keepdim=True)
+    largest = x.double().abs().amax(1, keepdim=True)
+    assert float(((mean.double() - exact).abs() / largest).max()) <= 1e-6
+    assert normalised.isfinite().all()
+
+
 # Plain functions: masked lanes, other reductions, random programs.
 
 PROLOGUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
