@@ -47,6 +47,7 @@ from ..region.nodes import (
     correction,
     fake,
     is_mean,
+    is_moment,
     is_variance,
     reduction_kind,
 )
@@ -250,11 +251,16 @@ class Tracer:
         count: Size,
         stored: torch.dtype,
         correction: float = 0,
+        scale: float = 1,
     ) -> Traced:
+        """The mean along some loops; `scale` is of the elements that are added up, and exact."""
+        if scale != 1:
+            with handling(self._recorder):
+                value = unwrapped(ops.mul(OpsValue(value), ops.constant(scale, value.dtype)))
         total = OpsValue(self.reduced(kind, value, symbols, stored))
         with handling(self._recorder):
             if isinstance(count, int):
-                divisor = ops.constant(max(count - correction, 0), value.dtype)
+                divisor = ops.constant(max(count - correction, 0) * scale, value.dtype)
             else:
                 divisor = ops.index_expr(sympy.Max(count - sympy.sympify(correction), 0), value.dtype)
             return unwrapped(ops.truediv(total, divisor))
@@ -299,13 +305,15 @@ class Tracer:
         assert kind is not None
         stored = fake(node).dtype  # type: ignore[union-attr]
         value = self.element(kind, value, stored)
+        scale = _scale(count, stored) if is_variance(node) or is_moment(node) else 1
         if is_variance(node):
             with handling(self._recorder):
-                centred = ops.sub(OpsValue(value), OpsValue(self.mean(kind, value, symbols, count, stored)))
+                mean = self.mean(kind, value, symbols, count, stored, scale=scale)
+                centred = ops.sub(OpsValue(value), OpsValue(mean))
                 value = unwrapped(ops.mul(centred, centred))
             traced = self.mean(kind, value, symbols, count, stored, correction(node))
         elif is_mean(node):
-            traced = self.mean(kind, value, symbols, count, stored)
+            traced = self.mean(kind, value, symbols, count, stored, scale=scale)
         else:
             traced = self.reduced(kind, value, symbols, stored)
         with handling(self._recorder):
@@ -323,3 +331,11 @@ class Tracer:
             if kind.selects and value.name in self.halves:
                 self.halves[name] = self.halves[value.name]
         return self._computed[key]
+
+
+def _scale(count: Size, stored: torch.dtype) -> float:
+    """The power of two by which a row's elements are multiplied before they are added up for its moments: the
+    sum is then finite where the mean is. So is the mean of Inductor's loops, which add up no row."""
+    if not isinstance(count, int) or stored == torch.float16:  # a sum of float16 is finite in float32
+        return 1
+    return 2.0 ** -(count - 1).bit_length()
