@@ -41,6 +41,7 @@ from .planning import (
 from .record import RegionRecord
 from .region.comparisons import roundings
 from .region.find import RegionSearch, find_regions, next_region
+from .region.layouts import is_joined
 from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
 from .region.operators import contracted
@@ -317,11 +318,18 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     show("schedule.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
-    traffic = step("cost", cost.traffic, lowered, loops, schedule.partials, copied)
+    traffic = step("cost", cost.traffic, lowered, loops, schedule.partials, copied, _joined(region))
     takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
     return Plan(
         key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes
     )
+
+
+def _joined(region: Region) -> list[str]:
+    """The large results that the graph copies into one tensor, by their names in the region's loops."""
+    results = enumerate(region.outputs)
+    full = region.seed.analysis.is_full
+    return [f"out{i}" for i, node in results if full(node) and is_joined(node, region.nodes)]
 
 
 def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopProgram, LoopProgram]:

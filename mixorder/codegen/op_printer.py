@@ -14,7 +14,7 @@ import torch
 from ..errors import Decline, DeclineReason
 from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, printing_triton
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
-from . import bfloat16, branchless, few_bits
+from . import bfloat16, branchless, quotients
 
 
 def check_printable(program: LoopProgram) -> LoopProgram:
@@ -61,7 +61,7 @@ class OpPrinter(ScalarPrinter):
         text = None
         if args:
             value = str(args[0])
-            text = branchless.called(op, value) or bfloat16.called(op, value) or few_bits.called(op, args)
+            text = branchless.called(op, value) or bfloat16.called(op, value) or quotients.called(op, args)
         return super().print(op, args, kwargs, dtype) if text is None else self.line(text, dtype)
 
     def check(self, stmt: Compute) -> None:

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..inductor.graphs import ROUNDED
 from .axes import Size
-from .layouts import is_free, is_read_as_stated, is_row_major
+from .layouts import is_free, is_joined, is_read_as_stated, is_row_major
 from .nodes import fake, leaves_the_graph, size_of
 from .operators import contracted
 from .region import Region
@@ -49,7 +49,7 @@ def structural_key(region: Region) -> Hashable | None:
             ),
             tuple(number[n] for n in region.nodes if n.meta.get(ROUNDED)),
             tuple((number[product], number[total]) for product, total in contracted(region)),
-            tuple((number[n], leaves_the_graph(n)) for n in region.outputs),
+            tuple((number[n], leaves_the_graph(n), is_joined(n, number)) for n in region.outputs),
             tuple(
                 (number[n], is_free(n), is_read_as_stated(n))
                 for n in (*inputs, *region.outputs)

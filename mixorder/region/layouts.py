@@ -6,7 +6,7 @@ its loops, unless an operator that is no loop reads it: that gets the strides th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch.fx import Node
@@ -36,6 +36,13 @@ def has_stated_order(node: Node) -> bool:
     """Whether Inductor has to store a tensor in the order that the graph states: the graph's caller reads it,
     or an operator that takes the strides as stated. A matrix product does not."""
     return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node))
+
+
+def is_joined(node: Node, members: Collection[Node]) -> bool:
+    """Whether a `cat` or another copy that is stored, and is none of `members`, takes a tensor or a view of
+    it. Inductor's own loops write their result to its place there; that of another kernel is copied."""
+    copies = (user for user in readers(node) if user.target in COPIES and user not in members)
+    return any(not all(map(takes_operands, readers(copy))) for copy in copies)
 
 
 def is_computed_by_loops(node: Node) -> bool:

@@ -35,7 +35,9 @@ class Traffic:
     """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
 
     `workspace` counts twice: the main kernel writes it and the finalisation reads it. `copied` counts twice:
-    `copies` kernels read and write these bytes, before the main kernel reads them or behind it.
+    `copies` kernels read and write these bytes, before the main kernel reads them or behind it. `joined` is
+    of results that the graph copies into one tensor behind the kernels, and counts twice as well: Inductor's
+    kernels would write them there.
     """
 
     read: int
@@ -44,10 +46,11 @@ class Traffic:
     copied: int
     apart: int
     copies: int = 0
+    joined: int = 0
 
     @property
     def total(self) -> int:
-        return self.read + self.written + 2 * (self.workspace + self.copied)
+        return self.read + self.written + 2 * (self.workspace + self.copied + self.joined)
 
     @property
     def saved(self) -> int:
@@ -55,10 +58,14 @@ class Traffic:
 
 
 def traffic(
-    lowered: LoopProgram, merged: LoopProgram, num_splits: int, copied: Collection[str] = ()
+    lowered: LoopProgram,
+    merged: LoopProgram,
+    num_splits: int,
+    copied: Collection[str] = (),
+    joined: Collection[str] = (),
 ) -> Traffic:
     """The traffic of a merged program with `num_splits` programs, and of the lowered nests that it was merged
-    from. The buffers in `copied` are copied for it."""
+    from. The buffers in `copied` are copied for it, and those in `joined` behind it."""
     statements = [s for nest in merged.nests for s in nest.statements]
     return Traffic(
         _read(merged, statements),
@@ -67,6 +74,7 @@ def traffic(
         size(merged, copied),
         _apart(lowered),
         len(copied),
+        size(merged, joined),
     )
 
 

@@ -331,18 +331,20 @@ def words_of(value: Load | Compute | Buffer) -> int:
 
 # Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
 # lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100,
-# three of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47.
+# three of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47. A
+# division that is rounded to the nearest has 17 and a call, which no other element's instructions overlap.
+# H100, two of them for each of as many elements, 1x128 and 128x1: 260 us, by which each has 57.
 _INSTRUCTIONS = {
     **dict.fromkeys(("atan2", "pow"), 80),
     **dict.fromkeys(("sin", "cos", "tan"), 40),
     **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
-    **dict.fromkeys(
-        ("exp", "sigmoid", "truediv", "div_rn", "reciprocal", "sqrt", "asin", "acos", "atan"), 12
-    ),
+    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
+    "div_rn": 57,
     "branchless_tanh": 14,
     "branchless_erf": 22,
     "branchless_sigmoid": 14,
+    "corrected_quotient": 4,
     "lgamma": 200,
     "unpacked_bfloat16": 0,  # a part of the load
 }

@@ -197,7 +197,11 @@ def fused_kernels(
     work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
     cols = facts.cols / schedule.parts
     return Fused(
-        2 - schedule.finishes + sum(b.fill is not None for b in loops.buffers) + moved.copies,
+        2
+        - schedule.finishes
+        + sum(b.fill is not None for b in loops.buffers)
+        + moved.copies
+        + (moved.joined > 0),
         work,
         programs,
         tile.num_warps,
@@ -217,8 +221,8 @@ def fused_kernels(
         max(1, schedule.depth),
         0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.final_block),
         moved.workspace,
-        moved.copied,
-        moved.copies,
+        moved.copied + moved.joined,
+        moved.copies + (moved.joined > 0),
         steps > 1 and tile.num_stages > 1 and _is_too_narrow(schedule, facts),
         tile.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )

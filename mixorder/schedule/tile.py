@@ -267,6 +267,7 @@ def expected_of_tile(
     once = moved.read + moved.written + moved.workspace
     assert isinstance(facts, TileFacts)
     again = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
+    once += 2 * moved.joined
     idle = Work(once, once + again)
     launch = times.start_us + times.fused.latency_us
     exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned

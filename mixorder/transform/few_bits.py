@@ -2,8 +2,8 @@
 
 CUDA's division of float32 has a branch for quotients or divisors at the ends of the range, which keeps the
 instructions of different quotients from being mixed. A divisor with 11 bits or fewer needs no more than one
-correction of an approximate quotient (`codegen.few_bits` has the proof). The factor of a block in FP8 formats
-is such a quotient, in each thread that has elements of the block.
+correction of an approximate quotient (`codegen.quotients` has the proof). The factor of a block in FP8
+formats is such a quotient, in each thread that has elements of the block.
 Takes a program and returns one.
 """
 

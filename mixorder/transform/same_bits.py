@@ -6,6 +6,7 @@ from ..ir.program import LoopProgram
 from .branches import without_branches
 from .few_bits import divide_by_few_bits
 from .powers_of_two import multiply_by_reciprocals
+from .quotients import divide_by_blocks
 from .ranges import simplify_ranges
 from .rounding import round_at_once, unpack_at_once
 from .saturation import without_clamps
@@ -20,7 +21,7 @@ def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> L
         program = without_clamps(program)
     if not runs_ptx:
         return program
-    program = without_branches(program)
+    program = divide_by_blocks(without_branches(program))
     if saturates:  # these GPUs have its instruction
         program = unpack_at_once(round_at_once(program))
     return divide_by_few_bits(program)

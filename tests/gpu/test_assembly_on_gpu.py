@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mixorder.codegen import bfloat16, branchless, few_bits
+from mixorder.codegen import bfloat16, branchless, quotients
 from mixorder.codegen.load import load_function
 from mixorder.transform.branches import FUNCTIONS, PREFIX
 from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
+from mixorder.transform.quotients import CORRECTED, INVERSE, LEAST, MOST
 from mixorder.transform.rounding import ROUNDED
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +33,10 @@ def compare(count_ptr, start):
 
 def cases() -> dict[str, tuple[str | None, str]]:
     found = {name: (branchless.called(PREFIX + name, "x"), f"libdevice.{name}(x)") for name in FUNCTIONS}
+    used = f"((x >= {LEAST}) & (x <= {MOST})) | (x == 0.0) | (x == float('inf')) | (x != x)"
+    inverses = (quotients.called(INVERSE, ("x",)), "tl.div_rn(1.0, x)")
+    ours, theirs = (f"tl.where({used}, {inverse}, 0.0)" for inverse in inverses)
+    found["inverse"] = (ours, theirs)
     return found | {"bfloat16": (bfloat16.called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
 
 
@@ -62,7 +67,7 @@ def divide(in_ptr, out_ptr):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dividend", [448.0, 57344.0, 6.0, 4.0, 1000003.0])
 def test_quotients_by_every_number_in_half_precision(dividend: float, dtype: torch.dtype) -> None:
-    kernel = load_function(QUOTIENTS.format(quotient=few_bits.called(QUOTIENT, ("x", dividend))), "divide")
+    kernel = load_function(QUOTIENTS.format(quotient=quotients.called(QUOTIENT, ("x", dividend))), "divide")
     x = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
     found = torch.full((2**16,), 77.0, device="cuda")
     kernel[(2**16 // 1024,)](x, found)
@@ -70,6 +75,48 @@ def test_quotients_by_every_number_in_half_precision(dividend: float, dtype: tor
     used = (x.float() >= LEAST_DIVISOR) & ~x.isnan()
     assert int(used.sum()) > 29000 and torch.equal(found[used], wanted[used])
     assert found[x.isnan()].isnan().all()
+
+
+CORRECTIONS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def divide(a_ptr, s_ptr, out_ptr):
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    a, s = tl.load(a_ptr + at), tl.load(s_ptr + at)
+    inverse = {inverse}
+    finite = tl.where((s < 3.4028234663852886e38) | (s != s), s, 3.4028234663852886e38)
+    tl.store(out_ptr + at, {quotient})
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_quotients_of_numbers_by_divisors_in_range(dtype: torch.dtype) -> None:
+    inverse = quotients.called(INVERSE, ("s",))
+    quotient = quotients.called(CORRECTED, ("a", "finite", "inverse"))
+    kernel = load_function(CORRECTIONS.format(inverse=inverse, quotient=quotient), "divide")
+    size = 2**26
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(low: int, high: int) -> torch.Tensor:
+        mantissas = 1 + torch.rand(size, device="cuda", generator=generator, dtype=torch.float64)
+        exponents = torch.randint(low, high, (size,), device="cuda", generator=generator)
+        return torch.ldexp(mantissas, exponents).float()
+
+    a = drawn(-40, 40) * torch.randn(size, device="cuda", generator=generator).sign()
+    a = a.to(dtype).float()
+    s = drawn(-60, 60)
+    a[:5] = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 3.0], device="cuda")
+    s[4] = float("inf")
+    found = torch.full((size,), 77.0, device="cuda")
+    kernel[(size // 1024,)](a, s, found)
+    bits = [
+        x.nan_to_num(nan=7.0, posinf=float("inf"), neginf=-float("inf")).view(torch.int32)
+        for x in (found, a / s)
+    ]
+    assert torch.equal(*bits)
 
 
 SIGMOID = """\

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graphs import bf16, f32, traced, within_tile
 
-from mixorder.codegen import few_bits
+from mixorder.codegen import quotients
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
@@ -70,15 +70,15 @@ def test_other_divisions_stay(case: str) -> None:
 
 
 def test_a_call_is_recognised_by_its_mark() -> None:
-    text = few_bits.called(QUOTIENT, ("x", 448.0))
-    assert text is not None and few_bits.called("div_rn", ("x", "y")) is None
+    text = quotients.called(QUOTIENT, ("x", 448.0))
+    assert text is not None and quotients.called("div_rn", ("x", "y")) is None
     body = text.split('"')[1]
     values = np.array([1e-12, 3.0, 448.0, np.inf, np.nan], np.float32)
-    found = few_bits.interpreted(body, [values])
+    found = quotients.interpreted(body, [values])
     assert found is not None
     with np.errstate(all="ignore"):
         assert np.array_equal(found[0], np.float32(448) / values, equal_nan=True)
-    assert few_bits.interpreted("{ .reg .b32 mixorder_tanh; }", [values]) is None
+    assert quotients.interpreted("{ .reg .b32 mixorder_tanh; }", [values]) is None
 
 
 @pytest.mark.parametrize("bits", [8, 11])

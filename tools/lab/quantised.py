@@ -101,6 +101,25 @@ def blocks_in_place(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     return data.view(x.shape), factors.view(rows, -1), others.view(x.shape), more.squeeze(1)
 
 
+def divided(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 of blocks along the last dim, and the scale of each block, in the dtype of the blocks. A GPU also
+    multiplies by a reciprocal where the scale is stated as a quotient by `MOST`; eager on a CPU divides."""
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) * (1 / MOST)
+    return (blocks / scale).to(F8), scale
+
+
+def divided_both(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+    """`blocks_both` as most people write it: each element is divided by its block's scale."""
+    data, scales = divided(x.reshape(-1, block))
+    turned, others = divided(x.t().contiguous().reshape(-1, block))
+    shape = x.shape[1], x.shape[0]
+    return data.view(x.shape), scales.view(x.shape[0], -1), turned.view(shape).t(), others.view(shape[0], -1)
+
+
+def divided_in_float32(x: Tensor) -> tuple[Tensor, ...]:
+    return divided_both(x.float())
+
+
 def squares(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     """128 x 128: DeepSeek's weights."""
     rows, cols = x.shape
@@ -188,6 +207,10 @@ RECIPES = {
     "mx4_both": Recipe("MXFP4 1x32 and 32x1, two to a byte, transposed", mx4_both, tensors(1)),
     "blocks_both": Recipe("1x128 and 128x1, transposed", blocks_both, tensors(1), 82),
     "blocks_in_place": Recipe("1x128 and 128x1, not transposed", blocks_in_place, tensors(1)),
+    "divided_both": Recipe("1x128 and 128x1, transposed, divided in bf16", divided_both, tensors(1)),
+    "divided_in_float32": Recipe(
+        "1x128 and 128x1, transposed, divided in float32", divided_in_float32, tensors(1)
+    ),
     "squares": Recipe("128x128", squares, tensors(1)),
     "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
     "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),

@@ -1,0 +1,108 @@
+"""Results that a graph copies into one tensor, such as gradients of the parts of a split: what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import bf16, f32, traced
+from torch.fx import Graph
+
+from mixorder import pipeline
+from mixorder.errors import Decline, DeclineReason
+from mixorder.options import Options
+from mixorder.region.layouts import is_joined
+from mixorder.report import RegionRecord, collect
+from mixorder.schedule.device import H200
+from mixorder.schedule.kernel_time import moving_us
+
+aten = torch.ops.aten
+ROWS = 16384
+Join = Callable[[list[Any]], Any]
+
+JOINED: dict[str, Join] = {
+    "cat": lambda parts: torch.cat(parts, -1),
+    "cat behind views": lambda parts: torch.cat([p.view(ROWS // 4, 4, -1) for p in parts], -1),
+    "cat for a matrix product": lambda parts: torch.cat(parts, -1) @ parts[0].new_ones(512, 8),
+    "padding": lambda parts: [aten.constant_pad_nd(p, [0, 64]) for p in parts],
+}
+APART: dict[str, Join] = {
+    "as they are": lambda parts: parts,
+    "a loop reads what they are joined to": lambda parts: torch.cat(parts, -1).sin(),
+}
+
+
+def norms(widths: list[int], join: Join) -> Graph:
+    """The backward of RMSNorms without a factor, of parts of one tensor, and a part without a norm."""
+
+    def function(x: Any, rstd: Any, *dys: Any) -> Any:
+        gradients, sums = list[Any](), list[Any]()
+        for part, dy in zip(x.split(widths, -1)[:-1], dys[:-1], strict=True):
+            wide, normed = dy.float(), part.float() * rstd
+            mean = (wide * normed).mean(-1, keepdim=True)
+            gradients.append((rstd * (wide - normed * mean)).to(bf16))
+            sums.append((wide * normed).sum(0))
+        return join([*gradients, dys[-1] * 0.5]), sums
+
+    parts = [((ROWS, width), bf16) for width in widths]
+    return traced(function, ((ROWS, sum(widths)), bf16), ((ROWS, 1), f32), *parts)
+
+
+def records_of(graph: Graph, min_numel: int) -> list[RegionRecord | Decline]:
+    with collect() as records:
+        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=min_numel))
+    return records
+
+
+@pytest.mark.parametrize("how", [*JOINED, *APART])
+def test_what_is_joined(how: str) -> None:
+    graph = norms([448, 64], (JOINED | APART)[how])
+    fused = [r for r in records_of(graph, 0) if isinstance(r, RegionRecord)]
+    moved, expected = fused[0].traffic, fused[0].expected
+    dx = 2 * ROWS * 448
+    assert len(fused) == 1 and moved.joined == (dx if how in JOINED else 0)
+    assert moved.total == moved.read + moved.written + 2 * (moved.workspace + moved.joined)
+    assert expected.launches == 2 + (how in JOINED)
+
+
+def test_the_prediction_has_the_copy() -> None:
+    (apart,), (joined,) = (
+        records_of(norms([448, 64], join), 0) for join in (APART["as they are"], JOINED["cat"])
+    )
+    assert isinstance(apart, RegionRecord) and isinstance(joined, RegionRecord)
+    copy_us = moving_us(2 * joined.traffic.joined, H200)
+    assert joined.expected.fused_us - apart.expected.fused_us >= copy_us
+    assert joined.expected.apart_us == apart.expected.apart_us
+
+
+@pytest.mark.parametrize("widths", [[2048, 1024, 1024], [512, 64], [1024, 1024, 1024, 1024], [768, 512, 32]])
+def test_no_norm_is_fused_whose_copy_takes_what_it_saves(widths: list[int]) -> None:
+    records = records_of(norms(widths, JOINED["cat"]), Options.min_numel)
+    assert len(records) == len(widths) - 1
+    for record in records:
+        assert isinstance(record, Decline) and record.reason is DeclineReason.SLOWER
+
+
+def test_norms_whose_gradients_stay_apart_are_fused() -> None:
+    records = records_of(norms([2048, 1024, 1024], APART["as they are"]), Options.min_numel)
+    assert len(records) == 2 and all(isinstance(r, RegionRecord) and r.traffic.saved > 0 for r in records)
+
+
+def test_a_region_with_a_copy_has_another_key() -> None:
+    """One of two equal norms is joined with the rest: its plan is not that of the other."""
+
+    def join(parts: list[Any]) -> Any:
+        return parts[0], torch.cat(parts[1:], -1)
+
+    first, second = records_of(norms([1024, 1024, 64], join), 0)
+    assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
+    assert sorted([first.traffic.joined, second.traffic.joined]) == [0, 2 * ROWS * 1024]
+
+
+def test_a_member_joins_nothing() -> None:
+    graph = norms([448, 64], JOINED["cat"])
+    (cat,) = (n for n in graph.nodes if n.target is aten.cat.default)
+    dx = cat.args[0][0]
+    assert is_joined(dx, []) and not is_joined(dx, [cat])

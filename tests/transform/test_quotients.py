@@ -1,0 +1,194 @@
+"""Products and corrections in place of quotients by a block's value: which ones, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import bf16, f16, f32, traced, within_tile
+from lab.quantised import F8, RECIPES
+
+from mixorder.codegen import quotients
+from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.verify import Form, verify
+from mixorder.lowering.tile import lower_tile
+from mixorder.schedule.facts import instructions
+from mixorder.transform.quotients import CORRECTED, INVERSE, divide_by_blocks
+
+Array = Any
+
+
+def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
+    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    return verify(divide_by_blocks(program), Form.BLOCKED)
+
+
+def ops(program: LoopProgram) -> list[str]:
+    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
+
+
+def by(scale: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda y: y.to(F8)) -> Callable[..., Any]:
+    """Blocks of 32 both ways, each divided by a scale of its maximum."""
+
+    def function(x: Any) -> Any:
+        def one(blocks: Any, dim: int) -> Any:
+            return cast(blocks / scale(blocks.abs().amax(dim, keepdim=True)))
+
+        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
+
+    return function
+
+
+def test_numbers_of_bfloat16_need_no_correction() -> None:
+    found = ops(transformed(RECIPES["divided_both"].function))
+    assert found.count(INVERSE) == 2 and not {"truediv", "div_rn", CORRECTED} & set(found)
+
+
+CLAMPED = lambda m: m.clamp(min=1e-12) / 448  # noqa: E731
+CORRECT = {
+    "float32": (RECIPES["divided_in_float32"].function, bf16),
+    "float32 from the start": (by(CLAMPED), f32),
+    "a scale in float32": (by(lambda m: m.float().clamp(min=1e-12) / 448), bf16),
+    "no number in half precision is small": (by(lambda m: m / 448), f16),
+    "the scale from below": (by(lambda m: torch.maximum(m, m.new_full((), 1e-4)) / 448), f32),
+    "through a clamp": (by(CLAMPED, lambda y: y.clamp(-448, 448).to(F8)), f32),
+    "bounded on both sides": (by(lambda m: m.clamp(1e-4, 1e4)), f32),
+}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_quotient_that_is_cast_to_float8_is_corrected(name: str) -> None:
+    found = ops(transformed(*CORRECT[name]))
+    assert found.count(CORRECTED) == found.count(INVERSE) == 2
+    assert not {"truediv", "div_rn"} & set(found)
+
+
+OTHERS = {
+    "a scale may be as small as a number": (by(lambda m: m / 448), f32),
+    "as in bfloat16": (by(lambda m: m / 448), bf16),
+    "or large": (by(lambda m: m.clamp(min=1e-12)), f32),
+    "the floor is too low": (by(lambda m: m.clamp(min=1e-30) / 448), f32),
+    "a scale may be negative": (by(lambda m: m.clamp(min=-1.0) / 448 - 1), f32),
+    "a result has all bits": (by(CLAMPED, lambda y: y), f32),
+    "or many": (by(CLAMPED, lambda y: y.to(f16)), f32),
+    "a result is used elsewhere": (by(CLAMPED, lambda y: (y.to(F8), y)), f32),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_quotients_are_divided(name: str) -> None:
+    found = ops(transformed(*OTHERS[name]))
+    assert found.count("div_rn") == 2 and not {"truediv", INVERSE, CORRECTED} & set(found)
+
+
+def test_divisions_have_a_price() -> None:
+    divided, corrected = (transformed(by(scale), f32) for scale in (lambda m: m / 448, CLAMPED))
+    assert instructions(divided) - instructions(corrected) == 2 * (57 - 4)
+
+
+def body(op: str, *args: str) -> str:
+    text = quotients.called(op, args)
+    assert text is not None
+    return text.split('"')[1]
+
+
+def corrected(a: Array, s: Array) -> Array:
+    """What the kernel has, with a reciprocal that is rounded to the nearest."""
+    (inverse,) = quotients.interpreted(body(INVERSE, "s"), [s]) or ()
+    finite = np.where(s < np.finfo("float32").max, s, np.finfo("float32").max)
+    finite = np.where(s != s, s, finite).astype("float32")
+    (found,) = quotients.interpreted(body(CORRECTED, "a", "s", "r"), [a, finite, inverse]) or ()
+    assert found.dtype == np.float32
+    return found
+
+
+def quotient(a: Array, s: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return a / s
+
+
+def halves(dtype: torch.dtype) -> Array:
+    """All numbers of a half precision, infinities, NaN and both zeros."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float().numpy()
+
+
+def float8(values: Array) -> Array:
+    """As a GPU casts, and the interpreter: what is out of range becomes the largest number."""
+    cast = torch.from_numpy(np.array(values)).clamp(-448, 448).to(F8).view(torch.uint8).numpy()
+    return np.where(np.isnan(values), 127, cast)  # one NaN is as good as another
+
+
+def divisors(count: int, least: int, most: int) -> Array:
+    """Random float32 from 2**least to 2**most, and numbers at the ends of their mantissas."""
+    generator = np.random.default_rng(0)
+    mantissas = generator.integers(0, 2**23, count)
+    mantissas[:8] = [0, 1, 2, 2**22, 2**22 + 1, 2**23 - 1, 2**23 - 2, 3]
+    exponents = generator.integers(least, most, count)
+    return ((1 + mantissas / 2**23) * 2.0**exponents).astype("float32")
+
+
+SPECIAL = np.array([np.inf, np.nan], dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_all_numbers_of_half_precision_by_many_divisors(dtype: torch.dtype) -> None:
+    a = halves(dtype)
+    for s in np.append(divisors(60, -80, 126), SPECIAL):
+        s = np.full(1, s)
+        ours, eager = corrected(a, s), quotient(a, s)
+        assert (float8(ours) == float8(eager)).all(), s
+        normal = (np.abs(a) >= 2.0**-102) & np.isfinite(eager) & (np.abs(eager) >= 2.0**-126)
+        assert (ours == eager)[normal].all() and (not np.isfinite(s) or normal.sum() > 1000), s
+
+
+def test_a_scale_of_zero_in_half_precision() -> None:
+    """As a division has it: infinite, or NaN for zero."""
+    a, zero = halves(f16), np.zeros(1, dtype="float32")
+    assert np.array_equal(corrected(a, zero), quotient(a, zero), equal_nan=True)
+
+
+def near_middles(s: int) -> Array:
+    """The dividends of 24 bits whose quotient by `s`, of 24 bits, is next to the middle of two float32."""
+    found = []
+    for shift in (24, 25):
+        for off in (off for off in range(-4, 5) if off):
+            twos = (s & -s).bit_length() - 1
+            if off % (1 << twos):
+                continue
+            modulus = 1 << (shift - twos)
+            first = -(off >> twos) * pow(s >> twos, -1, modulus) % modulus
+            for middle in range(first, 1 << 25, modulus):
+                a = (s * middle + off) >> shift
+                if middle >= 1 << 24 and middle % 2 and 1 << 23 <= a < 1 << 24:
+                    found.append(a)
+    return np.array(found, dtype="float32")
+
+
+def test_quotients_next_to_a_middle_are_rounded_as_a_division_is() -> None:
+    generator = np.random.default_rng(1)
+    mantissas = [
+        *generator.integers(2**23, 2**24, 500),
+        *range(2**24 - 99, 2**24),
+        *range(2**23, 2**23 + 99),
+    ]
+    tried = 0
+    for mantissa in map(int, mantissas):
+        a, s = near_middles(mantissa), np.full(1, mantissa, dtype="float32")
+        tried += len(a)
+        assert (corrected(a, s) == quotient(a, s)).all(), mantissa
+    assert tried > 1000
+
+
+def test_bfloat16_by_bfloat16_rounded_to_bfloat16() -> None:
+    a = halves(bf16)
+    every = (np.arange(128, 256) / 128)[:, None] * 2.0 ** np.array([-80, -49, -1, 0, 30, 125])
+    for s in (*every.astype("float32").ravel(), *SPECIAL):
+        s = np.full(1, s)
+        with np.errstate(all="ignore"):
+            product = a * (np.float32(1) / s)
+        ours, eager = (torch.from_numpy(y).to(bf16).view(torch.int16) for y in (product, quotient(a, s)))
+        nan = torch.from_numpy(np.isnan(quotient(a, s)) & np.isnan(product))
+        assert ((ours == eager) | nan).all(), s
