@@ -166,9 +166,8 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
 
 @pytest.mark.parametrize("reason", DeclineReason, ids=lambda r: r.value)
 def test_every_reason_is_raised_by_its_smallest_graph(
-    reason: DeclineReason, said: Callable[[], list[str]], plan_with: Callable[..., None]
     reason: DeclineReason,
-    caplog: pytest.LogCaptureFixture,
+    said: Callable[[], list[str]],
     plan_with: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
