@@ -98,6 +98,9 @@ class ScalarPrinter(DefaultHandler):
             return self.line(self._index(args[0], triton_compute_type(dtype)), dtype)
         if op == "constant" and dtype in _INTEGERS:
             args = (_wrapped(args[0], dtype), *args[1:])
+        if op == "constant" and dtype.is_floating_point and repr(float(args[0])) == "-0.0":
+            # Triton makes +0 of this number.
+            return self.line(f"tl.full([], 0.0, {triton_compute_type(dtype)}) * -1.0", dtype)
         if op == "to_dtype" and _is_float8(args[0].dtype):  # Inductor's printer asks a GPU how it has them
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), args[1])
             kwargs = {name: value for name, value in kwargs.items() if name != "src_dtype"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import graphs
@@ -106,3 +107,15 @@ def test_norms(graph: str, made: list[tuple[LoopProgram, KernelSource]]) -> None
     make = {"layer": graphs.layer_norm_backward, "rms": graphs.rms_norm_backward}[graph]
     pipeline.run(make(512, 256), OPTIONS)
     assert compiled(made) == 2
+
+
+def test_a_negative_zero_keeps_its_sign(made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    """Triton makes +0 of the number -0.0."""
+
+    def function(x: Any, y: Any) -> Any:
+        z = x * (x * y).sum(-1, keepdim=True)
+        return torch.where(y > 0, -0.0, z), (z * y).sum(0)
+
+    pipeline.run(traced(function, ((300, 24), f32), ((300, 24), f32)), OPTIONS)
+    kernel = compile_job(job_of(*made[0], SM_90))
+    assert re.search(r"arith.constant (dense<)?-0\.0+e\+00", kernel.asm["ttir"])
