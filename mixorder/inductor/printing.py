@@ -112,8 +112,9 @@ class ScalarPrinter(DefaultHandler):
         if op == "neg" and dtype.is_floating_point:
             # Triton's `-x` is `0 - x`: an instruction of its own, and +0 where eager has -0.
             return self.line(f"{args[0]} * -1.0", dtype)
-        if op == "div_rn":
-            return self.line(_DIV_RN.format(*args), dtype)
+        if op == "div_rn":  # Triton's `/` of float64 is rounded to the nearest; `tl.div_rn` takes no float64
+            text = "({} / {})" if dtype == torch.float64 else _DIV_RN
+            return self.line(text.format(*args), dtype)
         if op == "fma":  # Inductor's printer has it in some versions only
             return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import graphs
 import pytest
 import torch
-from graphs import f32, traced
+from graphs import f32, f64, traced
 from offline import needs_a_compiler
 from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
@@ -119,3 +120,36 @@ def test_a_negative_zero_keeps_its_sign(made: list[tuple[LoopProgram, KernelSour
     pipeline.run(traced(function, ((300, 24), f32), ((300, 24), f32)), OPTIONS)
     kernel = compile_job(job_of(*made[0], SM_90))
     assert re.search(r"arith.constant (dense<)?-0\.0+e\+00", kernel.asm["ttir"])
+
+
+QUOTIENTS: dict[str, Callable[..., Any]] = {
+    "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "addcdiv": lambda a, b: torch.addcdiv(a, b, a * b + 2, value=3),
+    "addcdiv_of_one": lambda a, b: torch.addcdiv(a, b, a * b + 2),
+}
+
+
+@pytest.mark.parametrize("quotient", QUOTIENTS)
+def test_quotients_of_float64(quotient: str, made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    """Triton has no `tl.div_rn` of float64."""
+
+    def function(x: Any, y: Any, a: Any, b: Any) -> Any:
+        z = x * (x * y).sum(-1, keepdim=True)
+        return z, (z * y).sum(0), (QUOTIENTS[quotient](a, b) * z).sum(0)
+
+    pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), f64)] * 2), OPTIONS)
+    assert any(" / " in kernel.text for _, kernel in made)
+    assert compiled(made) >= 2
+
+
+def test_fp8_is_not_read(made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    """Triton has no masked load of it. What chooses between tensors of it reads them."""
+    f8 = torch.float8_e4m3fn
+
+    def function(x: Any, y: Any, a: Any, b: Any) -> Any:
+        z = x * (x * y).sum(-1, keepdim=True)
+        return z, (z * y).sum(0), (torch.where(y > 0, a, b).to(f32) * z).sum(0)
+
+    pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), f8)] * 2), OPTIONS)
+    assert compiled(made) >= 2
+    assert f8 not in {buffer.dtype for loops, _ in made for buffer in loops.buffers}
