@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +11,22 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import f32, f64, traced
+from graphs import bf16, f32, f64, traced
 from offline import needs_a_compiler
 from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
+from torch._inductor.lowering import lowerings
 from triton.compiler import ASTSource
 
 from mixorder import pipeline, strategies
 from mixorder.codegen.op_printer import OpPrinter
 from mixorder.codegen.source import KernelSource
-from mixorder.ir.program import LoopProgram
+from mixorder.inductor.graphs import is_lowered_pointwise
+from mixorder.ir.program import Compute, LoopProgram
 from mixorder.options import Options
 from mixorder.tune.compile import compile_job, job_of
 
+aten = torch.ops.aten
 pytestmark = needs_a_compiler
 
 OPTIONS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
@@ -153,3 +157,49 @@ def test_fp8_is_not_read(made: list[tuple[LoopProgram, KernelSource]]) -> None:
     pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), f8)] * 2), OPTIONS)
     assert compiled(made) >= 2
     assert f8 not in {buffer.dtype for loops, _ in made for buffer in loops.buffers}
+
+
+def operators(dtype: torch.dtype) -> list[Callable[..., Any]]:
+    """Inductor's pointwise operators that eager has for tensors of this dtype, as functions of three."""
+    numbers = [torch.ones(3, dtype=dtype) for _ in range(3)]
+    found = []
+    for target in sorted(filter(is_lowered_pointwise, list(lowerings)), key=str):
+        for rounding in ("floor", "trunc") if target is aten.div.Tensor_mode else (None,):
+            call = functools.partial(called, target, rounding)
+            with contextlib.suppress(Exception):  # it is not eager's, or not for this dtype
+                call(*(t.to("meta") for t in numbers))
+                found += [call] * isinstance(call(*numbers), torch.Tensor)
+    return found
+
+
+def called(target: Any, rounding: str | None, *tensors: torch.Tensor) -> Any:
+    given, args, kwargs = iter(tensors), [], {}
+    for argument in target._schema.arguments:
+        if argument.name == "rounding_mode":
+            kwargs["rounding_mode"] = rounding
+        elif str(argument.type) == "Tensor":
+            args.append(next(given) > 0 if argument.name == "condition" else next(given))
+        elif not argument.has_default_value():
+            args.append(f32 if argument.name == "dtype" else 3)
+        elif argument.kwarg_only and argument.name in ("alpha", "value"):
+            kwargs[argument.name] = 3
+    return target(*args, **kwargs)
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = (bf16, f32, f64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, *FLOAT8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_pointwise_operator(dtype: torch.dtype, made: list[tuple[LoopProgram, KernelSource]]) -> None:
+    found, stored = operators(dtype), f32 if dtype in FLOAT8 else dtype  # no kernel reads these
+    assert len(found) > (9 if dtype in FLOAT8 else 100)
+
+    def function(x: Any, y: Any, *given: Any) -> Any:
+        z = x * (x * y).sum(-1, keepdim=True)
+        total = sum(call(*(t.to(dtype) for t in given)).to(f32) for call in found)
+        return z, (z * y).sum(0), (total * z).sum(0)
+
+    pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), stored)] * 3), OPTIONS)
+    assert len(found) < sum(isinstance(s, Compute) for s in made[0][0].nests[0].statements)
+    assert compiled(made) >= 2
