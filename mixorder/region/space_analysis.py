@@ -26,6 +26,7 @@ from .nodes import (
     reduction_kind,
     shape_of,
 )
+from .orders import unpermuted
 
 
 def position(node: Node) -> tuple[int, ...]:
@@ -49,7 +50,11 @@ def _is_read(node: Node) -> bool:
     number but a size."""
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor) and not is_readable_dtype(val.dtype):
-        return is_writable_dtype(val.dtype) and _is_loop(node) and all(map(_is_read, node.all_input_nodes))
+        return (
+            is_writable_dtype(val.dtype)
+            and _is_loop(node)
+            and all(_is_read(unpermuted(a)) for a in node.all_input_nodes)
+        )
     return not isinstance(val, torch.SymFloat | torch.SymBool)
 
 
