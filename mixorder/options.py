@@ -2,7 +2,8 @@
 
 In: Inductor's config module. Out: `Options`, validated. Each field below is the only declaration of
 its option: name, type, default, environment variable and lower bound. Inductor's cache keys cover
-every registered entry, so the hash of mixorder's source is registered as an entry, too.
+every registered entry, so the hash of mixorder's source is registered as an entry, too, and which of a
+graph's inputs are donated.
 Tunable parameters of a kernel are not options: they belong to its schedule.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 from mixorder.inductor import versions
 
 SOURCE_HASH_KEY = "mixorder_source_hash"
+DONATED_KEY = "mixorder_donated"
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -71,9 +73,10 @@ class Options:
         """All values in order of declaration, for cache identities."""
         return astuple(self)
 
-    def as_config(self) -> dict[str, Any]:
-        """The same values as a patch for `torch._inductor.config`."""
-        return {config_key(f): getattr(self, f.name) for f in fields(self)}
+    def as_config(self, donated: tuple[Any, ...] = ()) -> dict[str, Any]:
+        """The same values as a patch for `torch._inductor.config`. `donated`: which inputs of a graph it may
+        overwrite."""
+        return {config_key(f): getattr(self, f.name) for f in fields(self)} | {DONATED_KEY: donated}
 
 
 def config_key(option: Field[Any]) -> str:
@@ -93,9 +96,10 @@ def misspelt(name: str) -> str:
 
 
 def register(config: ModuleType) -> None:
-    """Add one entry per option, and the source hash, to Inductor's config module. Idempotent."""
+    """Add to Inductor's config module one entry per option, and what else its cache keys must cover.
+    Idempotent."""
     entries = [(config_key(f), f.default, _from_env(f)) for f in fields(Options)]
-    entries.append((SOURCE_HASH_KEY, source_hash(), None))
+    entries += [(SOURCE_HASH_KEY, source_hash(), None), (DONATED_KEY, (), None)]
     versions.add_config_entries(config, entries)
 
 

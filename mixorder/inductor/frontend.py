@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
+from torch._inductor.compile_fx import _recursive_post_grad_passes as with_graphs_inside
 from torch._inductor.compile_fx import fake_tensor_prop
 from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
+from .graphs import mark_donated
 from .tensors import detect_fake_mode
 
-__all__ = ["post_grad_passes"]
+__all__ = ["post_grad_passes", "with_graphs_inside"]
 
 InnerCompile = Callable[..., Callable[..., Any]]
 
@@ -25,7 +27,11 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
     backward."""
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, inputs, inner_compile=inner_compile)
+    def compile_marked(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        mark_donated(gm.graph, **kwargs)
+        return inner_compile(gm, inputs, **kwargs)
+
+    return compile_fx(gm, inputs, inner_compile=compile_marked)
 
 
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:

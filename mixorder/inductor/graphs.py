@@ -55,21 +55,31 @@ def takes_stated_strides(target: object) -> bool:
     return target is triton_kernel_wrapper_functional
 
 
-def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
-    """The inputs of a backward whose memory Inductor may reuse: activations that only the backward holds.
+DONATED = "mixorder_donated"
+"""Metadata of an input whose memory its graph may reuse."""
+
+
+def mark_donated(graph: torch.fx.Graph, **kwargs: Any) -> tuple[tuple[int, bool], ...]:
+    """Mark the inputs of a whole backward whose memory Inductor may reuse: activations that only the backward
+    holds. `kwargs`: what the function gets that compiles the graph.
 
     Torch refuses to run such a backward twice. Those that share their memory with another input are left out.
+    Returns what is donated, by index, and whether it is marked: the graph alone does not say so.
     """
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    if not any(node.name.startswith("tangents") for node in inputs):
-        return (
-            frozenset()
-        )  # the indices are of the backward, and are also known while the forward is compiled
+    inputs = graph.find_nodes(op="placeholder")
     context = TracingContext.try_get()
     indices = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
     count = Counter(map(get_node_storage, inputs))
-    found = (inputs[i] for i in indices if i < len(inputs))
-    return frozenset(node for node in found if count[get_node_storage(node)] == 1)
+    # The indices are of the backward, and are also known while the forward is compiled.
+    own = [i for i in indices if i < len(inputs)] if kwargs.get("is_backward") else []
+    for i, node in enumerate(inputs):
+        node.meta[DONATED] = i in own and count[get_node_storage(node)] == 1
+    return tuple((i, inputs[i].meta[DONATED]) for i in own)
+
+
+def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
+    """The inputs that are marked as donated: none of a graph inside another, which may hold them."""
+    return frozenset(n for n in graph.find_nodes(op="placeholder") if n.meta.get(DONATED))
 
 
 def may_overwrite_inputs() -> bool:

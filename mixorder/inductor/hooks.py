@@ -19,7 +19,7 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import allocation, launch_options, mix_order, mutation_cache, padding, stock, tiling, versions
+from . import allocation, graphs, launch_options, mix_order, mutation_cache, padding, stock, tiling, versions
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -36,8 +36,9 @@ class Settings(Protocol):
     def strict(self) -> bool: ...
     @property
     def interpret(self) -> bool: ...
-    def as_config(self) -> dict[str, Any]:
-        """All options and their values, as a patch for Inductor's config."""
+    def as_config(self, donated: tuple[Any, ...] = ()) -> dict[str, Any]:
+        """All options and their values, and which of a graph's inputs are donated, as a patch for Inductor's
+        config, which its cache keys cover."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +210,22 @@ def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> 
             caches = without_autograd_cache()
         # Torch applies config_patches, and calls this function again without them.
         if settings.enabled and not config_patches:
-            inner_compile = config.patch(settings.as_config())(inner_compile)
+            inner_compile = _with_settings(settings, inner_compile)
         with caches:
             return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     return compile_fx
+
+
+def _with_settings(settings: Settings, inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile each graph with a compile's options, and under a key that says which inputs are donated."""
+
+    @functools.wraps(inner_compile)
+    def compile_graph(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(settings.as_config(graphs.mark_donated(gm.graph, **kwargs))):
+            return inner_compile(gm, *args, **kwargs)
+
+    return compile_graph
 
 
 def _say_what_does_nothing(settings: Settings, given: dict[str, Any]) -> None:

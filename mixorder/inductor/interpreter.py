@@ -57,7 +57,7 @@ def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCom
         if ours is not None:
             passes = versions.append_graph_pass(passes, ours)
         with frontend.faking(example_inputs), inductor_config.patch(post_grad_custom_post_pass=passes):
-            frontend.post_grad_passes(gm, is_inference=bool(kwargs.get("is_inference", False)))
+            frontend.with_graphs_inside(gm, is_inference=bool(kwargs.get("is_inference", False)))
         gm.graph.lint()
         gm.recompile()
         return frontend.run_by_node(gm)

@@ -30,6 +30,7 @@ COMPARED = {  # NaN is propagated
 }
 _DIV_RN = "tl.div_rn({}, {})"  # Inductor's printer has it in some versions only
 _EXACT = COMPARED | {"truediv": _DIV_RN, "reciprocal": "tl.div_rn(1.0, {})"}
+_ON_FLOAT8 = ("to_dtype", "to_dtype_bitcast", "where")  # what Triton can do with it
 _TYPED = ("to_dtype", "to_dtype_bitcast", "constant")  # ops whose text states the dtype
 
 
@@ -98,6 +99,12 @@ class ScalarPrinter(DefaultHandler):
             return self.line(self._index(args[0], triton_compute_type(dtype)), dtype)
         if op == "constant" and dtype in _INTEGERS:
             args = (_wrapped(args[0], dtype), *args[1:])
+        if op == "constant" and dtype.is_floating_point and repr(float(args[0])) == "-0.0":
+            return self._negative_zero(dtype)
+        if op.startswith("logical_"):  # Triton's `|` of a truth value and a number is a number
+            args = tuple(self.line(f"{a} != 0", dtype) if a.dtype in _INTEGERS else a for a in args)
+        if op not in _ON_FLOAT8 and any(_is_float8(getattr(a, "dtype", None)) for a in args):
+            return self._in_float32(op, args, kwargs, dtype)
         if op == "to_dtype" and _is_float8(args[0].dtype):  # Inductor's printer asks a GPU how it has them
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), args[1])
             kwargs = {name: value for name, value in kwargs.items() if name != "src_dtype"}
@@ -109,8 +116,9 @@ class ScalarPrinter(DefaultHandler):
         if op == "neg" and dtype.is_floating_point:
             # Triton's `-x` is `0 - x`: an instruction of its own, and +0 where eager has -0.
             return self.line(f"{args[0]} * -1.0", dtype)
-        if op == "div_rn":
-            return self.line(_DIV_RN.format(*args), dtype)
+        if op == "div_rn":  # Triton's `/` of float64 is rounded to the nearest; `tl.div_rn` takes no float64
+            text = "({} / {})" if dtype == torch.float64 else _DIV_RN
+            return self.line(text.format(*args), dtype)
         if op == "fma":  # Inductor's printer has it in some versions only
             return self.line(f"tl.fma({', '.join(map(str, args))})", dtype)
         if op in _LIBDEVICE_FP64 and args[0].dtype == torch.float64:
@@ -120,6 +128,22 @@ class ScalarPrinter(DefaultHandler):
             # Triton computes `byte // 2` in 32 bits, which do not overflow as a byte does.
             text = f"({text}).to({triton_compute_type(dtype)})"
         return text if isinstance(text, CSEVariable) else self.line(text, dtype)
+
+    def _negative_zero(self, dtype: torch.dtype) -> CSEVariable:
+        """The number -0.0, of which Triton makes +0."""
+        wide = torch.float32 if _is_float8(dtype) else dtype
+        zero = self.line(f"tl.full([], 0.0, {triton_compute_type(wide)}) * -1.0", wide)
+        return zero if wide == dtype else self.print("to_dtype", (zero, dtype), {}, dtype)
+
+    def _in_float32(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> CSEVariable:
+        """An op on float8, which Triton and its libraries mostly have not."""
+        f32 = torch.float32
+        narrow = [_is_float8(getattr(a, "dtype", None)) for a in args]
+        wide = (self.line(f"{a}.to(tl.float32)", f32) if n else a for a, n in zip(args, narrow, strict=True))
+        result = self.print(op, tuple(wide), kwargs, f32 if _is_float8(dtype) else dtype)
+        return self.print("to_dtype", (result, dtype), {}, dtype) if _is_float8(dtype) else result
 
     def offset(self, index: sympy.Expr) -> str:
         """The text of an index expression."""
@@ -150,5 +174,5 @@ def _wrapped(value: int, dtype: torch.dtype) -> int:
     return (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
-def _is_float8(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize == 1
+def _is_float8(dtype: torch.dtype | None) -> bool:
+    return dtype is not None and dtype.is_floating_point and dtype.itemsize == 1

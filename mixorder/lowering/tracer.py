@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -121,6 +121,11 @@ class _Recorder(DefaultHandler):
 def _operand(arg: Any) -> Any:
     arg = unwrapped(arg)
     return Ref(arg.name) if isinstance(arg, Traced) else arg
+
+
+def _exactly(arg: Any) -> Hashable:
+    """An argument as its type and value. Python's == alone would take 0.0 and -0.0 for the same."""
+    return (type(arg), repr(arg) if isinstance(arg, float | complex) else arg)
 
 
 class Tracer:
@@ -266,11 +271,11 @@ class Tracer:
             return unwrapped(ops.truediv(total, divisor))
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Traced:
-        kwargs_key = tuple(sorted(kwargs.items()))
-        key = (op, tuple((type(a), a) for a in args), kwargs_key)
+        named = tuple(sorted(kwargs.items()))
+        key = (op, tuple(map(_exactly, args)), tuple((k, _exactly(v)) for k, v in named))
         if key not in self._computed:
             name = self.fresh(self.current or op)
-            self._computed[key] = self.append(Compute(name, op, args, kwargs_key, dtype))
+            self._computed[key] = self.append(Compute(name, op, args, named, dtype))
         return self._computed[key]
 
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:

@@ -16,7 +16,7 @@ from ..inductor.config import promises_bits
 from ..inductor.graphs import get_node_storage
 from ..inductor.kernels import has_triton
 from .effects import mutated_args
-from .nodes import fake, is_constant
+from .nodes import fake, is_constant, is_readable_dtype
 from .placement import moved
 from .region import Region
 from .space_analysis import position
@@ -48,6 +48,7 @@ def check(region: Region) -> None:
     if setting := promises_bits():
         raise Decline(DeclineReason.NUMERICS, f"Inductor compiles with {setting}", region.named_after[0].name)
     _check_devices(region)
+    _check_dtypes(region)
     _check_mutation(region)
     moved(region)
 
@@ -60,6 +61,14 @@ def _check_devices(region: Region) -> None:
         if val.device != device_of(region):
             detail = f"tensors on {val.device} and {device_of(region)}"
             raise Decline(DeclineReason.MIXED_DEVICE, detail, node.name)
+
+
+def _check_dtypes(region: Region) -> None:
+    """Raise `Decline` if a kernel would read a dtype that it can only compute."""
+    for node in region.inputs:
+        val = fake(node)
+        if val is not None and not is_readable_dtype(val.dtype):
+            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype} is read", node.name)
 
 
 def device_of(region: Region) -> torch.device:

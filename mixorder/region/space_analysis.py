@@ -26,6 +26,7 @@ from .nodes import (
     reduction_kind,
     shape_of,
 )
+from .orders import unpermuted
 
 
 def position(node: Node) -> tuple[int, ...]:
@@ -45,10 +46,15 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_read(node: Node) -> bool:
-    """Whether a kernel can read or compute a node's elements. It takes no symbolic number but a size."""
+    """Whether a kernel can read a node's elements, or compute them of what it can read. It takes no symbolic
+    number but a size."""
     val = node.meta.get("val")
-    if isinstance(val, torch.Tensor):
-        return is_readable_dtype(val.dtype) or (_is_loop(node) and is_writable_dtype(val.dtype))
+    if isinstance(val, torch.Tensor) and not is_readable_dtype(val.dtype):
+        return (
+            is_writable_dtype(val.dtype)
+            and _is_loop(node)
+            and all(_is_read(unpermuted(a)) for a in node.all_input_nodes)
+        )
     return not isinstance(val, torch.SymFloat | torch.SymBool)
 
 

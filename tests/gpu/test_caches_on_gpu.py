@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from gradients import exact, grads
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import mixorder
 from mixorder.report import RegionRecord, collect
@@ -239,6 +240,34 @@ def test_a_record_of_tuning_that_cannot_be_written_is_no_error(tmp_path, monkeyp
     function = torch.compile(module, options=STRICT | {"mixorder_autotune": True}, dynamic=False)
     close(grads(function, module, x, dy), exact(module, x, dy))
     assert fused() == 1
+
+
+def test_a_cached_backward_overwrites_nothing_that_a_caller_keeps():
+    """Both have the same backward. That of the first may write to `h`, which the second returns."""
+    module, (x, dy), w = norm(), inputs(), torch.randn(768, 768, device="cuda").requires_grad_()
+    x.requires_grad_()
+
+    def kept(x, w):
+        h = x @ w
+        return module(h), h.detach()
+
+    # Without AOTAutograd's cache, which knows the whole program.
+    with fresh_cache(), functorch_config.patch(enable_autograd_cache=False), collect() as records:
+        for function in (lambda x, w: kept(x, w)[:1], kept):
+            torch._dynamo.reset()
+            y, *h = torch.compile(function, options=ON, dynamic=False)(x, w)
+            before = [t.clone() for t in h]
+            found = torch.autograd.grad(y, [x, w, *module.parameters()], dy)
+    assert len(h) == 1 and torch.equal(h[0], before[0])
+    args = [t.detach().double().requires_grad_() for t in (x, w)]
+    double = norm().double()
+    double.load_state_dict({k: v.double() for k, v in module.state_dict().items()})
+    truth = torch.autograd.grad(double(args[0] @ args[1]), [*args, *double.parameters()], dy.double())
+    close(found, truth, bound=1e-5)
+    first, second = (
+        [name for k in r.kernels for name in k.written if name.startswith("in")] for r in records
+    )
+    assert first and not second
 
 
 # Threads.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch._guards import TracingContext
 from torch._inductor import config
 
-from mixorder.inductor.graphs import donated, may_overwrite_inputs
+from mixorder.inductor.graphs import donated, mark_donated, may_overwrite_inputs
 
 
 def graph_of(*names: str, shared: tuple[int, ...] = ()) -> torch.fx.Graph:
@@ -21,22 +22,31 @@ def graph_of(*names: str, shared: tuple[int, ...] = ()) -> torch.fx.Graph:
     return graph
 
 
-def names(graph: torch.fx.Graph, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def names(
+    graph: torch.fx.Graph, indices: list[int], monkeypatch: pytest.MonkeyPatch, is_backward: bool = True
+) -> tuple[list[str], Any]:
+    """What is donated, and what the key of Inductor's cache says of it."""
     context = SimpleNamespace(fw_metadata=SimpleNamespace(bw_donated_idxs=indices))
     monkeypatch.setattr(TracingContext, "try_get", lambda: context)
-    return sorted(node.name for node in donated(graph))
+    key = mark_donated(graph, is_backward=is_backward)
+    return sorted(node.name for node in donated(graph)), key
 
 
 def test_only_activations_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch knows the indices already while it compiles the forward, whose inputs are others."""
-    inputs = ("primals_1", "mul", "rsqrt", "tangents_1")
-    assert names(graph_of(*inputs), [1, 2], monkeypatch) == ["mul", "rsqrt"]
-    assert names(graph_of("primals_1", "primals_2", "primals_3"), [1, 2], monkeypatch) == []
+    graph = graph_of("primals_1", "mul", "rsqrt", "tangents_1")
+    assert names(graph, [1, 2], monkeypatch) == (["mul", "rsqrt"], ((1, True), (2, True)))
+    assert names(graph, [1, 2], monkeypatch, is_backward=False) == ([], ())
+
+
+def test_none_of_a_graph_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = graph_of("mul", "tangents_1"), graph_of("mul", "tangents_1")
+    assert names(outer, [0], monkeypatch)[0] == ["mul"] and not donated(inner)
 
 
 def test_not_two_names_for_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of("mul", "view", "rsqrt", "tangents_1", shared=(0, 1))
-    assert names(graph, [0, 1, 2], monkeypatch) == ["rsqrt"]
+    assert names(graph, [0, 1, 2], monkeypatch) == (["rsqrt"], ((0, False), (1, False), (2, True)))
 
 
 def test_not_with_cuda_graphs() -> None:

@@ -297,6 +297,27 @@ def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
         assert len(runs) == 6, "another source, another key"
 
 
+def kept(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x @ w
+    return (h.sin() * h.exp()).sum(0), h.detach()
+
+
+def test_a_cached_backward_overwrites_nothing_that_a_caller_keeps() -> None:
+    """Both have the same backward. That of the first may write to `h`, which the second returns."""
+    x, w = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    with (
+        fresh_cache(),
+        config.patch(fx_graph_cache=True),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
+        for function in (lambda x, w: kept(x, w)[:1], kept):
+            torch._dynamo.reset()
+            total, *h = torch.compile(function, options={"mixorder": True})(x, w)
+            before = [t.clone() for t in h]
+            total.sum().backward()
+    assert len(h) == 1 and torch.equal(h[0], before[0])
+
+
 def test_uuid_covers_source_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = plugin.graph_pass()
     first = ours.uuid()

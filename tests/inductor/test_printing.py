@@ -24,7 +24,7 @@ def printed(op: str, dtypes: list[torch.dtype], result: torch.dtype, *rest: Any)
     return code.getvalue().splitlines()[len(dtypes) :]
 
 
-F32, F64, U8 = torch.float32, torch.float64, torch.uint8
+F32, F64, U8, F8 = torch.float32, torch.float64, torch.uint8, torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,12 @@ F32, F64, U8 = torch.float32, torch.float64, torch.uint8
         ("neg", [torch.int32], torch.int32, (), "tmp1 = (-tmp0).to(tl.int32)"),
         ("add", [U8, U8], U8, (), "tmp2 = (tmp0 + tmp1).to(tl.uint8)"),
         ("index_expr", [], torch.int64, (), "tmp0 = (x).to(tl.int64)"),
+        ("constant", [], F32, (-0.0, F32), "tmp0 = tl.full([], 0.0, tl.float32) * -1.0"),
+        ("constant", [], F8, (-0.0, F8), "tmp1 = tmp0.to(tl.float8e4nv)"),
+        ("div_rn", [F32, F32], F32, (), "tmp2 = tl.div_rn(tmp0, tmp1)"),
+        ("div_rn", [F64, F64], F64, (), "tmp2 = (tmp0 / tmp1)"),
+        ("logical_or", [torch.bool, torch.int64], torch.bool, (), "tmp3 = tmp0 | tmp2"),
+        ("mul", [F8, F8], F8, (), "tmp5 = tmp4.to(tl.float8e4nv)"),
     ],
 )
 def test_ops(op: str, dtypes: list[torch.dtype], result: torch.dtype, rest: Any, last: str) -> None:

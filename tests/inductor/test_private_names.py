@@ -120,6 +120,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.custom_graph_pass": ModuleType,
     "torch._inductor.custom_graph_pass.CustomGraphPass": type,
     "torch._inductor.dtype_propagation.DtypePropagationOpsHandler": called(0),
+    "torch._inductor.compile_fx._recursive_post_grad_passes": called(1, "is_inference"),
     "torch._inductor.compile_fx.fake_tensor_prop": called(2),
     "torch._inductor.fx_passes.post_grad.post_grad_passes": called(1, "is_inference"),
     "torch._inductor.fx_passes.post_grad.view_to_reshape": called(1),

@@ -348,3 +348,16 @@ def test_zero_negated_has_eagers_sign() -> None:
     ours, *_ = run_fused(function, (x, w))
     assert torch.signbit(function(x, w)[0])[:, 1::2].all()
     assert torch.equal(torch.signbit(ours), torch.signbit(function(x, w)[0]))
+
+
+def test_zeros_of_both_signs_are_two_constants() -> None:
+    def both(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+        dx, dw = pair(x, dy)
+        taken = x > 0
+        plus, minus = torch.where(taken, 0.0, x), torch.where(taken, -0.0, dy)
+        return dx, dw, plus.reciprocal(), minus.reciprocal(), (plus * minus).sum(0)
+
+    args = torch.randn(37, 40), torch.randn(37, 40)
+    for mine, eager in zip(run_fused(both, args)[2:4], both(*args)[2:4], strict=True):
+        torch.testing.assert_close(mine, eager)
+        assert int(mine.isinf().sum()) == int((args[0] > 0).sum())

@@ -139,6 +139,30 @@ def test_a_backward_that_runs_twice_overwrites_nothing_of_the_forward() -> None:
         torch.autograd.grad(function(x), x, dy, retain_graph=True)
 
 
+def test_what_a_graph_inside_reads_is_not_overwritten() -> None:
+    """Torch knows which inputs of the whole backward may be overwritten, and nothing of the graphs inside."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(40)
+
+    @torch.compiler.nested_compile_region
+    def inner(k: torch.Tensor, s: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        product = x @ w
+        return norm(product * k * s) + product @ w
+
+    def function(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = (x @ w).sin().detach()
+        y = inner(kept, s, inner(kept, s, x, w), w)
+        return ((y.sin() @ w).sin() @ w).sin() @ w, kept
+
+    args = torch.randn(37, 40).requires_grad_(), torch.randn(40, 40).requires_grad_(), torch.randn(40)
+    with collect() as records:
+        y, kept = compiled(ON, fullgraph=True)(function)(*args)
+        before = kept.clone()
+        y.sum().backward()
+    assert len(records) == 1 and overwritten(records) == 0
+    assert torch.equal(kept, before)
+
+
 def test_same_bits_where_programs_share_a_row_and_do_not_wait(
     monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
 ) -> None:

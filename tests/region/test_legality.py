@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import graphs
@@ -85,6 +86,19 @@ def test_tensors_of_two_devices_are_declined() -> None:
     with x.meta["val"].fake_mode:
         x.meta["val"] = torch.empty_strided((512, 256), (256, 1), device="meta")
     assert reason_of(graph) is DeclineReason.MIXED_DEVICE
+
+
+def test_fp8_that_something_else_has_computed_is_declined() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        return pair(x.to(torch.float8_e4m3fn).to(f32), dy)
+
+    (region,) = find(graph := traced(function, FULL, FULL))
+    assert reason_of(graph) is None
+    cast = next(n for n in region.nodes if n.meta["val"].dtype == torch.float8_e4m3fn)
+    without = dataclasses.replace(region, nodes=tuple(n for n in region.nodes if n is not cast))
+    assert cast in without.inputs
+    with pytest.raises(Decline, match="float8_e4m3fn is read"):
+        legality.check(without)
 
 
 def test_the_device_of_a_region_is_that_of_its_reductions() -> None:
