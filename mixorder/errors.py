@@ -53,8 +53,7 @@ class DeclineReason(Enum):
         "recomputed",
         "Forward and backward both compute the sums, and may need the same bits: one kernel for both "
         "reductions would add up in another order.",
-        "Leave it. To fuse it, do not checkpoint the sums, or save them by a policy of selective "
-        "checkpointing.",
+        "Leave it. To fuse it, do not checkpoint the sums, or save them by a policy of selective checkpointing.",
     )
     UNSUPPORTED_OP = (
         "unsupported-op",

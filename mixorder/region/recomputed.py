@@ -53,7 +53,7 @@ def recomputed(graph: Graph) -> Recomputed:
     for node in reversed(graph.nodes):
         if node not in late and any(u in exact or _shows(u) for u in node.users):
             exact.add(node)
-    sums = {n for n in graph.nodes if _rounds(n) and not exact.isdisjoint((n, *_pair_of(n)))} - late
+    sums = {n for n in graph.nodes if _rounds(n) and not exact.isdisjoint((n, *_pair_of(n))) and n not in late}
     return Recomputed(frozenset(sums), frozenset(_behind(sums) - sums - late))
 
 

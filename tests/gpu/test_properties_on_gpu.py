@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from gradients import grads
 from torch import nn
 from torch._dynamo.utils import counters
@@ -148,85 +147,3 @@ def kernels(codes):
     """The output code, without paths, and without what records the config."""
     lines = [line for code in codes for line in code.splitlines()]
     return [line for line in lines if not line.startswith(("# AOT ID", "# kernel path", "# Topologically"))]
-
-
-class Kept(torch.autograd.Function):
-    """Gives what its backward finds of `y` as the gradient of `probe`."""
-
-    @staticmethod
-    def forward(ctx, y, probe):
-        ctx.save_for_backward(y)
-        return y + probe
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return grad, y * 1
-
-
-class CheckpointedNorm(nn.Module):
-    """Gives a norm's result, and what makes the backward compute it again and return it."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x, probe):
-        def part(x, probe):
-            y = self.norm(x)
-            return y.detach().clone(), Kept.apply(y, probe)
-
-        return torch.utils.checkpoint.checkpoint(part, x, probe, use_reentrant=False)
-
-
-@pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("shape", [(4096, 4096), (5000, 768)])
-@pytest.mark.parametrize("name", NORMS)
-def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name, shape, dtype):
-    module, x, dy = case(name, shape, dtype)
-    probe = torch.zeros_like(x, requires_grad=True)
-    y, result = compiled(CheckpointedNorm(module))(x.requires_grad_(), probe)
-    again, *_ = torch.autograd.grad(result, [probe, x, *module.parameters()], dy)
-    assert counters["mixorder"]["fused_regions"] == 1
-    assert same([again], [y]), int((again != y).sum())
-
-
-@pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("name", NORMS)
-def test_tokens_go_where_they_went_in_the_forward(name, dtype):
-    """As a router chooses experts. The gradient of `probe` has a one where the backward chose an element."""
-    module, x, dy = case(name, (4096, 4096), dtype)
-
-    class Routed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, y, probe):
-            ctx.save_for_backward(y)
-            return y + probe
-
-        @staticmethod
-        def backward(ctx, grad):
-            (y,) = ctx.saved_tensors
-            return grad, torch.zeros_like(y).scatter(-1, y.topk(2, -1).indices, 1.0)
-
-    def function(x, probe):
-        def part(x, probe):
-            y = module(x)
-            return y.topk(2, -1).indices, Routed.apply(y, probe)
-
-        return torch.utils.checkpoint.checkpoint(part, x, probe, use_reentrant=False)
-
-    probe = torch.zeros_like(x, requires_grad=True)
-    chosen, result = compiled(function)(x.requires_grad_(), probe)
-    again, *_ = torch.autograd.grad(result, [probe, x, *module.parameters()], dy)
-    assert counters["mixorder"]["fused_regions"] == 1
-    assert bool((again.gather(-1, chosen) == 1).all())
-
-
-@pytest.mark.parametrize("cols", [768, 4096])
-def test_gradients_of_a_checkpointed_norm_are_finite_where_a_sum_of_its_row_is_not(cols):
-    module, x, dy = case("layer", (1024, cols), F32)
-    x = (x.clamp(-1, 1) * 1e36 + 8.5e37).requires_grad_()
-    function = compiled(lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False))
-    found = torch.autograd.grad(function(x), [x, *module.parameters()], dy)
-    assert counters["mixorder"]["fused_regions"] == 1
-    assert all(t.isfinite().all() for t in found)

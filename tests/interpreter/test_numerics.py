@@ -15,14 +15,12 @@ from running import (
     ON,
     Tensors,
     check_gradients,
-    compiled,
     gradients,
     run_fused,
     with_options,
 )
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline
 from mixorder.options import Options
@@ -145,36 +143,6 @@ def test_moments_are_finite_where_a_sum_is_not(dtype: torch.dtype, cols: int) ->
     largest = x.double().abs().amax(1, keepdim=True)
     assert float(((mean.double() - exact).abs() / largest).max()) <= 1e-6
     assert normalised.isfinite().all()
-
-
-class Kept(torch.autograd.Function):
-    """Gives what its backward finds of `y` as the gradient of `probe`."""
-
-    @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(y)
-        return y + probe
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        (y,) = ctx.saved_tensors
-        return grad, y * 1
-
-
-@pytest.mark.parametrize("name", graphs.PAIRED_NORMS)
-def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name: str) -> None:
-    module, x = norm(name, 128, f32), torch.randn(64, 128, requires_grad=True)
-    probe = torch.zeros_like(x, requires_grad=True)
-
-    def part(x: torch.Tensor) -> Tensors:
-        y = module(x)
-        return y.detach().clone(), Kept.apply(y, probe)
-
-    function = compiled(ON)(lambda x: checkpoint(part, x, use_reentrant=False))
-    y, result = function(x)
-    again, *_ = torch.autograd.grad(result, [probe, x, *module.parameters()], torch.randn_like(x))
-    assert counters["mixorder"]["fused_regions"] == 1
-    assert torch.equal(again, y)
 
 
 # Plain functions: masked lanes, other reductions, random programs.
