@@ -49,12 +49,6 @@ class DeclineReason(Enum):
         "An input of the region is written between its reads.",
         "Replace the in-place update by an out-of-place one, or do it after the backward.",
     )
-    RECOMPUTED = (
-        "recomputed",
-        "Forward and backward both compute the sums, and may need the same bits: one kernel for both "
-        "reductions would add up in another order.",
-        "Leave it. To fuse it, do not checkpoint the sums, or save them by a policy of selective checkpointing.",
-    )
     UNSUPPORTED_OP = (
         "unsupported-op",
         "The region needs an operator that mixorder cannot write into a kernel.",

@@ -134,13 +134,6 @@ def backward_graph(
 
     Without `run_backward` it is only compiled: launches of GPU kernels do not run here.
     """
-    return graphs_of(module, shape, dtype, run_backward)[-1]
-
-
-def graphs_of(
-    module: nn.Module, shape: Sequence[int], dtype: torch.dtype = f32, run_backward: bool = True
-) -> list[Graph]:
-    """The forward and the backward of `module`, as `backward_graph` has them."""
     seen: list[GraphModule] = []
 
     def inner_compile(gm: GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
@@ -166,8 +159,8 @@ def graphs_of(
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     y = compiled(x)
     with contextlib.suppress(_Captured):
-        torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y), allow_unused=True)
-    return [gm.graph for gm in seen]
+        torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y))
+    return seen[-1].graph
 
 
 def traced(

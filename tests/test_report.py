@@ -17,7 +17,6 @@ import torch
 from graphs import f32, node, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
-from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
@@ -120,14 +119,6 @@ def sent_before_it_is_complete() -> Graph:
     return traced(function, FULL, FULL, ((256,), f32))
 
 
-def checkpointed() -> Graph:
-    """As a forward that the backward computes again."""
-    graph = traced(lambda x: (x.sum(-1), x.sum(0)), FULL)
-    for n in graph.nodes:
-        n.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-    return graph
-
-
 def of_heads(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A tile of numbers for each row and head lies across memory."""
     y = (x.tanh().view(-1, 12, 64) * scale.t()[:, :, None]).view(-1, 768)
@@ -141,7 +132,6 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,
     DeclineReason.INPUT_MUTATED: mutated,
-    DeclineReason.RECOMPUTED: checkpointed,
     DeclineReason.UNSUPPORTED_OP: symbolic_factor,
     DeclineReason.UNSUPPORTED_DTYPE: complex_input,
     DeclineReason.DYNAMIC_SHAPE: with_value_of_x(

@@ -21,7 +21,6 @@ from .grow import grow, needed_for
 from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import provenance_of
-from .recomputed import Recomputed, recomputed
 from .region import Region, Seed
 from .space_analysis import SpaceAnalysis, by_position, position
 from .tile import TileSeed, grow_tile, is_within_tile, may_be_square, tile_seed
@@ -38,12 +37,11 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     that are in a region only with each.
     """
     analyses: dict[Size, SpaceAnalysis] = {}
-    exact = recomputed(graph)
     outers: list[tuple[Node, SpaceAnalysis]] = []
     nodes = [node for node in graph.nodes if node not in joining]
     within_tile = [node for node in nodes if is_within_tile(node) or may_be_square(node)]
     for node in graph.nodes:
-        if node in exact.sums or (what := reduced(node)) is None or not (numel := product(what.shape)):
+        if (what := reduced(node)) is None or not (numel := product(what.shape)):
             continue
         if is_inner_like(what) and node not in joining:
             analyses.setdefault(numel, SpaceAnalysis(numel)).inner.add(node)
@@ -52,31 +50,13 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
             analysis.outer.add(node)
             if node not in joining:
                 outers.append((node, analysis))
-    numbered = _Numbered(analyses, joining, exact)
+    numbered = _Numbered(analyses, joining)
     yield from numbered.tiles(within_tile, tile_seed)
     yield from numbered.pairs(outers)
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)
     yield from numbered.alone(outers)
-    yield from _left_pairs(graph, exact.sums)
     yield from near_misses(graph, numbered.answered)
-
-
-def _left_pairs(graph: Graph, sums: Collection[Node]) -> Iterator[Decline]:
-    """The reason against each sum over rows that has to have the forward's bits, if it shares a read with an
-    inner reduction."""
-    for node in (n for n in graph.nodes if n in sums):
-        if not is_outer_like(what := _reduced(node)) or is_variance(node):
-            continue
-        analysis = SpaceAnalysis(product(what.shape))
-        reads = analysis.full_reads(node)
-        for other in _walk_down(analysis, reads, ()):
-            if (also := reduced(other)) is not None and is_inner_like(also):
-                detail = f"%{node.name}, as in the forward, beside %{other.name}"
-                decline = Decline(DeclineReason.RECOMPUTED, detail, node.name)
-                decline.provenance = provenance_of(by_position([node, other]))
-                yield decline
-                break
 
 
 def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
@@ -91,12 +71,9 @@ class _Numbered:
     """Grows and numbers regions: of reductions within a tile first, then of pairs, then of results that are
     turned, then of outer reductions whose operand is written anyway."""
 
-    def __init__(
-        self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]], exact: Recomputed
-    ) -> None:
+    def __init__(self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]]) -> None:
         self.analyses = analyses
         self.joining = joining
-        self.exact = exact
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
@@ -112,8 +89,7 @@ class _Numbered:
             tried |= used
             self.answered |= used
             try:
-                seed = dataclasses.replace(seed, made_for=self.joining, without=self.exact.sums)
-                region = grow_tile(seed, f"region{self.count}")
+                region = grow_tile(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
                 self.count += 1
                 if (taken := (yield region)) is None:
                     continue
@@ -173,15 +149,7 @@ class _Numbered:
             else:
                 space = columns_alone(_reduced(first))
             if space is not None:
-                seed = Seed(
-                    analysis,
-                    space,
-                    tuple(inner),
-                    tuple(outer),
-                    without=self.exact.sums,
-                    unwritten=self.exact.values,
-                    made_for=self.joining,
-                )
+                seed = Seed(analysis, space, tuple(inner), tuple(outer), made_for=self.joining)
                 region = grow(seed, f"region{self.count}")
                 self.count += 1
                 self.answered |= used

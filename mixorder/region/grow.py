@@ -343,7 +343,7 @@ class _Growth:
                 self.members.update(dict.fromkeys(found, False))
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
-        one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without | self.seed.unwritten
+        one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
         return one and self.analysis.takes(node) and all(a in known for a in operands(node))
 
     def trim(self) -> None:

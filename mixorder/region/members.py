@@ -31,7 +31,6 @@ class Members(dict[Node, bool]):
         self.space = seed.space
         self.writes = writes
         self.again = seed.again
-        self.unwritten = seed.unwritten
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
 
@@ -54,8 +53,6 @@ class Members(dict[Node, bool]):
 
     def recomputed(self, node: Node) -> bool:
         """Whether users outside compute a node again instead of reading it."""
-        if node in self.unwritten:
-            return True
         if not (node in self.again or self.analysis.recomputed(node)):
             return False
         view = is_view(node) or is_gather_view(node) or is_constant(node)

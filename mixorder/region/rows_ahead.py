@@ -76,7 +76,7 @@ def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Nod
 
 def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     """Whether a node reduces whole rows, and leaves an element for each of them."""
-    if reduction_kind(node) is None or is_variance(node) or node in region.seed.without:
+    if reduction_kind(node) is None or is_variance(node):
         return False
     source = operands(node)[0]
     orders.spread(by_position({n for n in above([node]) if is_loop(n)}.union(region.nodes)))
