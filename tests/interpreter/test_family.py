@@ -35,8 +35,8 @@ def test_case(name: str, dtype: torch.dtype) -> None:
     check_case(case, case.shapes.small, dtype, "cpu", interpreted(ON), interpreted(OFF))
 
 
-# Other than at small sizes: alone in its graph, all or a part would raise its peak of memory; the statistics of
-# a large norm are read where they are there; a row of 3072 columns is one until its strategy is chosen.
+# Other than at small sizes: alone in its graph, all or a part would raise its peak of memory; the statistics
+# of a large norm are read where they are there; a row of 3072 columns is one until its strategy is chosen.
 AT_TRAINING_SIZE = {
     "gradient with two readers": ([("16384x2048", 1, 2)], []),
     "Linear, GELU, Linear": ([("32768x3072", 0, 1)], []),
