@@ -27,9 +27,9 @@ from ..ir.program import (
 )
 from ..schedule.schedule import Schedule
 from ..transform.cooperative import MAILBOX, slots_of
-from .exchange import POLLS, Record, carried
+from .exchange import POLLS, Record, carried, word
 from .exchange_phases import floating, phases_of, without_effect
-from .programmatic_launch import PROGRAM, released
+from .programmatic_launch import PROGRAM
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer, filler, identity
 
@@ -71,7 +71,7 @@ class _CooperativeKernel:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
         own = "own" if self.exchanged else "part"
         code.writeline(f"{own} = {PROGRAM} % {schedule.parts}")
-        code.writeline(f"{SPLIT_SYMBOL} = {PROGRAM} // {schedule.parts}")
+        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {schedule.parts}")
         if self.phase is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
@@ -113,7 +113,7 @@ class _CooperativeKernel:
         self.empty_accumulators()
         self.main_loop()
         if self.schedule.overlap:
-            self.code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
+            self.writer.release()
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
             writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
@@ -137,7 +137,8 @@ class _CooperativeKernel:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
             self.writer.shifted_columns(f"part * {cols}", "end")
             return
-        self.code.writeline(f"{y.symbol} = part * {cols} + tl.arange(0, R0_BLOCK)[None, :]")
+        lanes = self.writer.widened("tl.arange(0, R0_BLOCK)[None, :]", y.symbol)
+        self.code.writeline(f"{y.symbol} = part * {cols} + {lanes}")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
             if cols != self.schedule.r0_block:
@@ -171,7 +172,7 @@ class _CooperativeKernel:
     def record(self, phase: int, group: int, row: int, tile: str) -> str:
         """Triton text: the address of the record of a row of a tile, clamped to the existing tiles."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
-        row_of = f"({tile} * XBLOCK + {row})"
+        row_of = f"({self.writer.widened(tile, MAILBOX)} * XBLOCK + {row})"
         if self.phase is not None:
             row_of = f"({row_of} * {self.phase.period} + first)"
         slots = slots_of(self.schedule.parts)
@@ -241,11 +242,9 @@ class _CooperativeKernel:
             self.writer.statement(stmt)
 
     def publish(self, reduce: Reduce, k: int) -> None:
-        value = self.writer.ops.variables[reduce.name]
+        value = word(str(self.writer.ops.variables[reduce.name]))
         slots = slots_of(self.schedule.parts)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
-        # Store every NaN as one whose bits differ from EMPTY.
-        value = f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
         # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
         inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"

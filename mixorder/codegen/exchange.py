@@ -27,6 +27,11 @@ MAX_WORDS = 32  # slots of one read: one for each lane of a warp
 POLLS = 1 << 14  # reads before a program gives up waiting, about a microsecond each
 
 
+def word(value: str) -> str:
+    """Triton text: what a slot has of a float32, which is never `EMPTY`: of every NaN, the same bits."""
+    return f"tl.where({value} == {value}, {value}, float('nan')).to(tl.int32, bitcast=True)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     """`values` reductions of one kind, each with `parts` slots; `lanes` slots are reserved for each."""

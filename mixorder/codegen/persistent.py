@@ -13,7 +13,6 @@ from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulat
 from ..schedule.device import H200
 from ..schedule.schedule import Schedule
 from .prefetch import Prefetch
-from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
 
@@ -41,7 +40,7 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     if phase is None:
         for y in columns:
             start = f"{y.start} + " * (y.start > 0)
-            writer.index(y, f"{start}tl.arange(0, R0_BLOCK)[None, :]")
+            writer.index(y, start + writer.widened("tl.arange(0, R0_BLOCK)[None, :]", y.symbol))
     else:
         writer.shift(phase)
         writer.shifted_columns("0", columns[0].extent)
@@ -68,7 +67,7 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
             if stmt not in prefetch.loads:
                 writer.statement(stmt)
     if schedule.overlap and not nest.after:
-        code.writeline(f"{SPLIT_SYMBOL} = {released(str(SPLIT_SYMBOL))}")
+        writer.release()
     for acc in () if nest.after else accumulators:
         writer.store_partial(acc)
     for stmt in nest.after:

@@ -18,9 +18,20 @@ from collections.abc import Sequence
 
 import sympy
 
-from ..inductor.printing import IndentedBuffer
+from ..inductor.printing import IndentedBuffer, offset_text
+from ..inductor.symbols import wide_symbols
 from ..inductor.versions import deals_from_last
-from ..ir.program import Axis, AxisClass, Load, LoopProgram, Reduce, Store, is_full
+from ..ir.program import (
+    SPLIT_SYMBOL,
+    Axis,
+    AxisClass,
+    Load,
+    LoopProgram,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    is_full,
+)
 from ..schedule.schedule import Schedule
 
 
@@ -67,6 +78,9 @@ class TileAccesses:
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
         self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
+        self.wide_symbols = self._wide()
+        several = {axis.symbol for axis in self.axes if self.tiles(axis) > 1}
+        self.wide = not self.wide_symbols.isdisjoint({*several, SPLIT_SYMBOL})  # the numbers of the tile
         self._known: set[str] = set()  # names of indices that the kernel has defined
         self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
         self._deals = False  # whether a thread has rows next to each other
@@ -101,18 +115,27 @@ class TileAccesses:
                 own.insert(0, one)
         return first + found
 
-    def define(self, name: str, first: Axis, extent: int, spread: str = "") -> None:
-        """Define the indices of a tile's elements along `first` and what follows it without a gap."""
+    def _wide(self) -> frozenset[sympy.Symbol]:
+        """The symbols of axes whose indices are in 64 bits."""
+        found = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
+        sizes = {axis.symbol: axis.size for axis in self.axes}
+        return wide_symbols(
+            dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.schedule.num_splits)}
+        )
+
+    def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
+        """Define the indices of a tile's elements along axes that follow one another without a gap."""
         if name not in self._known:
             self._known.add(name)
-            start = f"{self.number(first)} * {extent} + " * (self.tiles(first) > 1)
-            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}")
+            start = f"{self.number(axes[0])} * {extent} + " * (self.tiles(axes[0]) > 1)
+            wide = ".to(tl.int64)" * any(axis.symbol in self.wide_symbols for axis in axes)
+            self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}{wide}")
 
     def define_index(self, axis: Axis) -> None:
         """Define the symbol of an axis, for its use as a value."""
         if axis in self.tiled:
             spread = spread_along(len(self.tiled), self.tiled.index(axis))
-            self.define(str(axis.symbol), axis, self.extents[axis], spread)
+            self.define(str(axis.symbol), [axis], self.extents[axis], spread)
 
     @staticmethod
     def at(dim: Dim) -> str:
@@ -133,14 +156,15 @@ class TileAccesses:
                 masks.append(f"({at} < {dim.total})")
         pointer = self.program.buffer(buffer).pointer
         mask = " & ".join(masks)
-        return f"{pointer} + ({' + '.join(terms) or '0'})", mask
+        offset = " + ".join(terms) if parts or len(terms) > 1 else offset_text(outside)
+        return f"{pointer} + ({offset})", mask
 
     def index_along(self, dim: Dim, parts: Sequence[Part]) -> str:
         """The index along a dim, defined before if it is not yet, in a tensor of all parts."""
         own = {i: part for i, part in enumerate(parts) if part.dim == dim}
         spread = {i: "" if len(parts) == 1 else spread_along(len(parts), i) for i in own}
         if len(own) == 1:
-            self.define(self.at(dim), dim.axes[0], dim.extent)
+            self.define(self.at(dim), dim.axes, dim.extent)
             return self.at(dim) + "".join(spread.values())
         steps = [
             f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
@@ -148,6 +172,8 @@ class TileAccesses:
         if self.tiles(dim.axes[0]) > 1:
             steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
         text = " + ".join(steps)
+        if any(axis.symbol in self.wide_symbols for axis in dim.axes):
+            text = f"({text}).to(tl.int64)"
         if text not in self._dealt:
             same = sum(name.startswith(f"dealt_{dim.name}") for name in self._dealt.values())
             self._dealt[text] = f"dealt_{dim.name}" + f"_{same}" * bool(same)

@@ -21,9 +21,9 @@ import sympy
 import torch
 
 from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
+from ..inductor.symbols import INT32_LIMIT, wide_symbols
 from ..ir.dtypes import INTEGERS, computed_in
 from ..ir.program import (
-    NUM_SPLITS,
     SPLIT_SYMBOL,
     Accumulated,
     AlignmentPhase,
@@ -41,13 +41,12 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import ReductionKind
-from ..transform.interleave import GROUP, STORED, beside, column_at, spelled
+from ..transform.interleave import GROUP, STORED, InHalves, beside, column_at, spelled
 from .eviction import Eviction
 from .maxima import Maxima
 from .op_printer import OpPrinter
+from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
-
-INT32_LIMIT = 2**31
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -130,8 +129,7 @@ class Writer:
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
         self._half = False  # whether the kernel has defined `half`, the lanes of half a workspace row
-        offsets = [b.max_offset.subs(NUM_SPLITS, num_splits) for b in self.buffers]
-        self.wide = any(not n.is_number or n >= INT32_LIMIT for n in offsets)
+        self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
     def begin(self, constants: tuple[str, ...]) -> None:
         args = [b.pointer for b in self.buffers] + list(self.sizes)
@@ -139,6 +137,27 @@ class Writer:
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def KERNEL({', '.join(args)}):")
         self.code.do_indent()
+        for size in self.sizes:
+            if size in self.wide:
+                self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
+
+    def _wide(self, splits: dict[sympy.Symbol, sympy.Expr]) -> frozenset[str]:
+        """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
+        statements, loops = self.nest.statements, {axis.symbol: axis.size for axis in self.nest.loops}
+        found = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
+        indices = [index.replace(InHalves, lambda column, _: column) for index in dict.fromkeys(found)]
+        # A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
+        values = [
+            a for s in statements if isinstance(s, Compute) for a in s.args if isinstance(a, sympy.Expr)
+        ]
+        sizes = [e.xreplace(dict.fromkeys(loops, sympy.S.One)) for e in (*loops.values(), *values)]
+        slots = {sympy.Symbol(b.name): b.numel for b in self.program.role(BufferRole.MAILBOX)}
+        wide = wide_symbols([*indices, *slots], loops | splits | slots) | wide_symbols(sizes, {})
+        return frozenset(map(str, wide))
+
+    def widened(self, text: str, name: object) -> str:
+        """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
+        return f"({text}).to(tl.int64)" if str(name) in self.wide else text
 
     def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
         name, text = named(name, self.maxima.functions + self.code.getvalue())
@@ -156,20 +175,27 @@ class Writer:
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
         if self.batch_symbol is None:
-            self.code.writeline(f"{name} = {number}")
+            self.code.writeline(f"{name} = {self.widened(number, name)}")
             return
-        wide = ".to(tl.int64)" * self.wide  # or its product with a stride could overflow
         self.code.writeline(f"program = {number}")
         batch = texpr(self.batch)
         if not self.batch.is_number:
             self.code.writeline(f"batch = {batch}")
             batch = "batch"
-        self.code.writeline(f"{self.batch_symbol} = (program % {batch}){wide}")
-        self.code.writeline(f"{name} = program // {batch}")
+        self.code.writeline(
+            f"{self.batch_symbol} = {self.widened(f'(program % {batch})', self.batch_symbol)}"
+        )
+        self.code.writeline(f"{name} = {self.widened(f'program // {batch}', name)}")
+
+    def release(self) -> None:
+        """Let the finalisation be set up; what is stored from here on depends on it."""
+        number = str(SPLIT_SYMBOL)
+        after = released(f"{number}.to(tl.int32)" if number in self.wide else number)
+        self.code.writeline(f"{number} = {self.widened(after, number)}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""
-        width = "tl.full([], XBLOCK, tl.int64)" if self.wide else "XBLOCK"
+        width = "tl.full([], XBLOCK, tl.int64)" if str(self.dims[0].symbol) in self.wide else "XBLOCK"
         return f"{tile} * {width} + tl.arange(0, XBLOCK)[:, None]"
 
     def index(self, dim: TileDim, text: str) -> None:
@@ -451,7 +477,9 @@ class Writer:
     def shift(self, phase: AlignmentPhase) -> None:
         """The offset of this program's rows from a boundary: one, because they are `period` apart."""
         self.phase = phase
-        self.code.writeline(f"first = {SPLIT_SYMBOL} % {phase.period}")
+        first = f"{SPLIT_SYMBOL} % {phase.period}"
+        first = f"({first}).to(tl.int64)" if phase.stride * phase.period >= INT32_LIMIT else first
+        self.code.writeline(f"first = {first}")
         self.code.writeline(f"shift = (first * {phase.stride}) % {phase.elements}")
 
     def shifted_columns(self, start: str, end: str) -> None:
@@ -460,7 +488,7 @@ class Writer:
         assert self.phase is not None
         y, n = self.dims[1], self.phase.elements
         self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
-        self.code.writeline(f"{y.symbol} = lane_offset - shift")
+        self.code.writeline(f"{y.symbol} = {self.widened('lane_offset - shift', y.symbol)}")
         self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
         group = f"({start} - shift + tl.arange(0, R0_BLOCK)[None, :] // {n} * {n})"
         self.code.writeline(f"{NEAR} = {group} < {end}")
@@ -470,8 +498,7 @@ class Writer:
         """Every `period`-th row from `first`, and the offsets at which their columns begin."""
         assert self.phase is not None
         x, phase = self.dims[0], self.phase
-        wide = "XBLOCK" if not self.wide else "tl.full([], XBLOCK, tl.int64)"
-        rows = f"({tile}) * {wide} + tl.arange(0, XBLOCK)[:, None]"
+        rows = self.tile_rows(f"({tile})")
         self.code.writeline(f"{x.symbol} = ({rows}) * {phase.period} + first")
         # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
         n = phase.elements

@@ -16,11 +16,10 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from .ops import DefaultHandler, handling, result_dtype, unwrapped
-from .symbols import bounds
+from .symbols import INT32_LIMIT, wide_symbols
 
 __all__ = ["CSEVariable", "IndentedBuffer", "texpr", "triton_compute_type"]
 
-_INT32_LIMIT = 2**31
 # Inductor's kernels call libdevice for these in float64. `tl.sqrt_rn` has no float64 version.
 _LIBDEVICE_FP64 = ("exp", "sqrt", "cos", "sin", "log")
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -147,25 +146,23 @@ class ScalarPrinter(DefaultHandler):
 
     def offset(self, index: sympy.Expr) -> str:
         """The text of an index expression."""
-        return texpr(index.xreplace(self.names))
+        return offset_text(index.xreplace(self.names))
 
     def _index(self, expr: sympy.Expr, dtype: str) -> str:
         """An index or a size as a value; in 64 bits where a part of it may need them."""
         if not expr.free_symbols & self.loops.keys():
             return f"tl.full([], {texpr(expr)}, {dtype})"
-        if self._may_need_64_bits(expr):
+        if wide_symbols([expr], self.loops):
             names = {s: f"{self.names.get(s, s)}.to(tl.int64)" for s in self.loops}
             wide = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
             expr = expr.xreplace(wide)
         return f"({self.offset(expr)}).to({dtype})"
 
-    def _may_need_64_bits(self, expr: sympy.Expr) -> bool:
-        sizes = {symbol: n for symbol, n in self.loops.items() if n.is_number}
-        if not expr.free_symbols <= sizes.keys():
-            return True
-        parts = [e for e in sympy.preorder_traversal(expr) if isinstance(e, sympy.Expr)]
-        limits = [bounds(part, sizes) for part in parts]
-        return any(low < -_INT32_LIMIT or high >= _INT32_LIMIT for low, high in limits)
+
+def offset_text(index: sympy.Expr) -> str:
+    """The text of an offset. Triton would take a number between 2**31 and 2**32 as one of 32 bits."""
+    large = index.is_number and index >= INT32_LIMIT
+    return f"tl.full([], {index}, tl.int64)" if large else texpr(index)
 
 
 def _wrapped(value: int, dtype: torch.dtype) -> int:

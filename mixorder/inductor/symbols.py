@@ -14,6 +14,7 @@ import torch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -38,6 +39,7 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
     Min: torch.sym_min,
 }
 """What computes the functions in sizes, two operands at a time."""
+INT32_LIMIT = 2**31
 MOST_STEPS = 8  # to a size's canonical form: an end, should forms become longer and longer
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
@@ -176,6 +178,59 @@ def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[
     """The least and the largest value, both inclusive, where each symbol is from 0 to its size - 1."""
     found = bound_sympy(expr, {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()})
     return found.lower, found.upper
+
+
+def wide_symbols(
+    indices: Iterable[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> frozenset[sympy.Symbol]:
+    """The symbols that a kernel has in 64 bits, so that no part of these indices leaves 32: of each part that
+    would, the first one in the order of `sizes`.
+
+    A symbol of `sizes` is from 0 to its size - 1. Lanes beyond that wrap around only in what is masked: they
+    are fewer than the others, and have room by themselves. Other symbols are symbolic sizes, each of which
+    fits by itself, as Inductor passes it in 64 bits otherwise; of a product of such, nothing is known.
+    """
+    parts = dict.fromkeys(e for index in indices for e in sympy.postorder_traversal(index))
+    symbols = set[sympy.Symbol]().union(*(part.free_symbols for part in parts))
+    known = {s: n if sympy.sympify(n).is_number else int_oo for s, n in sizes.items()}
+    order = [*known, *sorted(symbols - known.keys(), key=str)]
+    known |= dict.fromkeys(symbols - known.keys(), int_oo)
+    wide = set[sympy.Symbol]()
+    for part in parts:
+        while not _fits_32_bits(narrow := _computed_without(part, wide), sizes, known):
+            wide.add(next(s for s in order if s in narrow.free_symbols))
+    return frozenset(wide)
+
+
+def _computed_without(part: sympy.Expr, wide: set[sympy.Symbol]) -> sympy.Expr:
+    """What is computed of a part before a symbol in 64 bits comes in."""
+    if part.is_Add or part.is_Mul:
+        return part.func(*(arg for arg in part.args if wide.isdisjoint(arg.free_symbols)))
+    return part if wide.isdisjoint(part.free_symbols) else sympy.S.Zero
+
+
+def _fits_32_bits(
+    part: sympy.Expr, sizes: Mapping[sympy.Symbol, Any], known: Mapping[sympy.Symbol, Any]
+) -> bool:
+    if part.is_Symbol:
+        return bool(part not in sizes or 2 * known[part] < INT32_LIMIT)
+    if not part.free_symbols:
+        return True
+    # Also what is computed on the way to a sum, and the number in a product with what is always zero.
+    terms = [_limits(term, known) for term in sympy.Add.make_args(part)]
+    low, high = sum(min(0, low) for low, _ in terms), sum(max(0, high) for _, high in terms)
+    factor = abs(part.as_coeff_Mul()[0])
+    return bool(low >= -INT32_LIMIT and high < INT32_LIMIT and factor < INT32_LIMIT)
+
+
+def _limits(term: sympy.Expr, known: Mapping[sympy.Symbol, Any]) -> tuple[Any, Any]:
+    """The `bounds` of a term; of a product of symbols without the time that these take."""
+    factors = sympy.Mul.make_args(term)
+    if not all(factor.is_Integer or factor in known for factor in factors):
+        return bounds(term, known)
+    ends = [int(f) if f.is_Integer else known[f] - 1 for f in factors]
+    most = 0 if 0 in ends else math.prod(ends)  # infinity times zero would be NaN
+    return min(0, most), max(0, most)
 
 
 def depends_on_data(symbol: sympy.Symbol) -> bool:

@@ -9,6 +9,7 @@ FLOAT8 = frozenset(  # those that Triton can cast to
     {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 )
 HALVES = frozenset({torch.float16, torch.bfloat16})
+IN_SLOTS = torch.float32  # what programs exchange: a slot has its bits
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from .dtypes import BOOL, added_up_in, computed_in
+from .dtypes import BOOL, IN_SLOTS, added_up_in, computed_in
 from .in_place import why_not
 from .program import (
     NUM_SPLITS,
@@ -150,6 +150,8 @@ def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
             legal = {stored, computed_in(stored)}
             if isinstance(stmt, Load) and program.buffer(stmt.buffer).role is BufferRole.WORKSPACE:
                 legal.add(added_up_in(stored))
+            if isinstance(stmt, Store) and program.buffer(stmt.buffer).role is BufferRole.MAILBOX:
+                legal = {IN_SLOTS}
             _require(value in legal, "{}: {} in a buffer of {}", stmt, value, stored)
 
 

@@ -60,8 +60,8 @@ def rows_ahead(program: LoopProgram) -> LoopProgram:
     body = list(nest.body)
     for i, value in enumerate(values):
         first = i * outer.size
-        bits, slot = f"{value.name}.bits", f"{value.name}.slot"
-        ahead += [_bits(bits, value.name), Store(MAILBOX, _ROW + first, Ref(bits))]
+        slot = f"{value.name}.slot"
+        ahead.append(Store(MAILBOX, _ROW + first, Ref(value.name)))
         at = body.index(value)
         body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(value.name, slot)]
     return dataclasses.replace(
@@ -130,10 +130,6 @@ def _index(index: sympy.Expr, axes: Sequence[Axis], symbol: sympy.Symbol) -> sym
             raise Decline(DeclineReason.AXIS_CLASS, f"rows or columns that lie at {index}")
         stride *= axis.size
     return index.xreplace({axis.symbol: sympy.S.Zero for axis in axes}) + step * symbol
-
-
-def _bits(name: str, value: str) -> Compute:
-    return Compute(name, "to_dtype_bitcast", (Ref(value), torch.int32, torch.float32), (), torch.int32)
 
 
 def _value(name: str, slot: str) -> Compute:

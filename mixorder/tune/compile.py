@@ -18,13 +18,13 @@ from ..codegen.load import load_function
 from ..codegen.source import KernelSource
 from ..inductor import versions, workers
 from ..inductor.kernels import pointer_type
+from ..inductor.symbols import INT32_LIMIT
 from ..ir.program import LoopProgram
 
 log = logging.getLogger(__name__)
 
 POOL_SECONDS = 15  # to wait for workers to start; then this process compiles
 JOB_SECONDS = 120  # to wait for one kernel
-_INT32_LIMIT = 2**31
 
 _waited = False  # for the workers
 
@@ -49,7 +49,7 @@ def job_of(program: LoopProgram, source: KernelSource, target: tuple[str, int | 
     hints = {str(symbol): value for symbol, value in program.hints}
     buffers = [program.buffer(name) for name in source.buffers]
     types = {b.pointer: pointer_type(b.dtype) for b in buffers}
-    types.update({s: "i32" if hints[s] < _INT32_LIMIT else "i64" for s in source.sizes})
+    types.update({s: "i32" if hints[s] < INT32_LIMIT else "i64" for s in source.sizes})
     types.update({name: "constexpr" for name, _ in source.config.constants})
     config = source.config
     return Job(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from graphs import bf16, f32, traced, within_tile
 from lab.quantised import mx_both, norm_backward
 from offline import TARGETS, compiled, needs_a_compiler, spilled
 
-from mixorder.codegen.rows_ahead import awaited, interpreted, looked_at, roles
+from mixorder.codegen.exchange import POLLS
+from mixorder.codegen.rows_ahead import awaited, branches, interpreted, looked_at, roles
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
@@ -45,6 +48,12 @@ def kernel_of(
     program = TILE.place(program, schedule)
     source, *_ = TILE.generate(program, schedule, "test")
     return program, schedule, source
+
+
+def in_time(source: KernelSource) -> str:
+    """The text without the branch for a wait that took too long."""
+    before, _ = source.text.split("\n        else:\n")
+    return before
 
 
 def played(groups: Groups, ahead: int) -> tuple[list[int], list[tuple[int, int]], list[int]]:
@@ -119,7 +128,8 @@ def test_several_values_are_in_a_part_of_the_mailbox_each() -> None:
         return mx_both((rstd * (dy.float() - sums[0] - x.float() * sums[1])).to(bf16))
 
     _, _, source = kernel_of(16384, 4096, layer)
-    lines = [line for line in source.text.splitlines() if "mailbox_ptr" in line and "def " not in line]
+    text = in_time(source)
+    lines = [line for line in text.splitlines() if "mailbox_ptr" in line and "def " not in line]
     for word, index in (("tl.store(", "at_r"), ("volatile", "at_ix")):
         first, second = (line for line in lines if word in line)
         assert f"mailbox_ptr + ({index})" in first and f"mailbox_ptr + (16384 + {index})" in second
@@ -133,8 +143,8 @@ def test_all_words_are_loaded_before_any_is_awaited() -> None:
         return mx_both((rstd * (dy.float() - sums[0] - x.float() * sums[1])).to(bf16))
 
     _, _, source = kernel_of(16384, 4096, layer)
-    order = re.findall(r"volatile|while tl.min", source.text)
-    assert order == ["volatile", "volatile", "while tl.min", "while tl.min"]
+    order = re.findall(r"volatile|while .tl.min", in_time(source))
+    assert order == ["volatile", "volatile", "while (tl.min", "while (tl.min"]
 
 
 def test_rows_that_do_not_exist_are_not_awaited() -> None:
@@ -142,7 +152,7 @@ def test_rows_that_do_not_exist_are_not_awaited() -> None:
     for rows, masked in ((16384, False), (160 * 32 + 96 * 32 + 32, True)):
         _, schedule, source = kernel_of(rows, 4096, staged=False)
         assert schedule.extents[0] * 32 == 64
-        (first,) = [line for line in source.text.splitlines() if "volatile" in line]
+        (first,) = [line for line in in_time(source).splitlines() if "volatile" in line]
         assert (f"(at_ix < {rows}), other=0, volatile" in first) == masked
 
 
@@ -164,14 +174,47 @@ def told(text: str) -> str:
 def test_what_is_awaited() -> None:
     assert looked_at("at", "") == "tl.load(at, volatile=True)"
     assert looked_at("at", "m") == "tl.load(at, m, other=0, volatile=True)"
-    loop, again = awaited("words", "at")
-    assert loop == f"while tl.min((words != {EMPTY}).to(tl.int32)) == 0:"
+    polls, loop, again, one_less = awaited({"words": "at"})
+    assert polls == f"polls = tl.full([], {POLLS}, tl.int32)" and one_less == "    polls -= 1"
+    assert loop == f"while (tl.min((words != {EMPTY}).to(tl.int32)) == 0) & (polls > 0):"
     assert again.startswith("    words = ") and "is_pure=False" in again
 
 
-def test_the_interpreter_takes_what_is_there() -> None:
-    """It would wait forever: one program runs after the other."""
-    text = told(list(awaited("words", "at"))[1])
-    with pytest.raises(RuntimeError, match="came before"):
-        interpreted(text, [None, np.array([1, EMPTY])])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_tile_that_has_waited_too_long_begins_again(wide: bool) -> None:
+    """With the values of its rows, and no others."""
+    text = "\n".join(branches(Groups(64, 16, 5, 8, 75), "p", "row", wide, ["begun(row)"], ["ended(row)"]))
+    text = re.sub(r"row = tl.*", "row += 100", re.sub(r"tl.inline_asm\S+\(.*\) == 0", "late == 0", text))
+    calls: list[Any] = []
+    known = {name: functools.partial(lambda *x: calls.append(x), name) for name in ("begun", "ended")}
+    known["row_values"] = lambda p, part: calls.append(part)
+    tl = SimpleNamespace(range=range, minimum=min, debug_barrier=lambda: calls.append("barrier"))
+    for row, late in ((3, 0), (3, 1), (4, 1)):
+        exec(text, {**known, "tl": tl, "p": 0, "row": row, "late": late})
+    last = ["barrier", ("begun", 104), ("ended", 104)]
+    assert calls == [
+        ("ended", 3),
+        *range(48, 64),
+        "barrier",
+        ("begun", 103),
+        ("ended", 103),
+        *range(64, 75),
+        *last,
+    ]
+
+
+def test_the_interpreter_reads_what_is_there() -> None:
+    """Of words that were empty, what their addresses have by now."""
+    text = told(list(awaited({"words": "at"}))[2])
+    memory = np.array([7, EMPTY, 9], np.int32)
+    at = memory.ctypes.data + 4 * np.arange(3)
+    (found,) = interpreted(text, [at, np.array([EMPTY, EMPTY, 8], np.int32)]) or [None]
+    assert found.tolist() == [7, EMPTY, 8]
     assert interpreted("{ }", []) is None
+
+
+def test_the_interpreter_knows_who_gave_up() -> None:
+    first, *_ = branches(Groups(1, 1, 1, 1, 1), "", "row", False, [], [])
+    for polls, late in ((0, 1), (1, 0), (POLLS, 0)):
+        (found,) = interpreted(told(first), [np.array(polls, np.int32)]) or [None]
+        assert int(found) == late

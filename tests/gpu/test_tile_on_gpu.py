@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -107,3 +110,47 @@ def test_gelu_backward_rounds_as_in_eager() -> None:
     results, record = fused(function, [x, dy])
     assert record.kernels[0].text.count("tl.fma(") == 4
     assert different(results[-1], function(x, dy)[-1]) <= 1e-5 * x.numel()  # 8.7e-5 if each product rounds
+
+
+ROWS_OF_NAN = """
+import re
+from types import SimpleNamespace
+
+import torch
+from lab import quantised
+
+from mixorder import planning
+from mixorder.codegen import tile
+from mixorder.report import RegionRecord, collect
+
+planning.behind_row_values = lambda region: None
+planning.outside = lambda *regions: SimpleNamespace(us=lambda device: 1e6)
+if {late}:  # no program ahead computes anything
+    roles = tile.roles
+    tile.roles = lambda *args: (re.sub(r"row_values.*", "pass", line) for line in roles(*args))
+
+def function(x, dy):
+    dx = dy - x * dy.amax(-1, keepdim=True)
+    return *quantised.mx_both(dx.to(torch.bfloat16)), (dy * x).sum(0)
+
+torch.manual_seed(0)
+x, dy = (torch.rand(4096, 4096, device="cuda") + 1 for _ in range(2))
+dy.view(torch.int32)[1001] = -1  # its largest is NaN, with the bits of an empty slot
+with collect() as records:
+    results = torch.compile(lambda *a: function(*a), options={options}, dynamic=False)(x, dy)
+(record,) = (r for r in records if isinstance(r, RegionRecord))
+assert record.schedule.ahead and record.kernels[0].text.count("row_values(") == (2 if {late} else 3)
+*casts, sums = function(x, dy)
+assert all(quantised.different(a, b) == 0 for a, b in zip(results[:-1], casts, strict=True))
+assert results[-1].isnan().all()
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "too late"])
+def test_no_wait_is_without_end(late: bool) -> None:
+    """In a process of its own: a kernel that waits for ever cannot be ended otherwise."""
+    text = ROWS_OF_NAN.format(late=late, options=OURS)
+    paths = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    subprocess.run(
+        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=180
+    )

@@ -207,6 +207,7 @@ USED: dict[str, Rely] = {
     "torch.utils._sympy.functions.Min": type,
     "torch.utils._sympy.functions.Mod": type,
     "torch.utils._sympy.functions.ModularIndexing": type,
+    "torch.utils._sympy.numbers.int_oo": ANYTHING,
     "torch.utils._sympy.symbol.SymT": type,
     "torch.utils._sympy.symbol.SymT.UNBACKED_INT": ANYTHING,
     "torch.utils._sympy.symbol.symbol_is_type": called(2),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64
@@ -15,6 +18,8 @@ from running import ON, compiled, run_fused
 from test_docs import blocks as code_of
 
 from mixorder import planning
+from mixorder.codegen import rows_ahead as codegen_rows_ahead
+from mixorder.codegen import tile as codegen_tile
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import rows_ahead
 from mixorder.schedule.device import H200
@@ -379,6 +384,63 @@ def test_padding_of_rows_counts_for_nothing(
     *wanted, _ = function(x, dy)
     for mine, eager in zip(casts, wanted, strict=True):
         assert different(mine, eager) <= 1e-4 * eager.numel()
+
+
+def largest(x: Any, dy: Any) -> Any:
+    """The largest of each row, which a NaN with any bits may be."""
+    dx = dy - x * dy.amax(-1, keepdim=True)
+    return *quantised.mx_both(dx.to(bf16)), (dy * x).sum(0)
+
+
+@pytest.mark.parametrize("bits", [-1, 0x7FC00000, 0x7F800001])
+def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN is awaited as any number is: no tile gives up."""
+    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
+    slow = SimpleNamespace(us=lambda device: 1e6)  # a kernel of its own for the rows
+    monkeypatch.setattr(planning, "outside", lambda *regions: slow)
+    branches = codegen_rows_ahead.branches
+
+    def failing(*args: Any) -> Iterator[str]:
+        return (line.replace("row_values(", "a_tile_gave_up(") for line in branches(*args))
+
+    monkeypatch.setattr(codegen_tile, "branches", failing)
+    monkeypatch.setattr(codegen_rows_ahead, "POLLS", 1)
+    x, dy = torch.rand(256, 512) + 1, torch.rand(256, 512)
+    dy.view(torch.int32)[3] = bits
+    with collect() as records, np.errstate(invalid="ignore"):
+        results = run_fused(largest, (x, dy))
+    (record,) = (r for r in records if isinstance(r, RegionRecord))
+    assert record.schedule.ahead
+    *casts, sums = largest(x, dy)
+    for mine, eager in zip(results[:-1], casts, strict=True):
+        assert different(mine, eager) == 0
+    assert results[-1].isnan().all() and sums.isnan().all()
+
+
+@pytest.mark.parametrize("gradient", [rms, layer])
+def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute these themselves, with the same bits. Here no program ahead does so."""
+    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
+    monkeypatch.setattr(codegen_rows_ahead, "POLLS", 3)
+    x, dy = (torch.randn(480, 544).to(bf16) for _ in range(2))
+    args = x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5
+
+    def function(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        dx = gradient(x, dy, w, rstd).to(bf16)  # type: ignore[attr-defined]
+        return *quantised.mx_both(dx), (dy.float() * (x.float() * rstd)).sum(0)
+
+    expected = run_fused(function, args)
+    roles = codegen_rows_ahead.roles
+
+    def without_values(*args: Any) -> Iterator[str]:
+        return (re.sub(r"row_values\(.*\)", "pass", line) for line in roles(*args))
+
+    monkeypatch.setattr(codegen_tile, "roles", without_values)
+    with collect() as records:
+        results = run_fused(function, args)
+    (record,) = (r for r in records if isinstance(r, RegionRecord))
+    assert record.schedule.ahead and record.kernels[0].text.count("            pass\n") == 1
+    assert all(different(mine, theirs) == 0 for mine, theirs in zip(results, expected, strict=True))
 
 
 def test_casts_behind_a_norm() -> None:

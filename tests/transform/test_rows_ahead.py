@@ -50,8 +50,7 @@ for r in row(512):
   %mean: f32 = sum[c](%mul_2)
   %mean.1: f32 = constant(1024, f32)
   %mean.2: f32 = truediv(%mean, %mean.1)
-  %mean.2.bits: i32 = to_dtype_bitcast(%mean.2, i32, f32)
-  store mailbox[r] = %mean.2.bits""",
+  store mailbox[r] = %mean.2""",
         )
 
 
