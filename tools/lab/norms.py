@@ -244,8 +244,8 @@ CHECKPOINTED = {
     "checkpointed LayerNorm": Case(lambda *s: Checkpointed(nn.LayerNorm(s[-1])), TOKENS, pairs((4, 2))),
     "checkpointed RMSNorm": Case(lambda *s: Checkpointed(nn.RMSNorm(s[-1])), TOKENS, pairs((2, 1))),
     "checkpointed Cohere": Case(lambda *s: Checkpointed(CohereNorm(s[-1])), TOKENS, pairs((5, 1))),
-    "checkpointed BitLinear": Case(lambda *s: Checkpointed(BitLinear(s[-1])), TOKENS, pairs((1, 1))),
+    "checkpointed BitLinear": Case(lambda *s: Checkpointed(BitLinear(s[-1])), TOKENS, pairs((3, 1))),
     "checkpointed BitLinear, prenorm": Case(
-        lambda *s: Checkpointed(BitLinearPrenorm(s[-1])), TOKENS, pairs((1, 1)), inputs=(None, None)
+        lambda *s: Checkpointed(BitLinearPrenorm(s[-1])), TOKENS, pairs((3, 1)), inputs=(None, None)
     ),
 }
