@@ -340,7 +340,7 @@ class Tracer:
 
 def _scale(count: Size, stored: torch.dtype) -> float:
     """The power of two by which a row's elements are multiplied before they are added up for its moments.
-    Their sum is then finite where its mean is, as in Inductor, whose loops update the mean by each element."""
+    Their sum is then finite where its mean is, as in Inductor, whose loops update the mean each time."""
     if not isinstance(count, int) or stored == torch.float16:  # a sum of float16 is finite in float32
         return 1
     return 2.0 ** -(count - 1).bit_length()
