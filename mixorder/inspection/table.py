@@ -129,6 +129,7 @@ def rises(regions: Sequence[RegionRecord]) -> list[str]:
         parts = {
             "for partial sums": 2 * moved.workspace,
             f"to copy {moved.copies} of its tensors into another layout": 2 * moved.copied,
+            "to copy its results into one tensor": 2 * moved.joined,
         }
         why = " and ".join(f"{size / 1e6:.1f} MB {what}" for what, size in parts.items() if size)
         faster = region.expected.saved_us > 0
