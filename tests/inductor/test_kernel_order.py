@@ -109,6 +109,17 @@ def test_many_large_tensors_do_not_hide_the_one_to_move():
     assert peak(lowered([grad, norm, weight, rest], inputs), inputs) == 3328
 
 
+def test_many_small_results_wait_behind_a_peak_of_two_kernels():
+    """Gradients of embeddings are filled with zeros first, one by one, and a backward has many of them."""
+    zeros = [Kernel(f"zeros{i}", 1) for i in range(100)]
+    products = [Kernel("product", 300, ["x"])]
+    products += [Kernel("gate", 300, [products[0]])]
+    tables = [Kernel(f"table{i}", 0, [products[1], zero], returned=True) for i, zero in enumerate(zeros)]
+    order = lowered([*zeros, *products, *tables], {"x": 300})
+    assert peak([*zeros, *products, *tables], {"x": 300}) == 700
+    assert peak(order, {"x": 300}) == 600
+
+
 @pytest.mark.parametrize("returned", [False, True])
 def test_an_input_that_is_written_over_is_held_while_the_result_is(returned):
     loss = Kernel("loss", 0, ["logits"], returned, over="logits")
