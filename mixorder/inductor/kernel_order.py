@@ -8,8 +8,8 @@ each node waits for, and what each buffer takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
@@ -24,13 +24,17 @@ HIGHEST = 8  # so many steps that take most are compared, as layers of a model o
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """Bytes of a buffer when it is made and when it is freed; the node that makes it, None for an input of
-    the graph; those that read it; whether the graph returns it."""
+    the graph; those that read it; whether the graph returns it.
+
+    `parts`: of these nodes, as several loops may be one kernel, the loop that makes it, or the last to read
+    it."""
 
     made: int
     freed: int
     maker: Any
     readers: tuple[Any, ...]
     returned: bool
+    parts: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
@@ -50,8 +54,17 @@ def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
         readers = {node: None for buffer in names for node in buffer.mpi_buffer.succ_nodes}
         returned = any(last.get(buffer.get_name(), 0) < 0 for buffer in names)
         maker = None if given else nodes[info.start_step]
-        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned))
+        parts = {node: _last_part(node, {buffer.get_name() for buffer in names}) for node in readers}
+        if maker is not None:
+            parts[maker] = _last_part(maker, {info.buffer.get_name()})
+        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned, parts))
     return found
+
+
+def _last_part(node: Any, names: Set[str]) -> Any:
+    """The last of a kernel's loops that reads or writes one of some buffers, if any does."""
+    using = [one for one in node.get_nodes() if not names.isdisjoint(one.used_or_aliased_buffer_names())]
+    return using[-1] if using else None
 
 
 def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
@@ -96,22 +109,24 @@ def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
 
 def held_at(nodes: Sequence[Any], held: Iterable[Tensor]) -> list[int]:
     """The bytes that kernels in this order take at each step. What a loop writes where an operand lay is
-    counted once."""
+    counted once: Inductor looks for an operand that no other loop reads later, one of the same kernel
+    included."""
     step = {node: i for i, node in enumerate(nodes)}
     changes = [0] * (len(nodes) + 1)
-    results, operands = Counter[tuple[int, int]](), Counter[tuple[int, int]]()  # by step and bytes
+    # By step, bytes, and loop of the step's kernel.
+    results, operands = Counter[tuple[int, int, Any]](), Counter[tuple[int, int, Any]]()
     for one in held:
         first, last = _span(one, step)
         changes[first] += one.made
         if one.maker is not None:
-            results[first, one.made] += 1
+            results[first, one.made, one.parts.get(one.maker)] += 1
         if one.returned:
             continue
         changes[last + 1] -= one.freed
         if one.maker is None or last > first:
-            operands[last, one.freed] += 1
+            operands[last, one.freed, one.parts.get(nodes[last])] += 1
     found = list(accumulate(changes))
-    for (at, size), count in (results & operands).items():
+    for (at, size, _), count in (results & operands).items():
         found[at] -= size * count * _is_loops(nodes[at])
     return found
 

@@ -30,6 +30,12 @@ class Kernel:
     def get_name(self):
         return self.name
 
+    def get_nodes(self):
+        return [self]
+
+    def used_or_aliased_buffer_names(self):
+        return {self.name, *(getattr(read, "name", read) for read in self.reads)}
+
     def get_mutations(self):
         return [self.over] if self.over else []
 
@@ -141,6 +147,29 @@ def test_what_a_loop_writes_over_an_operand_counts_once(monkeypatch):
     other = Kernel("other", 100, ["x"], returned=True)
     assert peak([loops], {"x": 100}) == 100
     assert peak([other], {"x": 100}) == 200
+
+
+def test_what_both_loops_of_a_kernel_read_makes_room_for_one_result(monkeypatch):
+    """A gate's backward: both gradients are made of both operands. Seen in Inductor's code: one lies in the
+    memory of an operand, the other takes memory of its own."""
+    monkeypatch.setattr(kernel_order, "_is_loops", lambda node: True)
+
+    class Buffer(Kernel):
+        @property
+        def mpi_buffer(self):
+            return SimpleNamespace(succ_nodes=[kernel] if self.name in ("x", "y") else [])
+
+    first, second = Buffer("first", 100, ["x", "y"]), Buffer("second", 100, ["x", "y"])
+    kernel = Buffer("kernel")
+    monkeypatch.setattr(Buffer, "get_nodes", lambda self: [first, second])
+    monkeypatch.setattr(Buffer, "get_outputs", lambda self: [first, second])
+    order = [Kernel("x", 100), Kernel("y", 100), kernel]
+    info = [(Buffer("x"), 0, 2), (Buffer("y"), 1, 2), (first, 2, -1), (second, 2, -1)]
+    timeline = [
+        SimpleNamespace(buffer=b, size_alloc=100, size_free=100, start_step=s, end_step=e) for b, s, e in info
+    ]
+    found = kernel_order.tensors(order, timeline)
+    assert kernel_order.held_at(order, found)[:3] == [100, 200, 300]
 
 
 @pytest.mark.parametrize("template", [False, True])
