@@ -8,12 +8,12 @@ each node waits for, and what each buffer takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
-MOVES = 64  # so many orders are tried in vain
+MOVES = 64  # so many orders are tried in vain in a round
 ROUNDS = 64
 NEAR = 1.001  # of the lowest peak: estimates that count as equal
 # Of the lowest peak: orders that are lowered. Of a graph of 534 nodes, all took 2.8 s, these 1.6.
@@ -24,13 +24,17 @@ HIGHEST = 8  # so many steps that take most are compared, as layers of a model o
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """Bytes of a buffer when it is made and when it is freed; the node that makes it, None for an input of
-    the graph; those that read it; whether the graph returns it."""
+    the graph; those that read it; whether the graph returns it.
+
+    `parts`: of these nodes, as several loops may be one kernel, the loop that makes it, or the last to read
+    it."""
 
     made: int
     freed: int
     maker: Any
     readers: tuple[Any, ...]
     returned: bool
+    parts: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
@@ -50,8 +54,17 @@ def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
         readers = {node: None for buffer in names for node in buffer.mpi_buffer.succ_nodes}
         returned = any(last.get(buffer.get_name(), 0) < 0 for buffer in names)
         maker = None if given else nodes[info.start_step]
-        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned))
+        parts = {node: _last_part(node, {buffer.get_name() for buffer in names}) for node in readers}
+        if maker is not None:
+            parts[maker] = _last_part(maker, {info.buffer.get_name()})
+        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned, parts))
     return found
+
+
+def _last_part(node: Any, names: Set[str]) -> Any:
+    """The last of a kernel's loops that reads or writes one of some buffers, if any does."""
+    using = [one for one in node.get_nodes() if not names.isdisjoint(one.used_or_aliased_buffer_names())]
+    return using[-1] if using else None
 
 
 def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
@@ -79,36 +92,41 @@ def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
     order = list(nodes)
     best = held_at(order, held)
     for _ in range(ROUNDS):
-        peaks = [i for i, taken in enumerate(best[:-1]) if taken == max(best)]
-        moves = chain.from_iterable(_moves(order, held, peak) for peak in peaks)
-        for other in islice(moves, MOVES):
+        before, vain = order, 0
+        peaks = [node for node, taken in zip(order, best, strict=False) if taken == max(best)]
+        for node, late, peak in chain.from_iterable(_moves(order, held, peak) for peak in peaks):
+            if (other := _moved(order, node, late, peak)) is None:
+                continue
             now = held_at(other, held)
             if sorted(now, reverse=True)[:HIGHEST] < sorted(best, reverse=True)[:HIGHEST]:
                 order, best = other, now
+            elif (vain := vain + 1) == MOVES:
                 break
-        else:
+        if order is before:
             break
     return order
 
 
 def held_at(nodes: Sequence[Any], held: Iterable[Tensor]) -> list[int]:
     """The bytes that kernels in this order take at each step. What a loop writes where an operand lay is
-    counted once."""
+    counted once: Inductor looks for an operand that no other loop reads later, one of the same kernel
+    included."""
     step = {node: i for i, node in enumerate(nodes)}
     changes = [0] * (len(nodes) + 1)
-    results, operands = Counter[tuple[int, int]](), Counter[tuple[int, int]]()  # by step and bytes
+    # By step, bytes, and loop of the step's kernel.
+    results, operands = Counter[tuple[int, int, Any]](), Counter[tuple[int, int, Any]]()
     for one in held:
         first, last = _span(one, step)
         changes[first] += one.made
         if one.maker is not None:
-            results[first, one.made] += 1
+            results[first, one.made, one.parts.get(one.maker)] += 1
         if one.returned:
             continue
         changes[last + 1] -= one.freed
         if one.maker is None or last > first:
-            operands[last, one.freed] += 1
+            operands[last, one.freed, one.parts.get(nodes[last])] += 1
     found = list(accumulate(changes))
-    for (at, size), count in (results & operands).items():
+    for (at, size, _), count in (results & operands).items():
         found[at] -= size * count * _is_loops(nodes[at])
     return found
 
@@ -118,21 +136,28 @@ def _span(one: Tensor, step: dict[Any, int]) -> tuple[int, int]:
     return first, max((step[node] for node in one.readers), default=first)
 
 
-def _moves(nodes: list[Any], held: Iterable[Tensor], peak: int) -> Iterator[list[Any]]:
-    """Orders in which a tensor that is held at the peak is made after it, or read for the last time before
-    it; the largest first."""
+def _moves(nodes: list[Any], held: Iterable[Tensor], peak: Any) -> Iterator[tuple[Any, bool, Any]]:
+    """What moves past the kernel at the peak: a kernel that makes a tensor which is held there, to a later
+    place, or the last that reads it, to an earlier one; the largest tensors first. Both with that kernel."""
     step = {node: i for i, node in enumerate(nodes)}
-    spans = [(one, *_span(one, step)) for one in held]
-    at = [(one, first, last) for one, first, last in spans if first <= peak and (one.returned or last > peak)]
-    for one, first, last in sorted(at, key=lambda found: -found[0].made):
-        if one.maker is not None and first < peak:
-            late = _waiting(nodes, first, peak)
-            if nodes[peak] not in late:
-                yield _with(nodes, late, peak + 1)
+    at, spans = step[peak], [(one, *_span(one, step)) for one in held]
+    there = [(one, first, last) for one, first, last in spans if first <= at and (one.returned or last > at)]
+    for one, first, last in sorted(there, key=lambda found: -found[0].made):
+        if one.maker is not None and first < at:
+            yield one.maker, True, peak
         if not one.returned:
-            early = _needed(nodes[last], step, peak)
-            if nodes[peak] not in early:
-                yield _with(nodes, early, peak)
+            yield nodes[last], False, peak
+
+
+def _moved(nodes: list[Any], node: Any, late: bool, peak: Any) -> list[Any] | None:
+    """The kernels with one, and those that depend on it, behind the one at the peak; or, with all that it
+    needs, in front of it. None if the two depend on each other, or if it is there already."""
+    step = {one: i for i, one in enumerate(nodes)}
+    at = step[peak]
+    if (step[node] < at) is not late:
+        return None
+    found = _waiting(nodes, step[node], at) if late else _needed(node, step, at)
+    return None if peak in found else _with(nodes, found, at + late)
 
 
 def _needed(node: Any, step: dict[Any, int], first: int) -> set[Any]:

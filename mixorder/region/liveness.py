@@ -12,8 +12,10 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import triton_kernel_wrapper_functional
-from .nodes import fake, leaves_the_graph, size_of
+from .grow import needed_for
+from .nodes import fake, leaves_the_graph, reduction_kind, size_of
 from .region import Region
+from .space_analysis import position
 
 aten = torch.ops.aten
 
@@ -69,9 +71,22 @@ class _Reader:
         for alias in _aliases(base):
             if alias is not node and alias in self.region.inputs:
                 return "the region reads it by two names"
-            if any(not self.is_gone(user) for user in alias.users if _viewed(user) is not alias):
+            readers = [user for user in alias.users if _viewed(user) is not alias and not self.is_gone(user)]
+            if readers and not self.run_before(readers):
                 return "another node reads it"
         return None
+
+    def run_before(self, readers: Collection[Node]) -> bool:
+        """Whether the launch waits for all kernels that compute these nodes: reductions and matrix products
+        that its inputs are made of. Inductor may compute anything else again in the loops of its users."""
+        needed = needed_for(self.region.inputs, since=min(map(position, readers)))
+
+        def is_before(node: Node) -> bool:
+            if reduction_kind(node) is not None or node.target in PRODUCERS:
+                return node in needed or self.is_gone(node)
+            return self.is_gone(node) or (bool(node.users) and all(map(is_before, node.users)))
+
+        return all(map(is_before, readers))
 
     def is_gone(self, node: Node) -> bool:
         """Whether the rewrite erases a node: a member that is replaced, or that only such members use."""

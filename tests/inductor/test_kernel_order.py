@@ -30,6 +30,12 @@ class Kernel:
     def get_name(self):
         return self.name
 
+    def get_nodes(self):
+        return [self]
+
+    def used_or_aliased_buffer_names(self):
+        return {self.name, *(getattr(read, "name", read) for read in self.reads)}
+
     def get_mutations(self):
         return [self.over] if self.over else []
 
@@ -109,6 +115,17 @@ def test_many_large_tensors_do_not_hide_the_one_to_move():
     assert peak(lowered([grad, norm, weight, rest], inputs), inputs) == 3328
 
 
+def test_many_small_results_wait_behind_a_peak_of_two_kernels():
+    """Gradients of embeddings are filled with zeros first, one by one, and a backward has many of them."""
+    zeros = [Kernel(f"zeros{i}", 1) for i in range(100)]
+    products = [Kernel("product", 300, ["x"])]
+    products += [Kernel("gate", 300, [products[0]])]
+    tables = [Kernel(f"table{i}", 0, [products[1], zero], returned=True) for i, zero in enumerate(zeros)]
+    order = lowered([*zeros, *products, *tables], {"x": 300})
+    assert peak([*zeros, *products, *tables], {"x": 300}) == 700
+    assert peak(order, {"x": 300}) == 600
+
+
 @pytest.mark.parametrize("returned", [False, True])
 def test_an_input_that_is_written_over_is_held_while_the_result_is(returned):
     loss = Kernel("loss", 0, ["logits"], returned, over="logits")
@@ -130,6 +147,29 @@ def test_what_a_loop_writes_over_an_operand_counts_once(monkeypatch):
     other = Kernel("other", 100, ["x"], returned=True)
     assert peak([loops], {"x": 100}) == 100
     assert peak([other], {"x": 100}) == 200
+
+
+def test_what_both_loops_of_a_kernel_read_makes_room_for_one_result(monkeypatch):
+    """A gate's backward: both gradients are made of both operands. Seen in Inductor's code: one lies in the
+    memory of an operand, the other takes memory of its own."""
+    monkeypatch.setattr(kernel_order, "_is_loops", lambda node: True)
+
+    class Buffer(Kernel):
+        @property
+        def mpi_buffer(self):
+            return SimpleNamespace(succ_nodes=[kernel] if self.name in ("x", "y") else [])
+
+    first, second = Buffer("first", 100, ["x", "y"]), Buffer("second", 100, ["x", "y"])
+    kernel = Buffer("kernel")
+    monkeypatch.setattr(Buffer, "get_nodes", lambda self: [first, second])
+    monkeypatch.setattr(Buffer, "get_outputs", lambda self: [first, second])
+    order = [Kernel("x", 100), Kernel("y", 100), kernel]
+    info = [(Buffer("x"), 0, 2), (Buffer("y"), 1, 2), (first, 2, -1), (second, 2, -1)]
+    timeline = [
+        SimpleNamespace(buffer=b, size_alloc=100, size_free=100, start_step=s, end_step=e) for b, s, e in info
+    ]
+    found = kernel_order.tensors(order, timeline)
+    assert kernel_order.held_at(order, found)[:3] == [100, 200, 300]
 
 
 @pytest.mark.parametrize("template", [False, True])

@@ -64,6 +64,36 @@ def test_same_bits_where_rows_are_read_twice(
     assert all(map(torch.equal, ours, apart))
 
 
+class Response(nn.Module):
+    """A norm of each channel over a sample's rows: the gradient of its result is read by two kernels, and the
+    second, which waits for the first, writes over it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+        self.scale, self.shift = (nn.Parameter(torch.randn(2 * dim)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.sigmoid(self.up(x))
+        y = self.scale * y / y.norm(2, 1, keepdim=True) + self.shift + y
+        return self.down(y)
+
+
+def test_what_another_kernel_has_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = randomised(Response(40), f32)
+    x, dy = torch.randn(SHAPE), torch.randn(SHAPE)
+    found = []
+    for dead in (pipeline.dead_after, lambda *_: ()):
+        monkeypatch.setattr(pipeline, "dead_after", dead)
+        with collect() as records:
+            found.append(gradients(module, x, dy, ON))
+        found.append(overwritten(records))
+    ours, count, apart, none = found
+    assert count == 1 and none == 0
+    check_gradients(ours, module, x, dy, 111)
+    assert all(map(torch.equal, ours, apart))
+
+
 def test_symbolic_rows() -> None:
     """One compile serves both batches."""
     module = randomised(Block(40), f32)
