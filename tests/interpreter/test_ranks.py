@@ -83,9 +83,8 @@ def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
 
 def run_ranks(folder: Path, names: Sequence[str]) -> str:
     """Both ranks, to their end; says how they ended if that was not by themselves."""
-    # A process that has used a GPU cannot be forked; any other has imported what the ranks need.
-    method = "spawn" if torch.cuda.is_available() else "fork"
-    ranks = mp.start_processes(rank_main, (folder, names), nprocs=RANKS, join=False, start_method=method)
+    # A process that has used a GPU, or threads of autograd, cannot be forked.
+    ranks = mp.start_processes(rank_main, (folder, names), nprocs=RANKS, join=False, start_method="spawn")
     deadline = time.monotonic() + LIMIT
     try:
         while not ranks.join(timeout=1):
