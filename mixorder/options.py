@@ -43,7 +43,7 @@ class Options:
     """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
 
     autotune: bool = False
-    """Time schedules of each region at compile time, on the GPU, and keep the fastest (docs/tuning.md).
+    """Time schedules of each region at compile time, on the GPU, and keep the fastest.
 
     Whatever its value, tuning is on where Inductor tunes (`max_autotune`, `max_autotune_pointwise` or
     `coordinate_descent_tuning`), and off where deterministic results are asked for."""

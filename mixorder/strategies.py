@@ -33,7 +33,7 @@ from .transform.reread import reread
 from .transform.short_sums import without_compensation
 from .transform.staged import staged
 
-TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take: docs/tuning.md, section 11
+TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take
 
 # Rows of a program whose sums in fp32 are not compensated. In NumPy, sums of 16384 products with a total in
 # fp64 have errors of 7.9e-8 with 16 rows, 1.0e-7 with 32; with one in fp32, as Inductor's, at least 9.6e-8.
@@ -217,7 +217,7 @@ REREAD = Strategy(
     space=PersistentSpace,
     emit=persistent_kernel,
     transform=reread,
-    # docs/tuning.md, section 11, at 16384 columns.
+    # Measured at 16384 columns: docs/tuning.md, "Wide rows".
     stretch=lambda accumulators: 1.04 if accumulators == 1 else 1.42,
 )
 """A program reads a row again after each of its reductions; the second read comes from L2."""

@@ -40,7 +40,7 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "latency_us": (0.7, 5.0),
     "instructions_sm_us": (150_000.0, 320_000.0),  # 128 threads each cycle, of which counting misses some
     "requests_sm_us": (5000.0, 56000.0),  # 32 threads each cycle
-    "lines_sm_us": (790.0, 930.0),  # measured: docs/tuning.md, section 43
+    "lines_sm_us": (790.0, 930.0),  # measured: docs/tuning.md, "First-level cache and narrow loads"
     "program_us": (0.001, 0.3),
     "row_us": (0.005, 0.3),
     "turn_us": (0.02, 1.0),

@@ -3,8 +3,8 @@
 Triton casts to bfloat16 one element at a time, by an instruction that a multiprocessor runs at an eighth of
 the rate of others. Where a value is rounded and computed with further, the instruction for two elements has
 both in a register, of which a shift and a mask give the two float32. H100, dGELU with MXFP8 both ways,
-16384x4096: 183.6 us, so 179.1 (docs/tuning.md, section 51). So it is with what was loaded, of which Triton
-takes the upper element by two instructions (section 56).
+16384x4096: 183.6 us, so 179.1. So it is with what was loaded, of which Triton
+takes the upper element by two instructions.
 """
 
 from __future__ import annotations

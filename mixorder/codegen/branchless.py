@@ -4,7 +4,7 @@ CUDA's math library computes tanh and erf in one way near zero and in another el
 threads of a warp take both, one after the other, and the instructions of different elements are not mixed.
 Here every element is computed in both ways, by the library's own instructions in their order, and one is
 selected: all 2**32 float32 give the library's bits (H200, triton 3.6). MXFP8 casts behind a GELU (tanh),
-16384x4096: 267 us with the branch, 198 us without (docs/tuning.md, section 36).
+16384x4096: 267 us with the branch, 198 us without.
 
 The sigmoid is eager's, `1 / (1 + exp(-x))` with the library's exponential and a division that rounds to the
 nearest; Triton's has another exponential and an approximate division. Below 2**-126 its last bit may be off.

@@ -4,7 +4,7 @@ Triton exchanges a thread's partial results by shuffles: of 8 columns over 8 lan
 operations in each thread, and all 8 lanes have the same result. Here a thread gets all partial results of one
 column instead, through shared memory. It combines these by itself, and what is computed from the result,
 such as the scale of a block, is computed once. Instructions of a thread with 32 elements: dGELU with MXFP8
-both ways 1448, so 1360 (docs/tuning.md, section 59).
+both ways 1448, so 1360.
 """
 
 from __future__ import annotations

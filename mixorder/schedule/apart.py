@@ -37,7 +37,7 @@ from .work import ACCESS, Access, Work, accesses, computing, in_both_orders, lie
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
-# Requests for an element that lies across a tile in memory, by 1,144 duels (docs/tuning.md, section 47).
+# Requests for an element that lies across a tile in memory, by 1,144 duels.
 # Where as many tensors lie across as along, Inductor's tile has several rows, and reads more of each sector.
 ACROSS, ACROSS_AND_ALONG = 6, 2
 BLOCK = 1024  # elements of a program of a kernel without rows

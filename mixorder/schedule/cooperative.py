@@ -8,7 +8,7 @@ A good schedule has
   because one warp reads a row's record at once;
 - as many tiles between a partial result and its total as the registers hold.
 
-The numbers are fitted to measurements (`constants.py`, `tools/fit.py`; docs/tuning.md, section 12).
+The numbers are fitted to measurements (`constants.py`, `tools/fit.py`; docs/tuning.md, "Wide rows").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
 MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
 LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
 # The same, where loads are of several widths, such as a gradient in bf16 beside activations in fp32: machine
-# code for sm_90 of nine backwards, triton 3.7.1 (docs/tuning.md, section 36).
+# code for sm_90 of nine backwards, triton 3.7.1.
 MIXED_WORDS = 4.0
 
 

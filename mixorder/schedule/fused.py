@@ -51,7 +51,7 @@ HALVES = 2
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
-# (H200; docs/tuning.md, section 35). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
+# (H200). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
 # it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 

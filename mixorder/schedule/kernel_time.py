@@ -170,7 +170,7 @@ def read(path: Path = FILE, name: str = "times") -> Times:
 TIMES = read()
 CHOOSING = read(name="choosing")
 """By which schedules are chosen: as they were when the schedules were timed. `TIMES` tells Inductor's kernels
-from ours better, and the schedules of one region worse (docs/tuning.md, section 38)."""
+from ours better, and the schedules of one region worse (docs/tuning.md, "Fuse or not")."""
 
 
 def moving_us(moved: float, device: DeviceInfo, times: Times = TIMES) -> float:

@@ -94,7 +94,7 @@ def with_pieces(program: LoopProgram) -> tuple[LoopProgram, list[Work]]:
 
 def _reduces_rows(program: LoopProgram) -> bool:
     """Whether the first nest reduces along rows, which are in no batch. For others, predictions with stored
-    values were worse than without (docs/tuning.md, section 49)."""
+    values were worse than without (docs/tuning.md, "Tried, without gain")."""
     _, last = program.tile_axes
     reductions = [s for s in program.nests[0].statements if isinstance(s, Reduce)]
     batched = program.axis(AxisClass.BATCH) is not None

@@ -16,7 +16,7 @@ from .schedule import Schedule, next_power_of_2
 # H100, 16384x4096, us by registers: 64 178.7, 72 173.9, 80 174.6; with a residual, three loads, 72 232,
 # 80 213, 96 216. Where rows are added up part by part, fewer programs at once are faster up to a point:
 # 16384x12288 72 594, 80 553, 96 515, 104 542; 16384x16384 72 896, 80 838, 96 718, 104 741; 8192x28672 72 968,
-# 80 906, 96 809, 104 735, 128 690 (docs/tuning.md, sections 58 and 59).
+# 80 906, 96 809, 104 735, 128 690.
 REGISTERS, REGISTERS_OF_MORE, REGISTERS_OF_PARTS, REGISTERS_OF_MANY_PARTS = 72, 96, 96, 128
 FEW_LOADS, FEW_PARTS = 2, 4
 # Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99

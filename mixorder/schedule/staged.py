@@ -5,7 +5,7 @@ two for each column. Each such run is a request of its own to L2, however short 
 the other dim is contiguous, a tile's scales are a few whole sectors. A second, small kernel then puts them
 where the graph has them (`transform.staged`).
 
-H200, 16384x4096, us of the first kernel, without and with (docs/tuning.md, section 56): dSwiGLU with MXFP8
+H200, 16384x4096, us of the first kernel, without and with: dSwiGLU with MXFP8
 both ways 224 and 195, 1x128 both ways 84.7 and 76.4, MXFP8 both ways 84.3 and 76.3, behind a norm 172 and
 155. That is 8 us for a million requests.
 """

@@ -39,8 +39,7 @@ from .tile_registers import most_registers
 from .work import Work, computing
 
 RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
-# Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16; docs/tuning.md,
-# section 37).
+# Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
 ELEMENTS_TURNED = 32768
@@ -58,16 +57,16 @@ MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of 
 # columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
 PER_THREAD_OF_NORM = 16
 # Partial results go through shared memory in a tile of one result that is turned, with so many elements of a
-# thread. H200, dGELU 134.5 and 130.7 us (docs/tuning.md, section 59). Of two results, ptxas spills: dSwiGLU
-# 195 and 203, H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
+# thread. H200, dGELU 134.5 and 130.7 us. Of two results, ptxas spills: dSwiGLU 195 and 203,
+# H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
 MOST_THROUGH_MEMORY = 64
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 ACCESS = 16  # bytes that a thread loads at once
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
-# 242, 232 and 233. Tiles that write whole lines take 1% more (section 37). Where all tiles of some rows move
-# less, L2 still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and
-# without: 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
+# 242, 232 and 233. Tiles that write whole lines take 1% more. Where all tiles of some rows move less, L2
+# still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
+# 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
 BAND, BAND_BYTES = 16, 4e6
 # Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
 # the sizes of `staged.MOST_COMPUTED`: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6, 80.6 and 81.7, and
@@ -76,7 +75,7 @@ BAND, BAND_BYTES = 16, 4e6
 # 88.7, 84.3 and 77.4, 84.3 and 84.6.
 BAND_STAGED, WIDEST = 8, 256
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
-REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes (section 37)
+REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed

@@ -3,7 +3,7 @@
 A tile of a norm in front of casts sums up columns before it waits, and casts behind. Both need the loaded
 tensors in float32, twice as many registers as they have in bfloat16. So they are converted again behind the
 wait, by another instruction. H100, MXFP8 both ways, 16384x4096: 96 registers of a thread and 188 us, 72 and
-178 (docs/tuning.md, section 58). Takes a blocked program and returns one.
+178. Takes a blocked program and returns one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ It stores 16 bytes at once, so it needs two stores. With columns in their own or
 unless the threads first exchange partials through shared memory, at two barriers for every 8 columns of a
 thread. In the interleaved layout, the first 4 of every 8 columns lie in the first half of the workspace's row
 and the others in its second half, and both stores are without gaps
-(H200, LayerNorm 2048x8192 bf16: 77.7 -> 78.2 to 81.0% of the limit; docs/tuning.md, section 24).
+(H200, LayerNorm 2048x8192 bf16: 77.7 -> 78.2 to 81.0% of the limit).
 """
 
 from __future__ import annotations

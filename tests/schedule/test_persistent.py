@@ -138,7 +138,7 @@ def test_threads_that_branch_have_few_elements_and_many_warps() -> None:
 
 
 def test_registers_have_a_limit_where_a_kernel_computes_much() -> None:
-    """docs/tuning.md, section 38."""
+    """docs/tuning.md, "Sums alone, and short rows"."""
     work = Facts(16384, 1024, 4, 2, 4, instructions=44, levels=0, batch=16)
     schedule, little = choose(work, H200), choose(dataclasses.replace(work, instructions=8), H200)
     per_sm = -(-schedule.num_splits * work.batch // H200.num_sm)
@@ -507,7 +507,7 @@ def test_fewer_programs_that_take_no_more_turns() -> None:
 
 
 def test_wide_light_rows_have_one_program_and_heavy_ones_small_tiles() -> None:
-    """docs/tuning.md, section 24."""
+    """docs/tuning.md, "Rows that a program holds"."""
     light = choose(dataclasses.replace(RMS, rows=32768, cols=4096), H200)
     heavy = choose(dataclasses.replace(RMS, rows=32768, cols=4096, held_words=6), H200)
     assert (light.tile.xblock, light.tile.num_stages, light.num_splits) == (2, 3, H200.num_sm)

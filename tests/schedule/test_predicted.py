@@ -123,7 +123,7 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
 
 def test_rows_off_a_boundary_and_rows_read_twice_take_longer() -> None:
     aligned, odd = (record_of("rms", 32768, cols).expected for cols in (4096, 4097))
-    assert odd.share == pytest.approx(0.70, abs=0.1)  # docs/tuning.md, section 15
+    assert odd.share == pytest.approx(0.70, abs=0.1)  # docs/tuning.md, "First-level cache and narrow loads"
     assert aligned.share > 0.85
     twice = record_of("rms", 4096, 16384, graphs.f64)
     assert twice.strategy == "reread"

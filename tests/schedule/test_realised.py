@@ -38,7 +38,7 @@ def of_four(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def test_inductors_own_fusion_reads_what_a_kernel_before_it_stored() -> None:
-    """As Inductor of torch 2.13 has it: duels of rembert, gptj and swin, docs/tuning.md, section 48."""
+    """As Inductor of torch 2.13 has it: duels of rembert, gptj and swin."""
     five, four = (traced(f, *[(MANY, bf16)] * n) for f, n in ((of_five, 6), (of_four, 5)))
     assert kinds(four) == ["mixed"]
     assert kinds(five) == ["pointwise", "mixed"]
@@ -69,7 +69,7 @@ def test_sums_over_rows_alone_are_as_lowered() -> None:
     ("tensors", "expected"), [(5, ["pointwise", "pointwise", "columns"]), (4, ["pointwise", "columns"])]
 )
 def test_a_part_that_takes_much_is_stored_by_a_kernel_before(tensors: int, expected: list[str]) -> None:
-    """As the rotary part of GPT-NeoX's queries, in a `cat` with the rest: docs/tuning.md, section 55."""
+    """As the rotary part of GPT-NeoX's queries, in a `cat` with the rest."""
 
     def function(rest: Any, *some: Any) -> Any:
         total = sum(some[1:], some[0])

@@ -38,7 +38,7 @@ def test_facts_of_a_transposed_cast() -> None:
     assert facts_of(quantised.mx_in_place).orders == 1
 
 
-CHOSEN = {  # the fastest measured, or within 3% of it (docs/tuning.md, section 37)
+CHOSEN = {  # the fastest measured, or within 3% of it
     "mx_in_place": ((1, 32, 8, 32), 4, (8, 64)),
     "mx_both": ((4, 32, 4, 32), 8, (8, 64)),
     "mx_transposed": ((4, 32, 64), 4, (8, 64)),
