@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from graphs import bf16, f32
-from lab.cases import CASES, Case, Compile, Example, found_in, relative_errors
+from support.cases import CASES, Case, Compile, Example, found_in, relative_errors
 
 from mixorder.report import collect
 

@@ -216,7 +216,7 @@ def traced_rows(function: Callable[..., Any], *specs: Spec, symbolic: Sequence[i
 
 def block_scales(rows: int, cols: int, transposed: bool = True, dtype: torch.dtype = bf16) -> Graph:
     """MXFP8 along rows and columns; the column-wise data transposed, or in place."""
-    from lab import quantised  # tools/ is not on the path of every process that imports this module
+    from support import quantised
 
     function = quantised.mx_both if transposed else quantised.mx_in_place
     return traced(lambda x: function(x), ((rows, cols), dtype))

@@ -115,6 +115,14 @@ def test_imports_go_downwards() -> None:
     assert wrong == []
 
 
+def test_only_tests_of_tools_import_the_lab() -> None:
+    """What `tools/` shares with the other tests is in `tests/support`."""
+    tests = Path(__file__).parent
+    others = [p for p in tests.rglob("*.py") if tests / "tools" not in p.parents]
+    wrong = [p.name for p in others if re.search(r"^ *(from|import) lab\b", p.read_text(), re.MULTILINE)]
+    assert wrong == [] and tests / "support" / "cases.py" in others
+
+
 def test_the_lowest_layer_imports_nothing_of_the_others() -> None:
     """What `inductor/` calls of mixorder is handed to it."""
     assert own("errors.py") == set()

@@ -1,6 +1,6 @@
 """Reproductions of pytorch's issues with its own mix-order reduction, by number.
 
-Each is a case of `tools/lab/cases.py`: its training shape is the issue's, the others have partial tiles.
+Each is a case of `tests/support/cases.py`: its training shape is the issue's, the others have partial tiles.
 "Reconstructed": the issue's script was not at hand, and the case has what its text names.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f32
-from lab.case import Case, Fused, Shapes, columns, pairs, wide
+from support.case import Case, Fused, Shapes, columns, pairs, wide
 from torch import Tensor, nn
 
 

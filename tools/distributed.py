@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lab import arguments
-from lab.compilers import how
 from lab.launches import marked
 from lab.parallel import DEVICE, WAYS, Compile, Model, Sizes, alone, batch_of, exact, whole
 from lab.tables import table
+from support.compilers import how
 from torch import Tensor, nn
 
 from mixorder.inspection.accuracy import largest_error

@@ -1,4 +1,4 @@
-"""The whole family on this GPU: each case of `tools/lab/cases.py` in bf16, by stock Inductor and mixorder.
+"""The whole family on this GPU: each case of `support/cases.py` in bf16, by stock Inductor and mixorder.
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
 microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
@@ -14,14 +14,15 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lab.cases import GROUPS, Case, Compile, Example, Fused, found_in, relative_errors
 from lab.tables import head, line
 from lab.timing import count_graph_nodes, flush_buffer, time_graph
+from support.cases import GROUPS, Case, Example, Fused, found_in, relative_errors
+from support.compilers import OURS, STOCK, inductor
 from torch import Tensor
 
 from mixorder.errors import Decline
@@ -29,9 +30,6 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.tune.timing import capture
 
-# A hit in the cache of graphs would run no pass. It is an option because options apply to all threads.
-STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
-OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
 # Inductor's own mix-order reduction fails to compile in fp64 (torch 2.11).
 EXACT = STOCK | {"triton.mix_order_reduction": False}
 DEVICE = "cuda"
@@ -112,14 +110,6 @@ class Measured:
     error: float
     fused: list[Fused]
     declined: list[str]
-
-
-def inductor(options: dict[str, Any]) -> Compile:
-    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch._dynamo.reset()
-        return torch.compile(function, options=options, dynamic=False, fullgraph=True)
-
-    return compile
 
 
 def measure(example: Example, options: dict[str, Any], exact: Sequence[Tensor], flush: Tensor) -> Measured:

@@ -3,9 +3,9 @@
     python tools/fuzz.py --device cuda --cases 5000 --time-box 420 --out fuzz        # 14 processes, one GPU
     python tools/fuzz.py --device interpreter --cases 200 --workers 2 --out fuzz     # no GPU
 
-Each case comes from its own seed (`lab/programs.py`) and is compared in `lab/differential.py`. In --out:
-`cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, reduced as far as the
-time allows, a test file that pytest runs from the repository's root; `errors.txt`: the distribution of
+Each case comes from its own seed (`support/programs.py`) and is compared in `support/differential.py`.
+In --out: `cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, reduced as far
+as the time allows, a test file that pytest runs from the repository's root; `errors.txt`: the distribution of
 gradient errors, mixorder's and stock's. Exit status: 0, or 1 if a
 case failed, hung or crashed its process.
 """
@@ -27,9 +27,9 @@ from typing import Any
 
 from lab import arguments
 from lab.pool import Broken, Pool
-from lab.programs import NARROWEST, Program, Seeded, make
 from lab.smaller import smaller
-from lab.sources import last_raised
+from support.programs import NARROWEST, Program, Seeded, make
+from support.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
 CASE_LIMIT = 60  # seconds after which a case counts as hung
@@ -52,7 +52,7 @@ class Task:
 
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
-    from lab.differential import run
+    from support.differential import run
 
     return run(task.program, task.device, task.stock)
 
@@ -121,10 +121,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path.cwd() / "tools"))
+sys.path.insert(0, str(Path.cwd() / "tests"))
 
-from lab.differential import check
-from lab.programs import Program, Step
+from support.differential import check
+from support.programs import Program, Step
 
 PROGRAM = {program!r}
 

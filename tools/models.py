@@ -32,12 +32,12 @@ from typing import Any
 import torch
 from lab import ROOT
 from lab.arguments import names_of
-from lab.compilers import how
 from lab.processes import describe, write_whole
 from lab.providers import OPTIONS, usable_options
 from lab.tables import table
 from lab.training import FULL, SMALL, Compiler, Run, measure, measure_interpreted
 from lab.zoo import Spec
+from support.compilers import how
 
 PROVIDERS: dict[str, dict[str, Any]] = {
     **OPTIONS,

@@ -26,8 +26,8 @@ import torch
 import torch._inductor.config as config
 import torch.nn.functional as F
 from lab import arguments
-from lab.compilers import Look, looking
 from lab.tables import table
+from support.compilers import Look, looking
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import record_original_output_strides

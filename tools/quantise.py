@@ -67,7 +67,7 @@ def told(outcome: Any) -> str:
 
 def report(outcomes: Sequence[Any]) -> str:
     """The table: percent of the limit, launches, and results that are not eager's."""
-    from lab.quantised import RECIPES
+    from support.quantised import RECIPES
 
     rows = []
     for one in sorted(outcomes, key=lambda o: (o.cols, o.rows, list(RECIPES).index(o.recipe))):
@@ -97,7 +97,7 @@ def report(outcomes: Sequence[Any]) -> str:
 
 def is_wrong(outcome: Any) -> bool:
     """Whether there is no result, or one that is to be eager's bit by bit is not."""
-    from lab.quantised import RECIPES
+    from support.quantised import RECIPES
 
     return bool(outcome.message) or (
         RECIPES[outcome.recipe].exact and any(count for count, _ in outcome.differing)
@@ -105,7 +105,7 @@ def is_wrong(outcome: Any) -> bool:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    from lab.quantised import RECIPES
+    from support.quantised import RECIPES
 
     parser = arguments.parser(__doc__)
     names = arguments.names_of(list(RECIPES))

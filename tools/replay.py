@@ -92,7 +92,7 @@ def _empty(shape: Sequence[int], stride: Sequence[int], dtype: str) -> Any:
 
 def _casts(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     import graphs
-    from lab.quantised import RECIPES
+    from support.quantised import RECIPES
 
     for name, recipe in RECIPES.items():
         for rows, cols in CASTS[: 1 if every > 1 else None]:

@@ -2,7 +2,7 @@
 
     python tools/sanitize.py --out sanitized
 
-Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `tools/lab/cases.py` at their
+Its tools are memcheck, racecheck, initcheck and synccheck. Cases are those of `support/cases.py` at their
 small sizes, and norms at sizes that take every strategy. They are compiled first, into a cache that the
 checked processes read; those then run each backward once, without the caching allocator
 (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`), so that every tensor is a separate allocation. Only kernels of
@@ -104,7 +104,7 @@ def find_sanitizer() -> Path | None:
 
 
 def default_jobs() -> list[Job]:
-    from lab.cases import CASES
+    from support.cases import CASES
 
     family = [Job(name) for name in CASES]
     norms = [
@@ -136,7 +136,7 @@ def products_on_the_host() -> None:
 def run_jobs(jobs: Sequence[Job]) -> None:
     """Run each job's backward once: first to compile, then in the checked process."""
     import torch
-    from lab.cases import CASES, Example
+    from support.cases import CASES, Example
 
     products_on_the_host()
 

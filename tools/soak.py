@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from lab import arguments
-from lab.compilers import how
+from support.compilers import how
 from torch import Tensor, nn
 
 import mixorder  # noqa: F401  registers its options

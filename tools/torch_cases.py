@@ -4,9 +4,10 @@
     python tools/torch_cases.py --device interpreter --workers 2 --out cases         # no GPU
     python tools/torch_cases.py --device interpreter --only 'any/bool/forward' --out cases
 
-A case is an op of `op_db` or a module of `module_db`, a dtype, and a direction. `lab/torch_cases.py` makes
-a few samples of each; `lab/torch_trial.py` runs them with mixorder (strict), in eager, in eager float64, and
-by stock Inductor where eager is more exact. In --out: `cases.jsonl`, a line per ended case; `summary.txt`.
+A case is an op of `op_db` or a module of `module_db`, a dtype, and a direction. `support/torch_cases.py`
+makes a few samples of each; `support/torch_trial.py` runs them with mixorder (strict), in eager, in eager
+float64, and by stock Inductor where eager is more exact. In --out: `cases.jsonl`, a line per ended case;
+`summary.txt`.
 Exit status: 0, or 1 if a sample failed, or a case hung or crashed its process. Needs expecttest.
 """
 
@@ -24,8 +25,8 @@ from typing import Any
 
 from lab import arguments
 from lab.pool import Broken, Pool
-from lab.sources import last_raised
-from lab.torch_cases import Case, cases
+from support.sources import last_raised
+from support.torch_cases import Case, cases
 
 CASE_LIMIT = 90  # seconds after which a case counts as hung
 SAMPLES = 1  # of a case, in addition to the enlarged ones
@@ -41,7 +42,7 @@ class Task:
 
 def work(task: Task) -> Any:
     """Runs in a process of the pool."""
-    from lab.torch_trial import run_case
+    from support.torch_trial import run_case
 
     return run_case(task.case, task.device, SAMPLES)
 

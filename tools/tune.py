@@ -1,6 +1,6 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
-For each shape and norm, or for each region of the given cases of `tools/lab/cases.py`, this script lowers the
+For each shape and norm, or for each region of the given cases of `support/cases.py`, this script lowers the
 real backward graph once, and generates a kernel pair per candidate schedule. Parallel processes compile them
 while those of the previous target are timed by CUDA-graph replays with a flushed L2. Writes every row to a
 JSON file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few with the limit:

@@ -5,7 +5,7 @@
 
 Ways: in `ddp` and `fsdp` (fully_shard) each rank has its own number of samples. In `tp` (tensor parallel,
 norms on whole activations) and `sp` (norms on halves of the tokens) both ranks have the same number.
-`graph:...` are programs of tools/lab/ranks.py, whose collectives are inside the compiled graph. `fuse`: which
+`graph:...` are programs of support/ranks.py, whose collectives are inside the compiled graph. `fuse`: which
 ranks fuse: the larger one (of equal ones, the second) or both. Gradients are compared with eager float64
 on one process with the whole batch, and with those of the same way without mixorder; names and shapes of a
 step's collectives are read from a profile. A row is printed as soon as both ranks have it. Processes that do
@@ -34,11 +34,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from lab import arguments
-from lab.compilers import how, multiprocessors
 from lab.parallel import WAYS, Model, Sizes, batch_of, exact, products_in_parallel, tp, whole
 from lab.processes import write_whole
-from lab.ranks import PROGRAMS, RANKS, Group, Program, off
 from lab.tables import head, line
+from support.compilers import how, multiprocessors
+from support.ranks import PROGRAMS, RANKS, Group, Program, off
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

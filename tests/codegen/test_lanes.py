@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import merged, traced, within_tile
-from lab.quantised import RECIPES
 from offline import TARGETS, compiled, needs_a_compiler, spilled
+from support.quantised import RECIPES
 
 from mixorder.codegen import lanes
 from mixorder.codegen.source import KernelSource

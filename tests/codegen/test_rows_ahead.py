@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import bf16, f32, traced, within_tile
-from lab.quantised import mx_both, norm_backward
 from offline import TARGETS, compiled, needs_a_compiler, spilled
+from support.quantised import mx_both, norm_backward
 
 from mixorder.codegen.exchange import POLLS
 from mixorder.codegen.rows_ahead import awaited, branches, interpreted, looked_at, roles

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from expecttest import TestCase
 from graphs import bf16, merged, traced, within_tile
-from lab.quantised import RECIPES
 from offline import TARGETS, compiled, needs_a_compiler, spilled
+from support.quantised import RECIPES
 
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram

@@ -11,9 +11,9 @@ import pytest
 import torch
 from expecttest import TestCase
 from graphs import bf16, f32, merged, traced, within_tile
-from lab import quantised
-from lab.quantised import RECIPES
 from offline import TARGETS, compiled, needs_a_compiler, spilled
+from support import quantised
+from support.quantised import RECIPES
 
 from mixorder.codegen import tile_access
 from mixorder.codegen.source import KernelSource

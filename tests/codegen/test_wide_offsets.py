@@ -16,7 +16,7 @@ import sympy
 import torch
 from graphs import bf16, f32, i64, traced, traced_rows
 from index_intervals import overflows
-from lab import quantised
+from support import quantised
 from test_rows_ahead import kernel_of
 
 from mixorder.codegen.programmatic_launch import released

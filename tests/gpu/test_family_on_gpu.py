@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from checked import check_case
 from graphs import bf16
-
-from lab.cases import CASES  # isort: skip
-from family import OURS, STOCK, inductor  # isort: skip
+from support.cases import CASES
+from support.compilers import OURS, STOCK, inductor
 
 pytestmark = pytest.mark.gpu
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from lab.differential import check
-from lab.inputs import poison_free_memory
-from lab.programs import Seeded, make
+from support.differential import check
+from support.inputs import poison_free_memory
+from support.programs import Seeded, make
 
 pytestmark = pytest.mark.gpu
 

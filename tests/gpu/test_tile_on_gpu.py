@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from lab import quantised
-from lab.quantised import RECIPES, different, inputs
+from support import quantised
+from support.quantised import RECIPES, different, inputs
 
 from mixorder import planning
 from mixorder.report import RegionRecord, collect
@@ -117,7 +117,7 @@ import re
 from types import SimpleNamespace
 
 import torch
-from lab import quantised
+from support import quantised
 
 from mixorder import planning
 from mixorder.codegen import tile

@@ -8,20 +8,19 @@ repaired in a later version.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from lab.case import Compile, Example, relative_errors
-from lab.timing import flush_buffer, time_graph
+from support.case import Compile, Example, relative_errors
+from support.compilers import OURS, STOCK, inductor
 from torch import Tensor
 from upstream import LEFT, WOUNDS, WithToken, Wound
 
 from mixorder.report import RegionRecord, collect
-from mixorder.tune.timing import capture
-
-from family import OURS, STOCK, inductor  # isort: skip
+from mixorder.tune.timing import capture, flush_bytes, time_in_turns
 
 pytestmark = pytest.mark.gpu
 
@@ -120,14 +119,17 @@ def median_us(example: Example, options: dict[str, Any], flush: Tensor) -> float
         for _ in range(3):
             step()
         stream.synchronize()
-    return time_graph(capture(step, stream), stream, flush).median_us
+    graphs = {"": capture(step, stream).graph}
+    with torch.cuda.stream(stream):
+        return statistics.median(time_in_turns(graphs, flush, 40, seconds=0.2, settle_s=0.1)[""])
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_times(name: str, record_property: Record) -> None:
     """Never slower than stock by more than what two medians of the same kernels differ by."""
     wound = WOUNDS[name]
-    example, flush = Example(wound.case, wound.case.shapes.training, wound.dtype, "cuda"), flush_buffer()
+    example = Example(wound.case, wound.case.shapes.training, wound.dtype, "cuda")
+    flush = torch.empty(flush_bytes(0), dtype=torch.uint8, device="cuda")
     ours = median_us(example, OURS, flush)
     try:
         theirs = median_us(example, STOCK, flush)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lab import quantised
+from support import quantised
 
 from mixorder.report import RegionRecord, collect
 

@@ -21,7 +21,7 @@ from mixorder.inductor import mix_order, versions
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
-from lab import fake_cuda
+from support import fake_cuda
 fake_cuda.load()
 import mixed_code
 mixed_code.main()
@@ -31,7 +31,7 @@ mixed_code.main()
 @functools.cache
 def found() -> dict[str, dict[str, Any]]:
     """What `mixed_code.main` prints."""
-    paths = [str(TESTS), str(TESTS.parent / "tools"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     more = {
         "PYTHONPATH": os.pathsep.join(paths),
         "TRITON_INTERPRET": "1",

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from lab import quantised
+from support import quantised
 from torch import nn
 
 import mixorder

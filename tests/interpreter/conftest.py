@@ -12,7 +12,7 @@ from typing import Any
 import memoised
 import pytest
 import torch
-from lab.inputs import poison
+from support.inputs import poison
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
 

@@ -11,6 +11,7 @@ import torch
 from checked import check_case
 from graphs import bf16, f32
 from running import OFF, ON, check_gradients, compiled, exact_gradients, gradients, run_fused
+from support.cases import CASES
 from torch import nn
 
 from mixorder.plugin import compile_for_interpreter
@@ -20,8 +21,6 @@ from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import PERSISTENT
-
-from lab.cases import CASES  # isort: skip
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable
-from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from checked import check_case
 from graphs import Block, bf16, f32
 from running import OFF, ON, compiled, exact_gradients, gradients
+from support.cases import CASES, Checkpointed, Example, found_in
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
-
-import family  # isort: skip
-from lab.cases import CASES, Checkpointed, Example, found_in  # isort: skip
-from lab.tables import line  # isort: skip
-
 
 interpreted = functools.partial(compiled, fullgraph=True)
 
@@ -96,31 +89,3 @@ def test_a_block_of_checkpointed_norms() -> None:
         assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
     # Each norm recomputes its own statistics; the last region is a bias gradient on its own.
     assert [len(r.inner) for r in records if isinstance(r, RegionRecord)] == [2, 2, 2, 0]
-
-
-def test_the_tool_prints_a_row_per_case(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """`tools/family.py` from end to end, but for the device: its compiler, its clock, its stream."""
-    for name in ("Stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "no GPU")
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(family, "DEVICE", "cpu")
-    monkeypatch.setattr(family, "inductor", lambda o: interpreted(ON if o["mixorder"] else OFF))
-    monkeypatch.setattr(family, "flush_buffer", lambda: None)
-    monkeypatch.setattr(family, "capture", lambda step, stream: MagicMock(outputs=step()))
-    monkeypatch.setattr(family, "time_graph", lambda *_: MagicMock(median_us=10.0))
-    monkeypatch.setattr(family, "count_graph_nodes", lambda _: {"kernels": 2, "memsets": 0, "memcpys": 1})
-    out = tmp_path / "family.json"
-    monkeypatch.setattr(
-        "sys.argv", ["family.py", "--small", "--cases", "dropout after,sums", "--out", str(out)]
-    )
-    family.main()
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith(("| dropout after", "| row and column sums"))]
-    assert [line.split("|")[2].strip() for line in rows] == ["15x60", "37x60"]
-    assert all("| 3 -> 3 | 10.0 -> 10.0 | 1.00 |" in line for line in rows)
-    assert lines.count(line(family.HEAD)) == 2  # one table per group
-    assert lines[-1] == "faults: none"
-    assert list(json.loads(out.read_text())) == ["dropout after", "row and column sums"]

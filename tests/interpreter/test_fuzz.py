@@ -1,4 +1,4 @@
-"""Random programs of tools/lab/programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
+"""Random programs of tests/support/programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
 `python tools/fuzz.py --device interpreter --workers 1 --seed 3 --cases 1 --out fuzz`."""
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import random
 from typing import Any
 
 import pytest
-from lab.differential import check, run
-from lab.effects import sequence
-from lab.programs import OPS, Program, Seeded, Step, make
+from support.differential import check, run
+from support.effects import sequence
+from support.programs import OPS, Program, Seeded, Step, make
 from torch.fx import Graph
 
 from mixorder import pipeline, strategies

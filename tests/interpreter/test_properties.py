@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-import soak
 import torch
 from graphs import NORMS as MODULES
 from graphs import PAIRED_NORMS, f32, randomised
@@ -65,12 +61,3 @@ def test_the_backward_leaves_its_inputs_as_they_are() -> None:
     torch.autograd.grad(y, [leaf, *module.parameters()], dy)
     for tensor, copy in zip((leaf, dy, *module.parameters()), copies, strict=True):
         assert torch.equal(tensor, copy)
-
-
-def test_a_short_soak(tmp_path: Path) -> None:
-    out = tmp_path / "soak.json"
-    asked = ["--device", "interpreter", "--steps", "8", "--sizes", "1", "--check-every", "2"]
-    assert soak.main([*asked, "--out", str(out)]) == 0
-    record = json.loads(out.read_text())
-    assert record["regions"] >= 2 and len(record["losses"]) == 8
-    assert len(record["memory"]) == 2  # after the warm-up of six steps, and at the end

@@ -2,7 +2,7 @@
 
 Which regions are fused depends on sizes, so one rank may fuse what another one leaves. If fusing changed the
 order of collectives, ranks would pair different ones: other numbers, an error, or a hang. Programs and their
-truth are those of tools/lab/ranks.py.
+truth are those of tests/support/ranks.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from graphs import f32, traced
-from lab.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from running import OFF, ON, with_options
+from support.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
 from torch.fx import Node
 
 from mixorder import pipeline, planning

@@ -15,6 +15,7 @@ import torch
 from checked import check_case
 from graphs import HFRMSNorm, bf16, f16, f32, pair, random_function, traced, traced_rows
 from running import OFF, ON, check_gradients, compiled, gradients
+from support.cases import CASES, Example
 from torch import nn
 from torch.fx import GraphModule, Interpreter
 
@@ -27,8 +28,6 @@ from mixorder.schedule.facts import Facts
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.strategies import COOPERATIVE
 from mixorder.transform.cooperative import EMPTY
-
-from lab.cases import CASES, Example  # isort: skip
 
 
 class WithResidual(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32
-from lab import quantised
-from lab.quantised import F8, different
 from running import ON, compiled
+from support import quantised
+from support.quantised import F8, different
 
 from mixorder.errors import DeclineReason
 from mixorder.report import RegionRecord, collect

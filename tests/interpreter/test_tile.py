@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64
-from lab import quantised
-from lab.quantised import RECIPES, different, inputs
 from running import ON, compiled, run_fused
+from support import quantised
+from support.quantised import RECIPES, different, inputs
 from test_docs import blocks as code_of
 
 from mixorder import planning

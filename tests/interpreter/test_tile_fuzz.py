@@ -13,8 +13,8 @@ import torch
 from graphs import bf16, f16, f32, traced
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lab.quantised import different
 from running import ON
+from support.quantised import different
 
 from mixorder import pipeline, planning
 from mixorder.plugin import prepare_interpreter

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lab.torch_cases import Case, cases
-from lab.torch_trial import Ended, run_case
+from support.torch_cases import Case, cases
+from support.torch_trial import Ended, run_case
 
 from mixorder import strategies
 

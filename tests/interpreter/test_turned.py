@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64
-from lab import quantised
-from lab.quantised import F8, RECIPES, different, inputs
 from running import ON, compiled, run_fused
+from support import quantised
+from support.quantised import F8, RECIPES, different, inputs
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200

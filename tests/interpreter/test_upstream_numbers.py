@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from graphs import f32, snapshot, traced
-from lab.case import Example, found_in, relative_errors
-from lab.compilers import multiprocessors
 from running import ON, Tensors, compiled, run_fused
+from support.case import Example, found_in, relative_errors
+from support.compilers import multiprocessors
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor import config

@@ -12,6 +12,7 @@ from checked import check_case
 from graphs import HFRMSNorm, bf16, f32, random_function, traced
 from grids import crossed
 from running import OFF, ON, check_gradients, compiled, gradients
+from support.cases import CASES
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule, Interpreter
@@ -21,8 +22,6 @@ from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.strategies import PERSISTENT, REREAD, SHORT_ROWS, SHORT_SUMS
-
-from lab.cases import CASES  # isort: skip
 
 
 class WithResidual(nn.Module):

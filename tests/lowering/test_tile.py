@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from expecttest import TestCase
 from graphs import bf16, f16, f32, traced, within_tile
-from lab import quantised
+from support import quantised
 
 from mixorder.ir.program import Compute, LoopProgram, Reduce
 from mixorder.ir.verify import Form, verify

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, traced, within_tile
-from lab import quantised
+from support import quantised
 from torch.fx import Node
 
 from mixorder.region.key import structural_key

@@ -10,7 +10,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32, in_turn, only, path_through_outside, traced
-from lab import quantised
+from support import quantised
 from torch.fx import Graph
 
 from mixorder import pipeline, report

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from graphs import bf16, f32, traced, within_tile
-from lab.quantised import mx_both
+from support.quantised import mx_both
 from torch.fx import Graph
 
 from mixorder import pipeline

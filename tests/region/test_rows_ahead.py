@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, traced, within_tile
-from lab.quantised import mx_both
+from support.quantised import mx_both
 
 from mixorder.region.nodes import reduction_kind
 from mixorder.region.region import Region

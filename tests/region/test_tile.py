@@ -9,7 +9,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32, in_turn, output_args, traced
-from lab import quantised
+from support import quantised
 from torch.fx import Graph, Node
 
 from mixorder.errors import Decline

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, in_turn, node, path_through_outside, snapshot, traced, traced_rows
-from lab import quantised
-from lab.quantised import F8
+from support import quantised
+from support.quantised import F8
 from torch.fx import Graph
 
 from mixorder import pipeline

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from graphs import bf16, merged, traced, within_tile
-from lab.quantised import RECIPES
+from support.quantised import RECIPES
 
 from mixorder.ir.program import Store
 from mixorder.schedule import tile

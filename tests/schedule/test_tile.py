@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, merged, traced, within_tile
-from lab import quantised
-from lab.quantised import RECIPES
+from support import quantised
+from support.quantised import RECIPES
 
 from mixorder.errors import TooWide
 from mixorder.lowering.tile import lower_tile

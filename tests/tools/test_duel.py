@@ -15,7 +15,7 @@ from typing import Any
 import duel as tool
 import pytest
 import torch
-from lab import compilers, duel_report
+from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
 from lab.duel import kind_of, moved, propagated
 from lab.duels import Duel, Way, interleaved, load, parse
@@ -23,6 +23,7 @@ from lab.exact import NoReference, exact
 from lab.output_code import described
 from lab.processes import EXIT_TIMEOUT, Turn
 from lab.stopwatch import medians_of_rounds
+from support import compilers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 

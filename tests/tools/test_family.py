@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import family
 import pytest
-from lab.cases import CASES, GROUPS
+import torch
 from lab.tables import line
+from support.cases import CASES, GROUPS
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -164,3 +166,25 @@ def test_a_small_region_is_expected_to_be_declined() -> None:
 def test_names_are_those_of_one_table() -> None:
     assert sum(map(len, GROUPS.values())) == len(CASES)  # none twice
     assert not any("|" in name for name in CASES)
+
+
+def test_a_row_per_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From end to end, but for the device: its stream, its clock and its compiler, which fuses nothing."""
+    for name in ("Stream", "stream", "get_device_name", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(family, "DEVICE", "cpu")
+    monkeypatch.setattr(family, "inductor", lambda options: lambda function: function)
+    monkeypatch.setattr(family, "flush_buffer", lambda: None)
+    monkeypatch.setattr(family, "capture", lambda step, stream: MagicMock(outputs=step()))
+    monkeypatch.setattr(family, "time_graph", lambda *_: MagicMock(median_us=10.0))
+    monkeypatch.setattr(family, "count_graph_nodes", lambda _: {"kernels": 2, "memsets": 0, "memcpys": 1})
+    out = tmp_path / "family.json"
+    chosen = ["--small", "--cases", "dropout before,sums", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["family.py", *chosen])
+    assert family.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "| no pair | 3 -> 3 | 10.0 -> 10.0 | 1.00 |" in line]
+    assert len(rows) == 2 and lines.count(line(family.HEAD)) == 2  # one table per group
+    assert list(json.loads(out.read_text())) == ["dropout before", "row and column sums"]

@@ -15,14 +15,14 @@ import fuzz
 import pytest
 import torch
 import torch._inductor.ir as ir
-from lab import differential, effects
-from lab.comparison import Difference, compare
-from lab.differential import Outcome, function_of
-from lab.discrete import FP8, INTS
-from lab.inputs import Example, laid_out, poison
 from lab.pool import Broken, Pool
-from lab.programs import LAYOUTS, OPS, Program, Seeded, Step, make
 from lab.smaller import smaller
+from support import differential, effects
+from support.comparison import Difference, compare
+from support.differential import Outcome, function_of
+from support.discrete import FP8, INTS
+from support.inputs import Example, laid_out, poison
+from support.programs import LAYOUTS, OPS, Program, Seeded, Step, make
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

@@ -13,7 +13,7 @@ import torch
 TOOLS = Path(__file__).parents[2] / "tools"
 SCRIPT = """
 import json
-from lab import fake_cuda
+from support import fake_cuda
 fake_cuda.load()
 import torch, torch.nn.functional as F
 from torch import nn

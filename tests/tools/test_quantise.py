@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import quantise
 import torch
-from lab import quantised
-from lab.quantised import F8, RECIPES, different
 from lab.quantising import Outcome, name_of
+from support import quantised
+from support.quantised import F8, RECIPES, different
 
 from mixorder.schedule.tile import schedule_of
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import soak
@@ -17,6 +22,18 @@ GOOD = Record(
     losses=[(1 / (1 + i), 1 / (1 + i) * 1.0001) for i in range(100)],
     memory=[STILL, dataclasses.replace(STILL, allocated=101.0), STILL],
 )
+
+
+def test_a_short_soak(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    asked = ["--device", "interpreter", "--steps", "8", "--sizes", "1", "--check-every", "2"]
+    command = [sys.executable, soak.__file__, *asked, "--out", str(out)]
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    record = json.loads(out.read_text())
+    assert record["regions"] >= 2 and len(record["losses"]) == 8
+    assert len(record["memory"]) == 2  # after the warm-up of six steps, and at the end
 
 
 def test_what_is_as_wanted() -> None:

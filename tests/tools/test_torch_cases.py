@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch_cases
-from lab import torch_trial
 from lab.pool import Broken
-from lab.torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
-from lab.torch_trial import Ended, Found, Trial
+from support import torch_trial
+from support.torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
+from support.torch_trial import Ended, Found, Trial
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "main")
 FOLDERS = ("tools", "tests/tools", "tests", "examples")  # whose modules are imported by name
-FOR_ALL = re.compile(r"mixorder/|[^/]*\.(py|toml)$|tests/conftest\.py$|tools/.*(?<!\.py)$")
+FOR_ALL = re.compile(r"mixorder/|[^/]*\.(py|toml)$|tests/conftest\.py$|(tools|tests/support)/.*(?<!\.py)$")
 
 
 def git(root: Path, *args: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f16, f32, traced, within_tile
-from lab.quantised import mx_both, norm_backward
+from support.quantised import mx_both, norm_backward
 
 from mixorder.ir.program import Compute, Load, LoopProgram, PartialAccumulate, Statement, Store, operands
 from mixorder.ir.verify import Form, verify

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, traced, within_tile
-from lab import quantised
+from support import quantised
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify

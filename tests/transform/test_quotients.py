@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import bf16, f16, f32, traced, within_tile
-from lab.quantised import F8, RECIPES
+from support.quantised import F8, RECIPES
 
 from mixorder.codegen import quotients
 from mixorder.ir.program import Compute, LoopProgram

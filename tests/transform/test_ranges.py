@@ -11,8 +11,8 @@ import sympy
 import torch
 from expecttest import TestCase
 from graphs import bf16, f32, traced, within_tile
-from lab import quantised
-from lab.quantised import RECIPES
+from support import quantised
+from support.quantised import RECIPES
 
 from mixorder.ir.program import Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store, operands
 from mixorder.ir.verify import Form, verify

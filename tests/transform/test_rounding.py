@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import bf16, f32, traced, within_tile
-from lab import quantised
+from support import quantised
 
 from mixorder.codegen import bfloat16
 from mixorder.ir.program import Compute, Load, LoopProgram, Store

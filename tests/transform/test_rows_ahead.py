@@ -9,7 +9,7 @@ import sympy
 import torch
 from expecttest import TestCase
 from graphs import bf16, f32, traced, within_tile
-from lab.quantised import mx_both, norm_backward
+from support.quantised import mx_both, norm_backward
 
 from mixorder.errors import Decline
 from mixorder.ir.program import Load, LoopProgram, Reduce, Store

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, traced, within_tile
-from lab import quantised
-from lab.quantised import F8
+from support import quantised
+from support.quantised import F8
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify

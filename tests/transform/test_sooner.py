@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from graphs import bf16, traced, within_tile
-from lab import quantised
-from lab.quantised import RECIPES
+from support import quantised
+from support.quantised import RECIPES
 
 from mixorder.ir.program import LoopProgram, Reduce, Statement, Value, operands
 from mixorder.ir.verify import Form, verify

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sympy
 from graphs import bf16, merged, traced, within_tile
-from lab import quantised
-from lab.quantised import RECIPES
+from support import quantised
+from support.quantised import RECIPES
 
 from mixorder.ir.program import AxisClass, BufferRole, Load, LoopProgram, Store
 from mixorder.ir.verify import Form, verify

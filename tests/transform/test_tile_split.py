@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from graphs import bf16, traced, within_tile
-from lab import quantised
+from support import quantised
 
 from mixorder.errors import Decline
 from mixorder.ir.program import BufferRole, LoopProgram, PartialAccumulate, Reduce

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from support.compilers import ahead_of_time
+from support.sources import lost, told
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,13 +31,11 @@ from mixorder.region import nodes
 from mixorder.report import RegionRecord, collect
 from mixorder.tune import measure
 
-from .compilers import ahead_of_time
 from .corpus import Entry, load
 from .duels import Duel, Way
 from .exact import exact
 from .output_code import described
 from .processes import Turn, cpu_seconds
-from .sources import lost, told
 from .stopwatch import Gpu, Host, Stopwatch
 
 MOST_LOCKED_S, MOST_TUNED_S = 20, 90

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from lab import fake_cuda
+from support import fake_cuda
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""One recipe of `lab/quantised.py` at one size: stock Inductor, mixorder and the limit, on this GPU.
+"""One recipe of `support/quantised.py` at one size: stock Inductor, mixorder and the limit, on this GPU.
 
 Runs in a process of `lab/pool.py`: processes compile side by side, and each has a `Turn` on the GPU for all
 that runs there. Without a GPU, kernels run in Triton's interpreter, and nothing is timed.
@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from support.compilers import ahead_of_time
+from support.quantised import RECIPES, Recipe, different, inputs
+from support.sources import lost, told
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -26,11 +29,8 @@ from mixorder.schedule.device import H200
 from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import STRATEGIES, TILE
 
-from .compilers import ahead_of_time
 from .duel import moved
 from .processes import Turn
-from .quantised import RECIPES, Recipe, different, inputs
-from .sources import lost, told
 from .stopwatch import Gpu, Host, Stopwatch
 
 MOST_LOCKED_S = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from .operators import DEFAULTS
-from .programs import OPS, Program
+from support.operators import DEFAULTS
+from support.programs import OPS, Program
 
 
 def smaller(program: Program) -> Iterator[Program]:

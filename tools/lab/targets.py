@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.cases import CASES, Example
+from support.compilers import looking
 from torch._dynamo.utils import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -25,8 +27,6 @@ from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
-from .cases import CASES, Example
-from .compilers import looking
 from .corpus import load
 
 

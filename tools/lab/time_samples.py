@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.compilers import looking
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
@@ -35,7 +36,6 @@ from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.transform.column_blocks import in_blocks
 
-from .compilers import looking
 from .corpus import Entry
 from .corpus import load as load_corpus
 from .duels import load

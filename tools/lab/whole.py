@@ -20,6 +20,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from support.compilers import ahead_of_time
+from support.sources import told
 from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor.runtime import benchmarking
@@ -29,12 +31,10 @@ from mixorder.inspection.accuracy import largest_error
 from mixorder.inspection.backward import gradients, roots_of
 from mixorder.report import RegionRecord, collect
 
-from .compilers import ahead_of_time
 from .duel import MOST_TOLD, stopwatch
 from .launches import is_library
 from .matches import Match, Side
 from .processes import Turn, cpu_seconds
-from .sources import told
 from .stopwatch import Stopwatch
 
 MOST_LOCKED_S = 60

@@ -1,4 +1,4 @@
-"""Norms in plain PyTorch, as in published models. One table of cases; `tools/lab/cases.py` has them all."""
+"""Norms in plain PyTorch, as in published models. One table of cases; `support/cases.py` has them all."""
 
 from __future__ import annotations
 

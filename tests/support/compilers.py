@@ -1,4 +1,4 @@
-"""How tools compile: by Inductor on a GPU, in Triton's interpreter without one."""
+"""How tests and tools compile: by Inductor on a GPU, in Triton's interpreter without one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import torch
 from torch.fx import GraphModule
 
 Look = Callable[[GraphModule, Sequence[Any]], None]
+
+# A hit in the cache of graphs would run no pass. It is an option because options apply to all threads.
+STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
+OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
 
 
 def how(
@@ -32,6 +36,16 @@ def how(
 
     chosen = Options(mixorder, strict=True, interpret=True, min_numel=min_numel, split_size=split_size)
     return {"backend": compile_for_interpreter(chosen)}
+
+
+def inductor(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compiles functions with options of Inductor, each for the sizes of its inputs."""
+
+    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(function, options=options, dynamic=False, fullgraph=True)
+
+    return compile
 
 
 def as_shipped(mixorder: bool, min_numel: int | None = None, tuned: bool = False) -> dict[str, Any]:
