@@ -7,7 +7,6 @@ from .branches import without_branches
 from .few_bits import divide_by_few_bits
 from .powers_of_two import multiply_by_reciprocals
 from .quotients import divide_by_blocks
-from .ranges import simplify_ranges
 from .rounding import round_at_once, unpack_at_once
 from .saturation import without_clamps
 from .single_precision import divide_in_float32
@@ -16,7 +15,7 @@ from .single_precision import divide_in_float32
 def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
     """A program before its nests are merged. `saturates`: whether a device's casts to float8 do. `runs_ptx`:
     whether it is of NVIDIA."""
-    program = simplify_ranges(multiply_by_reciprocals(divide_in_float32(program)))
+    program = multiply_by_reciprocals(divide_in_float32(program))
     if saturates:  # or a clamp before a cast to float8 may change something
         program = without_clamps(program)
     if not runs_ptx:

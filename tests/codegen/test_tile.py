@@ -80,7 +80,7 @@ def maximum_or_nan(a, b):
 
 
 @triton.jit
-def triton_mixorder_test_2c570081(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
+def triton_mixorder_test_ea4a1657(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_ptr):
     program = tl.program_id(0)
     j_tile = program % 4
     i_tile = program // 4
@@ -93,37 +93,57 @@ def triton_mixorder_test_2c570081(in0_ptr, out0_ptr, out1_ptr, out2_ptr, out3_pt
     tmp3 = tmp2.to(tl.int32, bitcast=True)
     tmp4 = tl.full([], 23, tl.int32)
     tmp5 = (tmp3 >> tmp4).to(tl.int32)
-    tmp6 = tl.full([], 8, tl.int32)
-    tmp7 = (tmp5 - tmp6).to(tl.int32)
-    tmp8 = tl.full([], 0, tl.int32)
-    tmp9 = (triton_helpers.maximum(tmp7, tmp8)).to(tl.int32)
-    tmp10 = tmp9.to(tl.uint8)
+    tmp6 = tl.full([], 255, tl.int32)
+    tmp7 = (tmp5 & tmp6).to(tl.int32)
+    tmp8 = tl.full([], 135, tl.int32)
+    tmp9 = (tmp7 - tmp8).to(tl.int32)
+    tmp10 = tl.full([], -127, tl.int32)
+    tmp11 = (triton_helpers.maximum(tmp9, tmp10)).to(tl.int32)
+    tmp12 = tl.full([], 128, tl.int32)
+    tmp13 = (triton_helpers.minimum(tmp11, tmp12)).to(tl.int32)
+    tmp14 = tl.full([], 127, tl.int32)
+    tmp15 = (tmp13 + tmp14).to(tl.int32)
+    tmp16 = tmp15.to(tl.uint8)
     at_ix = i_tile * 64 + tl.arange(0, 64)
     at_j = j_tile * 4 + tl.arange(0, 4)
-    tl.store(out0_ptr + (16 * at_ix[:, None] + at_j[None, :]), tl.reshape(tmp10, [64, 4]))
-    tmp11 = tl.full([], 1, tl.int32)
-    tmp12 = (triton_helpers.maximum(tmp9, tmp11)).to(tl.int32)
-    tmp13 = (tmp12 << tmp4).to(tl.int32)
-    tmp14 = tl.full([], 2130706432, tl.int32)
-    tmp15 = (tmp14 - tmp13).to(tl.int32)
-    tmp16 = tmp15.to(tl.float32, bitcast=True)
-    tmp17 = tmp0 * tmp16
-    tmp18 = tmp17.to(tl.float8e4nv)
-    tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp18, [64, 128]))
-    tmp19 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
-    tmp20 = tmp19.to(tl.int32, bitcast=True)
-    tmp21 = (tmp20 >> tmp4).to(tl.int32)
-    tmp22 = (tmp21 - tmp6).to(tl.int32)
-    tmp23 = (triton_helpers.maximum(tmp22, tmp8)).to(tl.int32)
-    tmp24 = tmp23.to(tl.uint8)
-    tl.store(out2_ptr + (8 * at_jy[:, None] + at_i[None, :]), tl.reshape(tl.permute(tl.reshape(tmp24, [2, 4, 32]), (1, 2, 0)), [128, 2]))
-    tmp25 = (triton_helpers.maximum(tmp23, tmp11)).to(tl.int32)
-    tmp26 = (tmp25 << tmp4).to(tl.int32)
-    tmp27 = (tmp14 - tmp26).to(tl.int32)
-    tmp28 = tmp27.to(tl.float32, bitcast=True)
-    tmp29 = tmp0 * tmp28
-    tmp30 = tmp29.to(tl.float8e4nv)
-    tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp30, (2, 3, 0, 1)), [128, 64]))
+    tl.store(out0_ptr + (16 * at_ix[:, None] + at_j[None, :]), tl.reshape(tmp16, [64, 4]))
+    tmp17 = tmp16.to(tl.int32)
+    tmp18 = (tmp17 << tmp4).to(tl.int32)
+    tmp19 = tmp18.to(tl.float32, bitcast=True)
+    tmp20 = tl.full([], 1.1754943508222875e-38, tl.float32)
+    tmp21 = tl.where((tmp19 > tmp20) | (tmp19 != tmp19), tmp19, tmp20)
+    tmp22 = tmp21.to(tl.int32, bitcast=True)
+    tmp23 = tl.full([], 2139095040, tl.int32)
+    tmp24 = (tmp23 - tmp22).to(tl.int32)
+    tmp25 = tmp24.to(tl.float32, bitcast=True)
+    tmp26 = tl.full([], 0.5, tl.float32)
+    tmp27 = tmp25 * tmp26
+    tmp28 = tmp0 * tmp27
+    tmp29 = tmp28.to(tl.float8e4nv)
+    tl.store(out1_ptr + (512 * at_ix[:, None] + at_jy[None, :]), tl.reshape(tmp29, [64, 128]))
+    tmp30 = tl.reduce(tmp1, 1, maximum_or_nan)[:, None, :, :]
+    tmp31 = tmp30.to(tl.int32, bitcast=True)
+    tmp32 = (tmp31 >> tmp4).to(tl.int32)
+    tmp33 = (tmp32 & tmp6).to(tl.int32)
+    tmp34 = (tmp33 - tmp8).to(tl.int32)
+    tmp35 = (triton_helpers.maximum(tmp34, tmp10)).to(tl.int32)
+    tmp36 = (triton_helpers.minimum(tmp35, tmp12)).to(tl.int32)
+    tmp37 = (tmp36 + tmp14).to(tl.int32)
+    tmp38 = tmp37.to(tl.uint8)
+    tl.store(out2_ptr + (8 * at_jy[:, None] + at_i[None, :]), tl.reshape(tl.permute(tl.reshape(tmp38, [2, 4, 32]), (1, 2, 0)), [128, 2]))
+    tmp39 = tmp38.to(tl.int32)
+    tmp40 = (tmp39 << tmp4).to(tl.int32)
+    tmp41 = tmp40.to(tl.float32, bitcast=True)
+    tmp42 = tl.where((tmp41 > tmp20) | (tmp41 != tmp41), tmp41, tmp20)
+    tmp43 = tmp42.to(tl.int32, bitcast=True)
+    tmp44 = tl.full([], 2139095040, tl.int32)
+    tmp45 = (tmp44 - tmp43).to(tl.int32)
+    tmp46 = tmp45.to(tl.float32, bitcast=True)
+    tmp47 = tl.full([], 0.5, tl.float32)
+    tmp48 = tmp46 * tmp47
+    tmp49 = tmp0 * tmp48
+    tmp50 = tmp49.to(tl.float8e4nv)
+    tl.store(out3_ptr + (256 * at_jy[:, None] + at_ix[None, :]), tl.reshape(tl.permute(tmp50, (2, 3, 0, 1)), [128, 64]))
 """,  # noqa: E501
         )
 
