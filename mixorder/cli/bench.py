@@ -31,7 +31,7 @@ examples:
   python -m mixorder bench train:factory
   python -m mixorder bench train:factory --autotune     a third column, with schedules that were timed
 
-In the repository, tools/bench.py times the backward of norms, and tools/models.py whole models."""
+In the repository, tools/bench.py times the backward of norms, and tools/real_models.py whole models."""
 
 WARMUP, MOST_DIFFERENT = 5, 0.05
 NO_GPU = (
