@@ -1,134 +1,67 @@
 """Norm-backward benchmark: share of the memory limit, launches and error of every provider.
 
-In: shapes, norms, dtypes, providers. Out: tables on stdout, progress on stderr, and in --out
-`bench.json` (rewritten after each provider), `report.txt` and one chart per norm and dtype.
+In: shapes, norms, dtypes, providers. Out: tables on stdout, progress on stderr, and in --out `bench.jsonl` (a
+line per row as it ends), `report.txt` and one chart per norm and dtype.
 
 The limit is `torch.add(x, dy, out=dx)` on the same tensors; a provider's share is limit / time. Both are
-CUDA-graph replays with a cold L2, taken in turns once all providers of a row are captured.
-A provider that fails is shown as `err`, with its message in the JSON. With CUDA the work runs in a child
-process: when a provider crashes it, hangs, or loses the device, a new process continues with the next one.
-Without a GPU, it measures errors at small shapes only. Exit status: 0; 3 if a provider failed and there are
-no times; the child's if no new process can continue.
+CUDA-graph replays with a cold L2, in turns with those of the row's other providers (`lab/backward.py`).
+Where a provider crashes or hangs the process of its row, or loses the device, each provider of the row gets a
+process and a limit of its own. A provider that fails is shown as `err`, with its message in the report.
+Without a GPU, it measures errors at small shapes only. Exit status: 0; 3 if a provider failed and no times
+were wanted.
 """
 
+from __future__ import annotations
+
 import argparse
-import contextlib
-import gc
+import dataclasses
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch._functorch.config as functorch_config
-from lab import backward
+from lab import arguments
 from lab.arguments import names_of, parse_shapes
-from lab.backward import DTYPES, EPS, Captured, Inputs, Setup
-from lab.processes import EXIT_TIMEOUT, describe, time_box
-from lab.providers import OPTIONS, OURS, PROVIDERS, Absent, usable_options
+from lab.backward import DTYPES, EPS, Case, Result, Row, Task
+from lab.measuring import append, measuring
+from lab.pool import Broken
+from lab.processes import describe
+from lab.providers import PROVIDERS
 from lab.report import draw_charts, report_text
-from lab.results import Case, Report, Result, Row
-from lab.timing import flush_buffer
-from torch import Tensor
 
 SHAPES = "4096x4096,8192x4096,32768x4096,32768x768,32768x2048,8192x8192,1000000x256,1048576x128"
-EXIT_FAILED, EXIT_DEVICE_LOST = 3, 76
-ROOM = 1 / 3  # of the device's memory: with less of it free, a graph is not kept to be timed in turns
+EXIT_FAILED = 3
 
 
-# Measuring one row.
-
-
-def run_provider(
-    name: str, case: Case, inputs: Inputs, reference: Sequence[Tensor], setup: Setup, result: Result
-) -> Captured | None:
-    """Measure one provider, and return the graph that was timed. Exceptions are stored in `result`, not
-    raised."""
-    started, captured = time.perf_counter(), None
-    try:
-        torch._dynamo.reset()
-        skipped = usable_options(OPTIONS.get(name, {}))[1]
-        result.note = f"options unknown to this torch: {skipped}" if skipped else ""
-        with fusions_into(result) if name in OURS else contextlib.nullcontext():
-            captured = backward.measure(PROVIDERS[name](case), inputs, reference, setup, result)
-        result.status = "ok"
-    except Absent as error:
-        result.status, result.error = "absent", str(error)
-    except Exception as error:
-        result.status, result.error = "err", f"{type(error).__name__}: {error}"[:2000]
-        result.note = "".join(traceback.format_exception(error)[-3:])[-2000:]
-    result.seconds = round(time.perf_counter() - started, 1)
-    return captured
-
-
-@contextlib.contextmanager
-def fusions_into(result: Result) -> Iterator[None]:
-    """Record what mixorder fuses inside: each region's strategy and schedule, and the gain from tuning."""
-    from mixorder.report import RegionRecord, collect
-
-    with collect() as records:
-        yield
-    fused = [r for r in records if isinstance(r, RegionRecord)]
-    for one in fused:
-        lines = (one.strategy, *str(one.schedule).splitlines(), one.tuning or "not tuned")
-        result.note += f" {one.name}: {', '.join(map(str, lines))};"
-    result.note += "".join(f" declined: {r}" for r in records if r not in fused)
-
-
-def run_row(row: Row, args: argparse.Namespace, setup: Setup, report: Report, path: Path) -> None:
-    """Measure the providers of a row that have no result yet; saves before and after each one."""
-    inputs = backward.make_inputs(row.case, setup.device)
-    reference = backward.reference_gradients(inputs)
-    kept: dict[str, Captured] = {}
-    if "limit" in args.providers and (limit := backward.limit(inputs, setup)):
-        kept["limit"] = limit
-        row.limit_medians.append(setup.times(kept)["limit"].median_us)
-    for name in args.providers:
-        if name == "limit" or name in row.results or report.older_than(args.deadline):
-            continue
-        result = row.results[name] = Result()
-        report.save(path)
-        what = f"{row.case.shape} {row.case.norm} {row.case.dtype} {name}"
-        with time_box(args.time_box, what) if args.worker else contextlib.nullcontext():
-            captured = run_provider(name, row.case, inputs, reference, setup, result)
-            report.save(path)
-            if args.worker and not setup.works():
-                print(f"{what}: {result.reason}; device lost", file=sys.stderr, flush=True)
-                os._exit(EXIT_DEVICE_LOST)
-            if captured and result.status == "ok" and _room():
-                kept[name] = captured
-            del captured
-            gc.collect()
-        outcome = f"{result.us:.1f} us" if result.us else result.reason or "ok"
-        done = f"[{report.finished()}/{args.total}]"
-        print(f"{done} {what} {result.seconds:.1f}s {outcome}", file=sys.stderr, flush=True)
-    if "limit" in kept:
-        take_turns(row, kept, setup)
-    report.save(path)
-
-
-def _room() -> bool:
-    gc.collect()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    return free > ROOM * total
-
-
-def take_turns(row: Row, kept: dict[str, Captured], setup: Setup) -> None:
-    """Time the kept graphs, including the limit's, in turns; these times replace those measured alone."""
-    times = setup.times(kept)
-    row.limit_medians[-1:] = times.pop("limit").halves()
-    for name, taken in times.items():
-        row.results[name].alone_us = row.results[name].us
-        row.results[name].take(taken.samples)
-
-
-# Command line and processes.
+def measured(args: argparse.Namespace) -> list[Row]:
+    """A row for each case that was begun in time."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "bench.jsonl"
+    path.unlink(missing_ok=True)
+    rows = {case: Row(case) for case in args.cases}
+    until = time.monotonic() + args.deadline
+    todo = [Task(case, tuple(args.providers), "cuda" if args.timed else "cpu") for case in args.cases]
+    with measuring("lab.backward", todo[0].device, 1, min(8, os.cpu_count() or 1)) as (pool, _):
+        while todo:
+            alone = []
+            for task, found in pool.run(todo, args.time_box * len(args.providers), until):
+                if isinstance(found, Broken):
+                    ended = f"its process {found.how}, exit code {found.code}"
+                    found = Row(task.case, [], {name: Result(error=ended) for name in task.providers}, True)
+                if found.lost and len(task.providers) > 1:
+                    alone += [dataclasses.replace(task, providers=(name,)) for name in task.providers]
+                    continue
+                rows[task.case].limit_medians += found.limit_medians
+                rows[task.case].results |= found.results
+                append(path, dataclasses.asdict(found))
+                outcomes = (f"{n} {r.us or r.reason or 'ok'}" for n, r in found.results.items())
+                case = task.case
+                print(f"{case.norm} {case.dtype} {case.shape}: {', '.join(outcomes)}", file=sys.stderr)
+            todo = alone
+    return [row for row in rows.values() if row.results or row.limit_medians]
 
 
 def parse_targets(text: str) -> dict[str, dict[str, float]]:
@@ -141,110 +74,49 @@ def parse_targets(text: str) -> dict[str, dict[str, float]]:
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; on the CPU the defaults are small shapes and two providers."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    every = ("limit", *PROVIDERS)
+    parser = arguments.parser(__doc__)
+    every = ("limit", *PROVIDERS)  # older command lines name the limit, which is always measured
     parser.add_argument("--shapes", type=parse_shapes, help=f"default {SHAPES}; 64x96 on the CPU")
     parser.add_argument("--norm", type=names_of(list(EPS)), default=list(EPS))
     parser.add_argument("--dtype", type=names_of(list(DTYPES)), default=["bf16"])
     parser.add_argument("--weight-dtype", choices=DTYPES, help="default: that of x")
     parser.add_argument("--residual", action="store_true", help="dx plus an incoming gradient of x")
-    parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(every)}")
+    parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(PROVIDERS)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/bench")))
     parser.add_argument("--cpu-smoke", action="store_true", help="errors on the CPU, no times")
     parser.add_argument("--targets", type=parse_targets, default={}, help="JSON file or inline")
     parser.add_argument("--time-box", type=float, default=120, help="seconds a provider may take")
-    parser.add_argument("--deadline", type=float, help="start no provider after so many seconds")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--deadline", type=float, default=float("inf"), help="start no row after so many seconds"
+    )
     args = parser.parse_args(argv)
-    args.cpu_smoke |= not torch.cuda.is_available()
-    args.timed = not args.cpu_smoke
-    args.shapes = args.shapes or parse_shapes("64x96" if args.cpu_smoke else SHAPES)
-    usual = [name for name in every if name != "mixorder_tuned"]
-    args.providers = args.providers or (["eager", "stock"] if args.cpu_smoke else usual)
+    args.timed = not args.cpu_smoke and torch.cuda.is_available()
+    args.shapes = args.shapes or parse_shapes(SHAPES if args.timed else "64x96")
+    usual = [name for name in PROVIDERS if name != "mixorder_tuned"]
+    args.providers = args.providers or (usual if args.timed else ["eager", "stock"])
+    args.providers = [name for name in args.providers if name != "limit"]
     args.cases = [
         Case(norm, dtype, args.weight_dtype or dtype, *shape, args.residual)
         for dtype in args.dtype
         for norm in args.norm
         for shape in args.shapes
     ]
-    args.total = len(args.cases) * len([name for name in args.providers if name != "limit"])
+    args.total = len(args.cases) * len(args.providers)
     return args
-
-
-def work(args: argparse.Namespace) -> int:
-    """Measure what `bench.json` lacks, then write the report. Returns the exit status."""
-    path = args.out / "bench.json"
-    report = Report.load(path) if path.exists() else Report(describe(args.cpu_smoke))
-    setup = Setup("cpu")
-    if args.timed:
-        setup = Setup("cuda", torch.cuda.Stream(), flush_buffer())
-    for case in args.cases:
-        row = report.row(case)
-        missing = set(args.providers) - {"limit"} - set(row.results)
-        wanted = missing or (args.timed and "limit" in args.providers and not row.limit_medians)
-        if not wanted or report.older_than(args.deadline):
-            continue
-        try:
-            with functorch_config.patch(donated_buffer=False):  # they forbid retain_graph
-                run_row(row, args, setup, report, path)
-        except Exception as error:  # inputs, reference or limit: skip this row only
-            text = f"{type(error).__name__}: {error}"[:2000]
-            row.results.update({n: Result("err", text) for n in missing - set(row.results)})
-            report.save(path)
-            if args.worker and not setup.works():
-                os._exit(EXIT_DEVICE_LOST)
-    report.meta["complete"] = True
-    report.save(path)
-    publish(report, args)
-    failed = any(r.status == "err" for row in report.rows for r in row.results.values())
-    return EXIT_FAILED if failed and not args.timed else 0
-
-
-def publish(report: Report, args: argparse.Namespace) -> None:
-    """Print the report and write its files."""
-    text = report_text(report, args)
-    (args.out / "report.txt").write_text(text + "\n")
-    print(text, flush=True)
-    try:
-        draw_charts(report, args.out)
-    except Exception as error:  # a chart is no reason to fail after the measurement
-        print(f"no chart: {error}", file=sys.stderr)
-
-
-def supervise(argv: Sequence[str], args: argparse.Namespace) -> int:
-    """Run workers until one ends by itself or makes no progress; returns its exit status. In the
-    second case this process writes the report of the results so far.
-    """
-    reasons = {EXIT_TIMEOUT: "took longer than --time-box", EXIT_DEVICE_LOST: "lost the device"}
-    path, finished = args.out / "bench.json", 0
-    with tempfile.TemporaryDirectory(prefix="mixorder-bench-", ignore_cleanup_errors=True) as cache:
-        env = {
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "TORCHINDUCTOR_COMPILE_THREADS": str(min(8, os.cpu_count() or 1)),
-            **os.environ,
-        }
-        for name in ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"):
-            env.pop(name, None)  # it would change `stock`
-        while True:
-            command = [sys.executable, str(Path(__file__).resolve()), *argv, "--worker"]
-            status = subprocess.call(command, env=env)
-            if status in (0, EXIT_FAILED) or not path.exists():
-                return status
-            report = Report.load(path)
-            report.close_running(reasons.get(status, f"ended its process with status {status}"))
-            report.save(path)
-            before, finished = finished, report.finished()
-            if finished == before or report.meta.get("complete"):
-                publish(report, args)
-                return status
 
 
 def main(argv: Sequence[str]) -> int:
     args = parse_args(argv)
-    if args.worker:
-        return work(args)
-    (args.out / "bench.json").unlink(missing_ok=True)
-    return work(args) if args.cpu_smoke else supervise(argv, args)
+    rows, head = measured(args), describe(not args.timed)
+    text = report_text(head, rows, args)
+    (args.out / "report.txt").write_text(text + "\n")
+    print(text, flush=True)
+    try:
+        draw_charts(head["device"], rows, args.out)
+    except Exception as error:  # a chart is no reason to fail after the measurement
+        print(f"no chart: {error}", file=sys.stderr)
+    failed = any(r.error and not r.absent for row in rows for r in row.results.values())
+    return EXIT_FAILED if failed and not args.timed else 0
 
 
 if __name__ == "__main__":

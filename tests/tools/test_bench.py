@@ -1,11 +1,11 @@
 """The benchmark's parts that need no GPU: reference, tables, targets, options, failures."""
 
-import argparse
+import contextlib
 import ctypes
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lab import backward, providers, report, tables, timing
-from lab.processes import EXIT_TIMEOUT
-from lab.results import Case, Report, Result, Row
+from lab.backward import Absent, Case, Result, Row, Task
+from lab.pool import Broken
+from lab.stopwatch import Host, Timed
 
 from mixorder import pipeline
 from mixorder.inspection.accuracy import relative_error
@@ -28,7 +29,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 def timed_row(norm: str = "rms", shape: str = "4096x4096", **times: float) -> Row:
     """A row whose limit takes 10 us; `times` are microseconds per provider."""
     rows, cols = map(int, shape.split("x"))
-    results = {name: Result("ok", us=us) for name, us in times.items()}
+    results = {name: Result(us) for name, us in times.items()}
     return Row(Case(norm, "bf16", "bf16", rows, cols), [9.9, 10.1], results)
 
 
@@ -102,7 +103,7 @@ def cells(table: str) -> list[str]:
 
 def test_share_table_cells() -> None:
     row = timed_row(stock=20.0, mixorder=12.5)
-    row.results |= {"eager": Result("err", "boom", us=1.0), "liger": Result("absent")}
+    row.results |= {"eager": Result(1.0, "boom"), "liger": Result(error="none", absent=True)}
     names = ["stock", "mixorder", "eager", "liger", "quack"]
     expected = ["4096x4096", "10.0", "2.0%", "50.0", "80.0", "err", "-", "-"]
     assert cells(report.share_table([row], names)) == expected
@@ -139,8 +140,8 @@ def test_issues(times: dict[str, float], expected: list[str]) -> None:
 
 def test_failed_mixorder_is_an_issue() -> None:
     row = timed_row(stock=15.0)
-    row.results["mixorder"] = Result("err", "Boom: no\nkernel")
-    assert report.find_issues([row], {}) == ["rms bf16 4096x4096: mixorder err: Boom: no kernel"]
+    row.results["mixorder"] = Result(error="Boom: no\nkernel")
+    assert report.find_issues([row], {}) == ["rms bf16 4096x4096: mixorder failed: Boom: no kernel"]
 
 
 def test_committed_targets_cover_the_default_shapes() -> None:
@@ -159,7 +160,7 @@ def test_arguments() -> None:
     assert args.cases == [
         Case("layer", dtype, "fp32", *shape) for dtype in ("bf16", "fp32") for shape in args.shapes
     ]
-    assert args.providers == ["stock", "limit", "eager"] and args.total == 8
+    assert args.providers == ["stock", "eager"] and args.total == 8
     assert args.targets == {"rms": {"8x4": 50}} and not args.timed
 
 
@@ -181,132 +182,110 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_unknown_options_are_skipped() -> None:
-    usable, skipped = bench.usable_options({"triton.cudagraphs": False, "triton.nonsense": 1})
+    usable, skipped = providers.usable_options({"triton.cudagraphs": False, "triton.nonsense": 1})
     assert usable == {"triton.cudagraphs": False} and skipped == ["triton.nonsense"]
 
 
-def run_smoke(out: Path, providers: str) -> tuple[int, Report]:
-    argv = f"--cpu-smoke --providers {providers} --shapes 24x40 --dtype fp32 --out {out}"
-    return bench.main(argv.split()), Report.load(out / "bench.json")
+def test_eager_and_stock_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = f"--cpu-smoke --providers limit,eager,stock --shapes 24x40 --dtype fp32 --out {tmp_path}"
+    assert bench.main(argv.split()) == 0
+    rows = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    assert [row["case"]["norm"] for row in rows] == ["rms", "layer"]
+    for row in rows:
+        assert list(row["results"]) == ["eager", "stock"]
+        for result in row["results"].values():
+            assert not result["error"] and result["repeatable"]
+            assert max(result["errors"].values()) < 1e-6
+            assert set(result["errors"]) == {"dx", "dw", *(["db"] if row["case"]["norm"] == "layer" else [])}
+    assert capsys.readouterr().out == (tmp_path / "report.txt").read_text()
 
 
-def test_eager_and_stock_on_the_cpu(tmp_path: Path) -> None:
-    status, report = run_smoke(tmp_path, "limit,eager,stock")
-    assert status == 0
-    for row in report.rows:
-        assert list(row.results) == ["eager", "stock"]
-        for result in row.results.values():
-            assert result.status == "ok", result.error
-            assert max(result.errors.values()) < 1e-6
-            assert set(result.errors) == {"dx", "dw", *(["db"] if row.case.norm == "layer" else [])}
+def broken(case: Case) -> backward.Forward:
+    raise RuntimeError("no kernel\nfor you")
 
 
-def test_failing_providers_do_not_stop_the_others(
+def absent(case: Case) -> backward.Forward:
+    raise Absent("not installed")
+
+
+def infinite(case: Case) -> backward.Forward:
+    return lambda x, w, b: x * w * torch.inf + (0 if b is None else b)
+
+
+def losing(case: Case) -> backward.Forward:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_failing_providers_do_not_stop_the_others(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"broken": broken, "absent": absent, "infinite": infinite, "eager": providers._norm}
+    monkeypatch.setattr(providers, "PROVIDERS", made)
+    row = backward.work(Task(Case(norm, "fp32", "fp32", 24, 40), tuple(made), "cpu"))
+    assert not row.lost and row.results["absent"].absent
+    assert row.results["broken"].error == "RuntimeError: no kernel\nfor you"
+    assert "not finite: dx, dw" in row.results["infinite"].error
+    assert not row.results["eager"].error and row.results["eager"].errors["dx"] < 1e-6
+    details = report.detail_table([row]).splitlines()
+    assert [line.split()[3:6:2] for line in details[2:]] == [
+        ["broken", "err"],
+        ["infinite", "err"],
+        ["eager", "-"],
+    ]
+
+
+def test_a_lost_device_ends_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "PROVIDERS", {"losing": losing, "eager": providers._norm})
+    row = backward.work(Task(Case("rms", "fp32", "fp32", 24, 40), ("losing", "eager"), "cpu"))
+    assert row.lost and all("CUDA error" in result.error for result in row.results.values())
+
+
+def test_providers_of_a_row_that_ended_are_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(case: Case) -> backward.Forward:
-        raise RuntimeError("no kernel\nfor you")
+    """One of them crashes its process, alone as with the others."""
+    asked: list[tuple[str, ...]] = []
 
-    def absent(case: Case) -> backward.Forward:
-        raise providers.Absent("not installed")
+    class Pool:
+        def run(self, tasks: Sequence[Task], limit: float, until: float) -> Iterator[tuple[Task, Any]]:
+            for task in tasks:
+                asked.append(task.providers)
+                results = {name: Result(20.0) for name in task.providers}
+                crashes = "liger" in task.providers
+                yield task, Broken("crashed", -11) if crashes else Row(task.case, [9.0, 11.0], results)
 
-    def infinite(case: Case) -> backward.Forward:
-        return lambda x, w, b: x * w * torch.inf + (0 if b is None else b)
+    monkeypatch.setattr(bench, "measuring", lambda *_: contextlib.nullcontext((Pool(), "")))
+    names = ["stock", "liger", "mixorder"]
+    args = bench.parse_args(f"--norm rms --shapes 8x4 --providers {','.join(names)} --out {tmp_path}".split())
+    (row,) = bench.measured(args)
+    assert asked == [tuple(names), *((name,) for name in names)]
+    assert row.results["liger"].reason == "its process crashed, exit code -11"
+    assert (row.share("stock"), row.share("liger"), row.share("mixorder")) == (50.0, None, 50.0)
+    assert row.limit_medians == [9.0, 11.0, 9.0, 11.0]
 
+
+def test_all_are_timed_in_turns_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for the stopwatch."""
+    asked: list[str] = []
+
+    class Watch(Host):
+        def time(self, calls: Mapping[str, Any]) -> dict[str, Timed]:
+            asked.extend(calls)
+            return {name: Timed(timing.Times((3.0, 4.0, 5.0, 6.0)), {"kernels": 2}) for name in calls}
+
+    monkeypatch.setattr(backward, "stopwatch", lambda device: Watch())
     monkeypatch.setattr(
-        bench,
-        "PROVIDERS",
-        {"broken": broken, "absent": absent, "infinite": infinite, "eager": providers._norm},
+        backward, "make_inputs", lambda case, device, make=backward.make_inputs: make(case, "cpu")
     )
-    status, report = run_smoke(tmp_path, "broken,absent,infinite,eager")
-    assert status == bench.EXIT_FAILED
-    for row in report.rows:
-        states = {name: result.status for name, result in row.results.items()}
-        assert states == {"broken": "err", "absent": "absent", "infinite": "err", "eager": "ok"}
-        assert row.results["broken"].error == "RuntimeError: no kernel\nfor you"
-        assert "not finite: dx, dw" in row.results["infinite"].error
-    text = capsys.readouterr().out
-    assert "broken: RuntimeError: no kernel for you" in text
-    assert any(line.split()[3:6:2] == ["broken", "err"] for line in text.splitlines() if line)
-
-
-def test_a_run_goes_on_where_the_last_process_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three workers: killed in `stock`, timed out in `liger`, then one that finishes."""
-    path = tmp_path / "bench.json"
-    report = Report({"started": 0.0}, [timed_row(eager=20.0)])
-    endings = iter([("stock", -11), ("liger", EXIT_TIMEOUT), ("quack", 0)])
-
-    def worker(command: list[str], env: dict[str, str]) -> int:
-        assert (
-            command[-1] == "--worker" and not {"MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"} & env.keys()
-        )
-        name, status = next(endings)
-        current = Report.load(path) if path.exists() else report
-        current.rows[0].results[name] = Result("running" if status else "ok")
-        current.save(path)
-        return status
-
-    monkeypatch.setenv("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "1")
-    monkeypatch.setenv("MIXORDER", "1")
-    monkeypatch.setattr(bench.subprocess, "call", worker)
-    args = argparse.Namespace(out=tmp_path, timed=True, targets={}, providers=["eager"], total=1)
-    assert bench.supervise([], args) == 0
-    results = Report.load(path).rows[0].results
-    assert results["stock"].error == "ended its process with status -11"
-    assert results["liger"].error == "took longer than --time-box"
-    assert results["quack"].status == "ok"
-
-
-def test_a_run_that_achieves_nothing_ends_with_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "bench.json"
-    Report({"started": 0.0, "device": "none"}, [timed_row(eager=20.0)]).save(path)
-    calls: list[list[str]] = []
-    monkeypatch.setattr(bench.subprocess, "call", lambda c, env: calls.append(c) or 1)
-    args = argparse.Namespace(out=tmp_path, timed=True, targets={}, providers=["eager"], total=1)
-    assert bench.supervise([], args) == 1
-    assert len(calls) == 2  # the first one may have measured `eager`
-    assert "50.0" in capsys.readouterr().out
+    row = backward.work(Task(Case("rms", "fp32", "fp32", 24, 40), ("eager",), "cuda"))
+    assert asked == ["limit", "eager"] and row.limit_medians == [3.5, 5.5]
+    assert (row.results["eager"].us, row.results["eager"].launches) == (4.5, {"kernels": 2})
 
 
 def test_what_a_provider_fuses_is_noted() -> None:
     result = Result("ok")
-    with bench.fusions_into(result):
+    with backward.fusions_into(result):
         options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
         pipeline.run(graphs.layer_norm_backward(64, 32), options)
     assert re.fullmatch(
         r" region0: persistent, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note
     )
-
-
-def test_times_taken_in_turns_replace_those_taken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All graphs get turns in the order of the row; what was not kept has the time that it took alone."""
-    row = timed_row(stock=20.0, quack=15.0, mixorder=12.5)
-    row.limit_medians = [7.0, 7.5, 11.0]  # two of a process that ended, and the first of this one
-    asked: dict[str, float] = {}
-
-    def turns(graphs: dict[str, Any], stream: Any, flush: Any) -> dict[str, timing.Times]:
-        asked.update({name: row.results[name].us if name in row.results else 11.0 for name in graphs})
-        return {name: timing.Times((us / 2, us, us * 2, us)) for name, us in asked.items()}
-
-    monkeypatch.setattr(backward, "time_in_turns", turns)
-    setup = backward.Setup("cuda", stream=object(), flush=object())  # type: ignore[arg-type]
-    graph: Any = object()
-    bench.take_turns(row, {"limit": graph, "stock": graph, "mixorder": graph}, setup)
-    assert list(asked) == ["limit", "stock", "mixorder"]
-    assert row.limit_medians == [7.0, 7.5, 8.25, 16.5]
-    ours, quack = row.results["mixorder"], row.results["quack"]
-    assert (ours.us, ours.us_min, ours.us_max, ours.reps, ours.alone_us) == (12.5, 6.25, 25.0, 4, 12.5)
-    assert quack.us == 15.0 and quack.alone_us is None
-
-
-def test_report_survives_json(tmp_path: Path) -> None:
-    report = Report({"started": 1.5, "device": "x"}, [timed_row(eager=20.0, mixorder=11.0)])
-    report.save(tmp_path / "bench.json")
-    assert Report.load(tmp_path / "bench.json") == report
-    derived = json.loads((tmp_path / "bench.json").read_text())["rows"][0]["derived"]
-    assert derived["limit_us"] == pytest.approx(10.0)
-    assert derived["share_percent"]["eager"] == pytest.approx(50.0)

@@ -1,33 +1,115 @@
-"""Measurements of one backward for the benchmark: error, time, launches.
+"""A row of the benchmark of norms: the backward of every provider beside the limit, on this GPU.
 
-In: a forward, its inputs and a reference. Out: numbers in a `Result`, and the timed graph, which is timed
-again in turns with others. Independent of providers, tables and the command line.
+Runs in a process of `lab/pool.py`. Without a GPU, errors are measured and nothing is timed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
+from support.sources import lost, told
 from torch import Tensor
 
 from mixorder.inspection.accuracy import relative_error
-from mixorder.tune.timing import Captured, capture
+from mixorder.report import RegionRecord, collect
 
-from .results import Case, Result
-from .timing import Times, count_graph_nodes, time_in_turns
+from .stopwatch import Stopwatch, stopwatch
 
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
 Gradients = Sequence[Tensor]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 EPS = {"rms": 1e-6, "layer": 1e-5}
+MOST_TOLD = 2000
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A norm and its sizes. The dtypes are names such as "bf16".
+
+    `residual`: x goes on beside the norm, so that its gradient has a second part, which is added to dx.
+    """
+
+    norm: str
+    dtype: str
+    weight_dtype: str
+    rows: int
+    cols: int
+    residual: bool = False
+
+    @property
+    def shape(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A case, the names of its providers, and "cuda" or "cpu"."""
+
+    case: Case
+    providers: tuple[str, ...]
+    device: str
+
+
+@dataclasses.dataclass
+class Result:
+    """What a provider gave. `us`: the median of replays. `error`: why there is no result; of a package that
+    is not installed, `absent` is true. `repeatable`: two runs gave the same bits."""
+
+    us: float | None = None
+    error: str = ""
+    absent: bool = False
+    note: str = ""
+    launches: dict[str, int] = dataclasses.field(default_factory=dict)
+    errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    repeatable: bool | None = None
+
+    @property
+    def reason(self) -> str:
+        """The error on one line."""
+        return " ".join(self.error.split())[:200]
+
+
+@dataclasses.dataclass
+class Row:
+    """What a process answers. `limit_medians`: of the limit, microseconds in the first turns and in the last.
+    `lost`: it ended before its times were taken, and its process is of no more use."""
+
+    case: Case
+    limit_medians: list[float] = dataclasses.field(default_factory=list)
+    results: dict[str, Result] = dataclasses.field(default_factory=dict)
+    lost: bool = False
+
+    @property
+    def limit_us(self) -> float | None:
+        return statistics.fmean(self.limit_medians) if self.limit_medians else None
+
+    @property
+    def spread(self) -> float:
+        """Percent between the lowest and the highest median of the limit."""
+        low, high = min(self.limit_medians), max(self.limit_medians)
+        return (high - low) / statistics.fmean(self.limit_medians) * 100
+
+    def share(self, provider: str) -> float | None:
+        """Percent of the limit that a provider reaches; None without a time or with a failure."""
+        result = self.results.get(provider)
+        if result is None or result.error or not result.us or self.limit_us is None:
+            return None
+        return self.limit_us / result.us * 100
+
+
+class Absent(Exception):
+    """The provider's package cannot be imported here."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Inputs:
     """Operands of a norm backward: x and dy (rows, cols), w and b (cols); no b for RMSNorm.
 
@@ -88,97 +170,89 @@ def reference_gradients(inputs: Inputs, chunk_elements: int = 2**24) -> list[Ten
     return [dx, dw, db] if centred else [dx, dw]
 
 
-# One provider on one case.
+def work(task: Task) -> Row:
+    """Runs in a process of the pool. Never raises: errors are in the results."""
+    row = Row(task.case, results={name: Result() for name in task.providers})
+    try:
+        with functorch_config.patch(donated_buffer=False):  # they forbid retain_graph
+            _measure(task, row)
+    except Exception as error:  # inputs, reference, limit, times, or the device is lost
+        row.lost = True
+        for result in row.results.values():
+            result.error = result.error or told(error)[:MOST_TOLD]
+    gc.collect()
+    return row
 
 
-@dataclass
-class Setup:
-    """Where and how to measure: `stream` is None on the CPU, `flush` where no times are wanted."""
+def _measure(task: Task, row: Row) -> None:
+    from .providers import PROVIDERS
 
-    device: str
-    stream: torch.cuda.Stream | None = None
-    flush: Tensor | None = None
-
-    def on_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
-
-    def wait(self) -> None:
-        if self.stream:
-            torch.cuda.synchronize()
-
-    def works(self) -> bool:
-        """False once an earlier error has made the device useless to this process."""
+    watch = stopwatch(task.device)
+    inputs = make_inputs(task.case, task.device)
+    reference = reference_gradients(inputs)
+    steps: dict[str, Callable[[], Gradients]] = {}
+    for name, result in row.results.items():
+        torch._dynamo.reset()
         try:
-            self.wait()
-        except RuntimeError:
-            return False
-        return True
+            with fusions_into(result) if name.startswith("mixorder") else contextlib.nullcontext():
+                steps[name] = checked(PROVIDERS[name](task.case), inputs, reference, watch, result)
+        except Exception as error:
+            result.error, result.absent = told(error)[:MOST_TOLD], isinstance(error, Absent)
+            if lost(told(error)):
+                raise
+    del reference
+    if task.device != "cuda":
+        return
+    with watch.running():
+        timed = watch.time({"limit": limit(inputs), **steps})
+    row.limit_medians = timed.pop("limit").times.halves()
+    for name, one in timed.items():
+        row.results[name].us, row.results[name].launches = one.times.median_us, one.launches or {}
 
-    def times(self, graphs: dict[str, Captured[Any]]) -> dict[str, Times]:
-        """Of graphs in turns; of none where no times are wanted."""
-        if not (self.stream and self.flush is not None):
-            return {}
-        return time_in_turns(graphs, self.stream, self.flush)
+
+@contextlib.contextmanager
+def fusions_into(result: Result) -> Any:
+    """Note what mixorder fuses inside: each region's strategy and schedule, and the gain from tuning."""
+    with collect() as records:
+        yield
+    fused = [r for r in records if isinstance(r, RegionRecord)]
+    for one in fused:
+        lines = (one.strategy, *str(one.schedule).splitlines(), one.tuning or "not tuned")
+        result.note += f" {one.name}: {', '.join(map(str, lines))};"
+    result.note += "".join(f" declined: {r}" for r in records if r not in fused)
 
 
-def limit(inputs: Inputs, setup: Setup) -> Captured[Gradients] | None:
-    """The limit: `torch.add(x, dy, out=dx)` in a CUDA graph, or, with a residual, the sum of three
-    tensors as Inductor compiles it. None where no times are wanted."""
-    if not (setup.stream and setup.flush is not None):
-        return None
-    dx = torch.empty_like(inputs.x)
+def limit(inputs: Inputs) -> Callable[[], Gradients]:
+    """`torch.add(x, dy, out=dx)`, or, with a residual, the sum of three tensors as Inductor compiles it."""
+    if inputs.residual is None:
+        dx = torch.empty_like(inputs.x)
+        return lambda: [torch.add(inputs.x, inputs.dy, out=dx)]
     three = torch.compile(lambda x, dy, residual: x + dy + residual, dynamic=False)
-
-    def add() -> Gradients:
-        if inputs.residual is not None:
-            return [three(inputs.x, inputs.dy, inputs.residual)]
-        return [torch.add(inputs.x, inputs.dy, out=dx)]
-
-    setup.wait()  # another stream may still use the memory of dx
-    with setup.on_stream():
-        add()  # compiled before it is captured
-    return capture(add, setup.stream)
+    return lambda: [three(inputs.x, inputs.dy, inputs.residual)]
 
 
-def measure(
-    forward: Forward, inputs: Inputs, reference: Gradients, setup: Setup, result: Result
-) -> Captured[Gradients] | None:
-    """Fill `result` with errors, times and launches, in this order; values filled before an exception
-    stay. Returns the graph, if it was timed. Raises ArithmeticError on a gradient that is not finite.
-    """
-    setup.wait()  # the inputs come from another stream
-    with setup.on_stream():
+def checked(
+    forward: Forward, inputs: Inputs, reference: Gradients, watch: Stopwatch, result: Result
+) -> Callable[[], Gradients]:
+    """The backward, after some calls whose errors are in `result`. Raises ArithmeticError on a gradient that
+    is not finite."""
+    watch.wait()  # the inputs come from another stream
+    with watch.running():  # autograd runs a backward on the stream of its forward
         leaves = inputs.leaves()
         y = forward(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None)
-
         incoming = inputs.dy if inputs.residual is None else (inputs.dy, inputs.residual)
 
         def step() -> Gradients:
             return torch.autograd.grad(y, leaves, incoming, retain_graph=True)
 
-        for _ in range(3):
-            gradients = step()
-    setup.wait()
+        step()
+        gradients, again = step(), step()
+    watch.wait()
     names = ("dx", "dw", "db")
     not_finite = [n for n, g in zip(names, gradients, strict=False) if not g.isfinite().all()]
     if not_finite:
         raise ArithmeticError(f"not finite: {', '.join(not_finite)}")
     for name, got, want in zip(names, gradients, reference, strict=False):
         result.errors[name] = relative_error(got, want)
-    captured = capture(step, setup.stream) if setup.stream else None
-    if captured:
-        _measure_graph(captured, setup, result)
-    again = captured.outputs if captured else step()
     result.repeatable = all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
-    return captured if setup.flush is not None else None
-
-
-def _measure_graph(captured: Captured[Gradients], setup: Setup, result: Result) -> None:
-    """Times, if they are wanted, and launches, if the driver counts them."""
-    if times := setup.times({"": captured}):
-        result.take(times[""].samples)
-    else:
-        captured.graph.replay()
-    setup.wait()
-    with contextlib.suppress(RuntimeError, OSError, AttributeError):
-        result.launches = count_graph_nodes(captured.graph.raw_cuda_graph())
+    return step

@@ -36,7 +36,7 @@ from .duels import Duel, Way
 from .exact import exact
 from .output_code import described
 from .processes import Turn, cpu_seconds
-from .stopwatch import Gpu, Host, Stopwatch
+from .stopwatch import stopwatch
 
 MOST_LOCKED_S, MOST_TUNED_S = 20, 90
 MOST_TOLD = 2000  # characters of an exception's text
@@ -94,11 +94,6 @@ def blank(entry: Entry) -> Duel:
     """An entry's record before anything is measured."""
     where = [[place.family, place.recipe, place.kind] for place in entry.places]
     return Duel(entry.key, count=entry.count, where=where, outcome=entry.outcome)
-
-
-@functools.cache
-def stopwatch(device: str) -> Stopwatch:
-    return Gpu() if device == "cuda" else Host()
 
 
 def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:

@@ -20,25 +20,25 @@ _NOT_OURS = ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT",
 
 
 @contextlib.contextmanager
-def measuring(module: str, device: str, workers: int) -> Iterator[tuple[Pool, str]]:
-    """Processes that run a module's `work` for "cuda" or, in the interpreter, "cpu"; and the file of their
-    `Turn`."""
+def measuring(module: str, device: str, workers: int, threads: int = 1) -> Iterator[tuple[Pool, str]]:
+    """Processes that run a module's `work` for "cuda" or, in the interpreter, "cpu", each of which compiles
+    kernels in so many threads; and the file of their `Turn`."""
     for name in _NOT_OURS:
         os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="mixorder-measuring-", ignore_cleanup_errors=True) as folder:
-        pool = Pool(workers, module, "work", environment(device, folder))
+        pool = Pool(workers, module, "work", environment(device, folder, threads))
         try:
             yield pool, f"{folder}/turn"
         finally:
             pool.close()
 
 
-def environment(device: str, folder: str) -> dict[str, str]:
+def environment(device: str, folder: str, threads: int) -> dict[str, str]:
     """Of the processes. Of Inductor's caches only that of what it has timed is on, so that kernels which both
     ways have in common are timed once; nothing of an earlier run is found."""
-    shared = {name: ENVIRONMENT[name] for name in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")}
     return {
-        **shared,
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+        "OMP_NUM_THREADS": ENVIRONMENT["OMP_NUM_THREADS"],
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # a hit would run no pass

@@ -5,23 +5,16 @@ Eager, `torch.compile` shipped, without its own fusion and tuned, mixorder and m
 
 import contextlib
 import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backward import EPS, Forward
-from .results import Case
+from .backward import EPS, Absent, Case, Forward
 
 OURS = ("mixorder", "mixorder_tuned")
-
-
-class Absent(Exception):
-    """The provider's package cannot be imported here."""
 
 
 def _norm(case: Case) -> Forward:
@@ -52,10 +45,7 @@ def compiled(options: dict[str, Any]) -> Callable[[Case], Forward]:
 
 
 def mixorder(case: Case, **extra: Any) -> Forward:
-    root = str(Path(__file__).resolve().parent.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    importlib.import_module("mixorder")
+    importlib.import_module("mixorder")  # registers its options
     options = {"mixorder": True, "mixorder_strict": True, **extra}
     return torch.compile(_norm(case), dynamic=False, options=options)
 

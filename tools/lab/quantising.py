@@ -31,7 +31,7 @@ from mixorder.strategies import STRATEGIES, TILE
 
 from .duel import moved
 from .processes import Turn
-from .stopwatch import Gpu, Host, Stopwatch
+from .stopwatch import Stopwatch, stopwatch
 
 MOST_LOCKED_S = 60
 MOST_TOLD = 1000
@@ -87,11 +87,6 @@ def work(task: Task) -> Outcome:
         outcome.lost = lost(told(error))
     outcome.seconds = round(time.perf_counter() - started, 1)
     return outcome
-
-
-@functools.cache
-def stopwatch(device: str) -> Stopwatch:
-    return Gpu() if device == "cuda" else Host()
 
 
 def _measure(task: Task, outcome: Outcome) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .backward import Row
 from .providers import OURS, PROVIDERS
-from .results import Report, Row
 from .tables import table
 
 
@@ -16,9 +16,9 @@ def _cell(row: Row, provider: str) -> str:
     result, share = row.results.get(provider), row.share(provider)
     if share is not None:
         return f"{share:.1f}"
-    if result is None or result.status == "absent":
+    if result is None or result.absent:
         return "-"
-    if result.status != "ok":
+    if result.error:
         return "err"
     return f"{result.us:.1f} us" if result.us else "ok"
 
@@ -38,9 +38,9 @@ def detail_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         for name, r in row.results.items():
-            if r.status == "absent":
+            if r.absent:
                 continue
-            us = f"{r.us:.1f}" if r.us else "err" if r.status == "err" else "-"
+            us = f"{r.us:.1f}" if r.us else "err" if r.error else "-"
             launches = [str(r.launches.get(key, "-")) for key in ("kernels", "memsets", "memcpys")]
             errors = [f"{r.errors[g]:.2e}" if g in r.errors else "-" for g in ("dx", "dw", "db")]
             same = {None: "-", True: "yes", False: "NO"}[r.repeatable]
@@ -61,9 +61,9 @@ def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> li
         if result is None:
             continue
         found = []
-        if result.status != "ok":
-            found.append(f"mixorder {result.status}: {result.reason}")
-        times = {n: r.us for n, r in row.results.items() if r.us and r.status == "ok"}
+        if result.error:
+            found.append(f"mixorder failed: {result.reason}")
+        times = {n: r.us for n, r in row.results.items() if r.us and not r.error}
         rivals = {name: us for name, us in times.items() if name not in OURS}
         ours = times.get("mixorder")
         if ours and rivals and min(rivals.values()) < ours:
@@ -77,28 +77,34 @@ def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> li
     return issues
 
 
-def report_text(report: Report, args: Any) -> str:
+def in_tables(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of one norm and one pair of dtypes under a title."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        form = " and residual" if row.case.residual else ""
+        title = f"{row.case.norm}{form} {row.case.dtype} (weights {row.case.weight_dtype})"
+        tables.setdefault(title, []).append(row)
+    return tables
+
+
+def report_text(head: dict[str, str], measured: Sequence[Row], args: Any) -> str:
     """The whole report. The most important part comes last, so that truncated output still shows it."""
-    head = {key: value for key, value in report.meta.items() if key not in ("started", "complete")}
-    head["measured"] = f"{report.finished()} of {args.total} results"
+    results = [item for row in measured for item in row.results.items()]
+    head = head | {"measured": f"{len(results)} of {args.total} results"}
     parts = ["\n".join(f"{key}: {value}" for key, value in head.items())]
-    tables = report.tables()
+    tables = in_tables(measured)
     parts += [f"{title}: launches and errors\n{detail_table(tables[title])}" for title in tables]
     for title, rows in tables.items() if args.timed else ():
-        names = [name for name in args.providers if name != "limit"]
-        parts.append(f"{title}: % of the limit\n{share_table(rows, names)}")
-    results = [item for row in report.rows for item in row.results.items()]
-    alone = sum(bool(result.us) and not result.alone_us for _, result in results)
-    parts += [f"timed alone, not in turns with the others: {alone} of {len(results)}"] if alone else []
+        parts.append(f"{title}: % of the limit\n{share_table(rows, args.providers)}")
     errors = {f"{name}: {result.reason}" for name, result in results if result.error}
     parts += ["errors\n" + "\n".join(sorted(errors))] if errors else []
     if args.timed:
-        issues = find_issues(report.rows, args.targets) or ["none"]
+        issues = find_issues(measured, args.targets) or ["none"]
         parts.append("issues\n" + "\n".join(issues))
     return "\n\n".join(parts)
 
 
-def draw_charts(report: Report, out: Path) -> None:
+def draw_charts(device: str, measured: Sequence[Row], out: Path) -> None:
     """One PNG per norm and dtype with times; none without matplotlib."""
     try:
         import matplotlib
@@ -107,7 +113,7 @@ def draw_charts(report: Report, out: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         return
-    for rows in report.tables().values():
+    for rows in in_tables(measured).values():
         names = [n for n in PROVIDERS if any(row.share(n) is not None for row in rows)]
         if not names:
             continue
@@ -121,7 +127,7 @@ def draw_charts(report: Report, out: Path) -> None:
         axes.set_ylabel("% of torch.add(x, dy, out=dx)")
         case = rows[0].case
         form = "_residual" if case.residual else ""
-        axes.set_title(f"{case.norm} norm backward, {case.dtype}, {report.meta['device']}")
+        axes.set_title(f"{case.norm} norm backward, {case.dtype}, {device}")
         axes.legend(ncols=len(names), fontsize="small", loc="lower center")
         figure.tight_layout()
         figure.savefig(out / f"bench_{case.norm}{form}_{case.dtype}_w{case.weight_dtype}.png", dpi=120)

@@ -6,7 +6,9 @@ without a GPU: its times are the host's, and what only a GPU has is None or empt
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import gc
 import statistics
 import time
@@ -62,6 +64,9 @@ class Stopwatch(Protocol):
 
     def wait(self) -> None:
         """For all that was launched."""
+
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        """Runs what is inside where calls are timed."""
 
     def free(self) -> None:
         """Give memory that is not in use back, for other processes."""
@@ -128,6 +133,9 @@ class Gpu:
     def wait(self) -> None:
         torch.cuda.synchronize()
 
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream)
+
     def free(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
@@ -180,5 +188,14 @@ class Host:
     def wait(self) -> None:
         pass
 
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def free(self) -> None:
         pass
+
+
+@functools.cache
+def stopwatch(device: str) -> Stopwatch:
+    """Of "cuda", the one of this process: making it starts the GPU's context, which takes seconds."""
+    return Gpu() if device == "cuda" else Host()

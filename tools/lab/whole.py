@@ -31,11 +31,11 @@ from mixorder.inspection.accuracy import largest_error
 from mixorder.inspection.backward import gradients, roots_of
 from mixorder.report import RegionRecord, collect
 
-from .duel import MOST_TOLD, stopwatch
+from .duel import MOST_TOLD
 from .launches import is_library
 from .matches import Match, Side
 from .processes import Turn, cpu_seconds
-from .stopwatch import Stopwatch
+from .stopwatch import Stopwatch, stopwatch
 
 MOST_LOCKED_S = 60
 SEED = 1  # of a step
