@@ -132,7 +132,7 @@ def fsdp(model: Model, how: Compile) -> nn.Module:
     return model
 
 
-def tp(model: Model, how: Compile) -> nn.Module:
+def sequence_parallel(model: Model, how: Compile) -> nn.Module:
     """Tensor parallel, and norms on each process's part of the tokens."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -175,7 +175,12 @@ def products_in_parallel(
     return alone(model, how)
 
 
-WAYS: dict[str, Callable[[Model, Compile], nn.Module]] = {"ddp": ddp, "fsdp": fsdp, "tp": tp}
+WAYS: dict[str, Callable[[Model, Compile], nn.Module]] = {
+    "ddp": ddp,
+    "fsdp": fsdp,
+    "tp": products_in_parallel,
+    "sp": sequence_parallel,
+}
 
 
 # Its gradients.
