@@ -17,8 +17,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import OpOverload
-from .nodes import float_bytes, is_pointwise, is_view, operands
+from .nodes import float_bytes, is_pointwise, operands, unviewed
 from .space_analysis import takes_operands
+from .walk import closure
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -68,9 +69,8 @@ def _jumps(node: Node, at: int | None) -> bool:
 
 def _without_casts(node: Node) -> Node:
     """What a node casts between floats, or takes the magnitude of."""
-    while node.target in (prims.convert_element_type.default, aten.abs.default) and float_bytes(node):
-        (node,) = operands(node)
-    return node
+    casts = (prims.convert_element_type.default, aten.abs.default)
+    return unviewed(node, lambda n: n.target in casts and float_bytes(n) > 0)
 
 
 def roundings(graph: Graph) -> list[Node]:
@@ -98,20 +98,13 @@ def _expressions(graph: Graph) -> dict[Node, str]:
 
 def compared(nodes: Iterable[Node]) -> frozenset[Node]:
     """The values in half precision that some nodes compare with others."""
-    values = (_without_views(side) for node in nodes for side in sides(node))
+    values = (unviewed(side) for node in nodes for side in sides(node))
     return frozenset(n for n in values if float_bytes(n) == 2)
 
 
 def _computed_from(node: Node) -> set[Node]:
     """A node and all that it is computed from, by operators that Inductor may compute again."""
-    found, todo = {node}, [node]
-    while todo:
-        node = todo.pop()
-        if is_pointwise(node) or _selects(node):
-            new = set(operands(node)) - found
-            found |= new
-            todo += new
-    return found
+    return set(closure([node], lambda n: operands(n) if is_pointwise(n) or _selects(n) else ()))
 
 
 def _selects(node: Node) -> bool:
@@ -129,11 +122,5 @@ def _is_rounded(node: Node) -> bool:
 def _rounds(node: Node) -> bool:
     """Whether a pointwise node rounds anything to half precision in eager: its result, or an operand that is
     the result of a reduction."""
-    operands_too = (node, *map(_without_views, operands(node)))
+    operands_too = (node, *map(unviewed, operands(node)))
     return is_pointwise(node) and not _selects(node) and any(map(_is_rounded, operands_too))
-
-
-def _without_views(node: Node) -> Node:
-    while is_view(node):
-        (node,) = operands(node)
-    return node

@@ -8,7 +8,6 @@ Nothing here changes the graph, reads device properties, or estimates cost.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
 from torch.fx import Graph, Node
@@ -17,14 +16,15 @@ from ..errors import Decline, DeclineReason
 from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
-from .grow import grow, needed_for
+from .grow import grow
 from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import provenance_of
 from .region import Region, Seed
-from .space_analysis import SpaceAnalysis, by_position, position
+from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, grow_tile, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed
+from .walk import by_position, descendants, needed_for, position, sweep
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
 
@@ -242,13 +242,9 @@ def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Nod
     activation that both norms share. A result is an inner reduction that `outer` does not come after."""
     candidates = by_position({*inner, *outers})
     before = needed_for([outer], since=position(candidates[0]))
-    behind: set[Node] = set()
-    todo = list(inner - before)
-    while todo:
-        new = {u for u in todo.pop().users if position(u) <= position(candidates[-1])} - behind
-        behind |= new
-        todo.extend(new)
-    return behind.intersection(candidates) - {outer}
+    last = position(candidates[-1])
+    users = (user for result in inner - before for user in result.users)
+    return {*descendants(users, lambda n: position(n) <= last)}.intersection(candidates) - {outer}
 
 
 def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
@@ -286,14 +282,7 @@ def _leaves(analysis: SpaceAnalysis, node: Node) -> frozenset[Node]:
 def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
     """An inner reduction, and the full-size nodes that depend on its result."""
     yield inner
-    seen, todo = {inner}, [inner]
-    while todo:
-        for user in todo.pop().users:
-            if user not in seen and (analysis.fusible(user) or user in analysis.inner):
-                seen.add(user)
-                todo.append(user)
-                if analysis.is_full(user):
-                    yield user
+    yield from filter(analysis.is_full, descendants(inner.users, analysis.is_traced))
 
 
 def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:
@@ -323,27 +312,20 @@ def _reduced(node: Node) -> Reduced:
     return what
 
 
-def _walk_down(
-    analysis: SpaceAnalysis, reads: Iterable[Node], statistics: Collection[Node]
-) -> Iterator[Node]:
+def _walk_down(analysis: SpaceAnalysis, reads: Iterable[Node], statistics: Collection[Node]) -> list[Node]:
     """Users of `reads`, through pointwise ops and views, in graph order.
 
     What depends on an inner reduction among them is left out, unless that is one of `statistics`.
     """
-    results: set[Node] = set()
-    free = set(statistics)
-    queued = {user for read in reads for user in read.users}
-    heap = [(position(u), u) for u in queued]
-    heapq.heapify(heap)
-    while heap:
-        _, node = heapq.heappop(heap)
+    found, results, free = list[Node](), set[Node](), set(statistics)
+
+    def visit(node: Node) -> bool:
         if node.op != "call_function" or analysis.depends_on(node, results, ignoring=free):
-            continue
-        yield node
+            return False
+        found.append(node)
         if node in analysis.inner and node not in statistics:
             results.add(node)
-        if analysis.fusible(node):
-            more = node.users.keys() - queued
-            queued |= more
-            for user in more:
-                heapq.heappush(heap, (position(user), user))
+        return analysis.fusible(node)
+
+    sweep({user for read in reads for user in read.users}, visit)
+    return found

@@ -11,8 +11,6 @@ Reads the graph around the pair, never writes it. Raises `Decline` where the pai
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Iterable
 
 from torch.fx import Node
 
@@ -23,10 +21,22 @@ from .axes import fits, product, reduces
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
 from .moves import Steps, is_move, steps_to
-from .nodes import float_bytes, is_pointwise, is_view, item_bytes, operands, reduced, reduction_kind, shape_of
+from .nodes import (
+    float_bytes,
+    is_pointwise,
+    is_view,
+    item_bytes,
+    operands,
+    readers,
+    reduced,
+    reduction_kind,
+    shape_of,
+    unviewed,
+)
 from .padding import has_gaps
 from .region import Region, Seed, whole
-from .space_analysis import by_position, position, takes_operands, users_behind_views
+from .space_analysis import takes_operands
+from .walk import by_position, descendants, needed_for, position, sweep
 
 
 @whole
@@ -92,18 +102,6 @@ def _core(seed: Seed, without: frozenset[Node] = frozenset()) -> set[Node]:
     return {*reductions}.union(*(seed.analysis.above(n, seed.without | without) for n in reductions))
 
 
-def needed_for(nodes: Iterable[Node], since: tuple[int, ...]) -> set[Node]:
-    """All that some nodes depend on, themselves included, from a position on."""
-    found: set[Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found and position(node) >= since:
-            found.add(node)
-            todo.extend(operands(node))
-    return found
-
-
 def _of_other_axes(seed: Seed) -> frozenset[Node]:
     """The inner reductions above a seed's that run over other axes than its space's columns."""
     inner = ((n, reduced(n)) for n in _core(seed) & seed.analysis.inner)
@@ -145,7 +143,7 @@ class _Growth:
     def grow(self, name: str) -> Region:
         for node in self.core:
             self.analysis.check(node)
-        self.sweep()
+        sweep(self.core, lambda node: self.joins(node) or self.waits(node))
         self.pull_operands()
         if self.members.writes:
             self.adopt()
@@ -173,20 +171,6 @@ class _Growth:
         for node in region.inputs:
             self.analysis.check(node)
         return region
-
-    def sweep(self) -> None:
-        """Visit the core, and then the users of whatever joins or waits, in graph order."""
-        heap = [(position(n), n) for n in self.core]
-        queued = set(self.core)
-        heapq.heapify(heap)
-        while heap:
-            _, node = heapq.heappop(heap)
-            if not (self.joins(node) or self.waits(node)):
-                continue
-            for user in node.users:
-                if user not in queued and user.op == "call_function":
-                    queued.add(user)
-                    heapq.heappush(heap, (position(user), user))
 
     def joins(self, node: Node) -> bool:
         """Take the node if it may be taken. Returns whether it was."""
@@ -362,7 +346,7 @@ class _Growth:
                 or is_move(node)
             ):
                 continue
-            if not all(map(takes_operands, users_behind_views(node))) or self.members.feeds(node):
+            if not all(map(takes_operands, readers(node))) or self.members.feeds(node):
                 continue
             reads = [self.stored(a) for a in operands(node) if self.analysis.is_full(a)]
             outputs = self.members.outputs()
@@ -375,9 +359,7 @@ class _Growth:
 
     def stored(self, node: Node) -> Node:
         """The tensor that a member behind a move is a view of; any other node itself."""
-        while node in self.steps and (is_view(node) or is_move(node)):
-            (node,) = operands(node)
-        return node
+        return unviewed(node, lambda n: n in self.steps and (is_view(n) or is_move(n)))
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.
@@ -393,19 +375,11 @@ class _Growth:
             if float_bytes(n) == 2
             and n not in region.rounded
             and self.analysis.is_small(n)
-            and all(map(takes_operands, users_behind_views(n)))
+            and all(map(takes_operands, readers(n)))
         )
 
 
 def _reaches(node: Node, targets: set[Node]) -> bool:
     """Whether one of `targets` depends on a node."""
     last = max(map(position, targets), default=())
-    todo, seen = [node], {node}
-    while todo:
-        for user in todo.pop().users:
-            if user in targets:
-                return True
-            if user not in seen and position(user) < last:
-                seen.add(user)
-                todo.append(user)
-    return False
+    return not targets.isdisjoint(descendants(node.users, lambda user: position(user) <= last))

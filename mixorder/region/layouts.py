@@ -6,64 +6,45 @@ its loops, unless an operator that is no loop reads it: that gets the strides th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-import torch
 from torch.fx import Node
 
 from ..inductor.graphs import takes_stated_strides
 from .axes import Size
 from .gathers import COPIES, is_gather_view
-from .nodes import fake, is_view, operands, shape_of, size_of
+from .nodes import fake, is_permutation, is_view, readers, shape_of, size_of, unviewed
 from .space_analysis import takes_operands
-
-aten = torch.ops.aten
 
 
 def is_free(node: Node) -> bool:
     """Whether Inductor chooses how a tensor lies in memory: loops compute it, and only loops read it."""
-    source = stored(node)
+    source = unviewed(node, _is_view)
     return _is_loop(source) and not is_read_as_stated(source)
 
 
 def is_read_as_stated(node: Node) -> bool:
     """Whether something that is no loop reads a tensor or a view of it, such as a convolution or the graph's
     caller."""
-    return not all(map(_is_loop, readers(node)))
+    return not all(map(_is_loop, readers(node, _is_view)))
 
 
 def has_stated_order(node: Node) -> bool:
     """Whether Inductor has to store a tensor in the order that the graph states: the graph's caller reads it,
     or an operator that takes the strides as stated. A matrix product does not."""
-    return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node))
+    return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node, _is_view))
 
 
 def is_joined(node: Node, members: Collection[Node]) -> bool:
     """Whether a `cat` or another copy that is stored, and is none of `members`, takes a tensor or a view of
     it. Inductor's own loops write their result to its place there; that of another kernel is copied."""
-    copies = (user for user in readers(node) if user.target in COPIES and user not in members)
-    return any(not all(map(takes_operands, readers(copy))) for copy in copies)
+    copies = (user for user in readers(node, _is_view) if user.target in COPIES and user not in members)
+    return any(not all(map(takes_operands, readers(copy, _is_view))) for copy in copies)
 
 
 def is_computed_by_loops(node: Node) -> bool:
     """Whether a loop, a reduction or a copy that Inductor fuses computes a tensor or what it is a view of."""
-    return _is_loop(stored(node))
-
-
-def stored(node: Node) -> Node:
-    """The tensor in memory that a node is a view of; the node itself if it is none."""
-    while _is_view(node):
-        node = operands(node)[0]
-    return node
-
-
-def readers(node: Node) -> Iterator[Node]:
-    """What reads a tensor or a view of it."""
-    for user in node.users:
-        if _is_view(user):
-            yield from readers(user)
-        else:
-            yield user
+    return _is_loop(unviewed(node, _is_view))
 
 
 def is_row_major(node: Node) -> bool:
@@ -84,5 +65,4 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    permuted = node.op == "call_function" and node.target is aten.permute.default
-    return permuted or is_view(node) or is_gather_view(node)
+    return is_permutation(node) or is_view(node) or is_gather_view(node)

@@ -19,7 +19,7 @@ from .effects import mutated_args
 from .nodes import fake, is_constant, is_readable_dtype
 from .placement import moved
 from .region import Region
-from .space_analysis import position
+from .walk import position
 
 log = logging.getLogger("mixorder")
 

@@ -12,10 +12,9 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import triton_kernel_wrapper_functional
-from .grow import needed_for
 from .nodes import fake, leaves_the_graph, reduction_kind, size_of
 from .region import Region
-from .space_analysis import position
+from .walk import needed_for, position
 
 aten = torch.ops.aten
 

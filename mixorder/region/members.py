@@ -14,7 +14,8 @@ from .axes import Size, product
 from .gathers import is_gather_view
 from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, shape_of
 from .region import Seed
-from .space_analysis import by_position, num_bytes
+from .space_analysis import num_bytes
+from .walk import ancestors, by_position
 
 
 class Members(dict[Node, bool]):
@@ -167,8 +168,5 @@ class Members(dict[Node, bool]):
 
     def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
         """The members that the outputs need, in graph order."""
-        needed = set(outputs)
-        for node in reversed(self):
-            if node in needed:
-                needed.update(a for a in operands(node) if a in self)
+        needed = set(ancestors(outputs, self.__contains__))
         return tuple(n for n in self if n in needed)

@@ -20,9 +20,9 @@ from .axes import Reduced, Size
 from .nodes import fake, is_bit_view, is_pointwise, operands, reduced, shape_of
 from .orders import Orders
 from .provenance import provenance_of
-from .space_analysis import by_position
 from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
 from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
+from .walk import by_position
 
 LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 

@@ -6,6 +6,7 @@ Takes nodes of a functional post-grad graph, changes nothing.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx import Node
@@ -110,13 +111,33 @@ def operands(node: Node) -> list[Node]:
     return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _SIZE)]
 
 
-def leaves_the_graph(node: Node) -> bool:
-    """Whether the graph's caller gets the tensor or a view of it, and so its strides."""
-    return any(user.op == "output" or (is_view(user) and leaves_the_graph(user)) for user in node.users)
-
-
 def is_view(node: Node) -> bool:
     return node.op == "call_function" and (node.target in VIEWS or is_pair(node))
+
+
+def is_permutation(node: Node) -> bool:
+    return node.op == "call_function" and node.target is aten.permute.default
+
+
+def unviewed(node: Node, is_view: Callable[[Node], bool] = is_view) -> Node:
+    """The tensor that a view is of, through all views in between; any other node itself."""
+    while is_view(node) and (args := operands(node)):
+        node = args[0]
+    return node
+
+
+def readers(node: Node, is_view: Callable[[Node], bool] = is_view) -> Iterator[Node]:
+    """What uses a tensor or a view of it."""
+    for user in node.users:
+        if is_view(user):
+            yield from readers(user, is_view)
+        else:
+            yield user
+
+
+def leaves_the_graph(node: Node) -> bool:
+    """Whether the graph's caller gets the tensor or a view of it, and so its strides."""
+    return any(user.op == "output" for user in readers(node))
 
 
 def is_constant(node: Node) -> bool:
@@ -217,7 +238,4 @@ def reduced(node: Node) -> Reduced | None:
 
 def reduced_tensor(node: Node) -> Node:
     """The tensor that a reduction reduces a view of."""
-    source, *_ = operands(node) or [node]
-    while is_view(source):
-        source = operands(source)[0]
-    return source
+    return unviewed((operands(node) or [node])[0])

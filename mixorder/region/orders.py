@@ -13,20 +13,18 @@ from torch.fx import Node
 
 from .axes import Size, product
 from .factors import Factor, Order, Run, broadcast, divided, flat, joined
-from .nodes import is_constant, is_pointwise, is_view, keeps_dims, operands, reduced, shape_of
+from .nodes import (
+    is_constant,
+    is_permutation,
+    is_pointwise,
+    is_view,
+    keeps_dims,
+    operands,
+    reduced,
+    shape_of,
+)
 
 aten = torch.ops.aten
-
-
-def is_permutation(node: Node) -> bool:
-    return node.op == "call_function" and node.target is aten.permute.default
-
-
-def unpermuted(node: Node) -> Node:
-    """What permutations are of."""
-    while is_permutation(node):
-        (node,) = operands(node)
-    return node
 
 
 def is_loop(node: Node) -> bool:

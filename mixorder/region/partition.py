@@ -17,11 +17,12 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from .gathers import COPIES, is_gather
 from .grow import grow
-from .nodes import is_constant, is_pointwise, is_view, operands, reduced_tensor
+from .nodes import is_constant, is_pointwise, is_view, operands, readers, reduced_tensor, unviewed
 from .placement import conflict
 from .region import Region, Seed
-from .space_analysis import SMALL, users_behind_views
+from .space_analysis import SMALL
 from .tile import TileSeed, grow_tile
+from .walk import ancestors, dependents
 
 
 def partition(region: Region) -> list[Region]:
@@ -55,16 +56,8 @@ def computing_inputs(region: Region, stored: Collection[Node]) -> Region | None:
     seed = region.seed
     if isinstance(seed, TileSeed):
         return None
-    again: set[Node] = set()
-    todo = list(region.inputs)
-    while todo:
-        node = todo.pop()
-        if node not in again and node not in stored and seed.analysis.fusible(node):
-            again.add(node)
-            todo.extend(operands(node))
-    part = _grown(
-        dataclasses.replace(seed, without=seed.without - again, again=frozenset(again)), region.name
-    )
+    again = frozenset(ancestors(region.inputs, lambda n: n not in stored and seed.analysis.fusible(n)))
+    part = _grown(dataclasses.replace(seed, without=seed.without - again, again=again), region.name)
     return part if part is not None and set(part.nodes) > set(region.nodes) else None
 
 
@@ -104,7 +97,7 @@ def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     results of all gathers."""
     members = set(region.nodes)
     copies = (n for n in region.nodes if n.target in COPIES and is_gather(n))
-    pieces = {_behind_views(a) for n in copies for a in operands(n)} & members
+    pieces = {unviewed(a) for n in copies for a in operands(n)} & members
     pieces = {n for n in pieces if not (is_gather(n) or is_constant(n))}
     tables = _tables(region, heavy)
     found: list[Region] = []
@@ -120,26 +113,16 @@ def _tables(region: Region, heavy: Collection[str]) -> set[Node]:
     """The tensors behind nodes named in `heavy` that are spread over `SMALL` times as many elements, such as
     the sines of positions over all heads."""
     analysis, members = region.seed.analysis, set(region.nodes)
-    below, behind = {*region.inner, *region.outer}, set[Node]()
-    for node in region.nodes:
-        args = operands(node)
-        if node in below or any(a in below for a in args):
-            below.add(node)
-        elif node.name in heavy or any(a in behind for a in args):
-            behind.add(node)
+    below = dependents((*region.inner, *region.outer), region.nodes)
+    named = {n for n in region.nodes if n.name in heavy}
+    behind = dependents(named - below, (n for n in region.nodes if n not in below))
 
     def is_spread(node: Node) -> bool:
-        readers = (u for u in users_behind_views(node) if u in members and is_pointwise(u))
-        sizes = [(analysis.size(node), analysis.size(u)) for u in readers]
+        loops = (u for u in readers(node) if u in members and is_pointwise(u))
+        sizes = [(analysis.size(node), analysis.size(u)) for u in loops]
         return any(few and many and analysis.is_at_most(SMALL * few, many) for few, many in sizes)
 
     return {n for n in behind if not is_view(n) and is_spread(n)}
-
-
-def _behind_views(node: Node) -> Node:
-    while is_view(node):
-        (node,) = operands(node)
-    return node
 
 
 def without_culprit(region: Region, decline: Decline) -> Region | None:
@@ -158,12 +141,8 @@ def without_culprit(region: Region, decline: Decline) -> Region | None:
 def _behind_inner(region: Region) -> Iterator[Node]:
     """The full-size members that depend on an inner reduction, other than what further reductions need."""
     needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
-    below = set(region.inner)
-    for node in region.nodes:
-        if any(a in below for a in operands(node)):
-            below.add(node)
-            if region.seed.analysis.is_full(node) and node not in needed:
-                yield node
+    below = dependents(region.inner, region.nodes).difference(region.inner, needed)
+    return filter(region.seed.analysis.is_full, below)
 
 
 def _grown(seed: Seed, name: str) -> Region | None:

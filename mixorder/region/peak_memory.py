@@ -30,13 +30,13 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
-from .grow import needed_for
 from .nodes import is_constant, is_pointwise, is_view, reduction_kind, shape_of
 from .padding import fills_gaps
 from .placement import moved, place_of
 from .region import Region
-from .space_analysis import position, takes_operands
+from .space_analysis import takes_operands
 from .spans import Span, add, bytes_of
+from .walk import needed_for, position
 
 # Inductor's own thresholds: a value that several nodes use is stored if more than 4 tensors are read for it,
 # any value if more than 8 are (`realize_reads_threshold`, `realize_acc_reads_threshold`).

@@ -17,7 +17,7 @@ from ..errors import Decline, DeclineReason
 from ..inductor.graphs import get_node_storage
 from .effects import between, has_effect, mutated_args
 from .region import Region
-from .space_analysis import by_position, position
+from .walk import by_position, position
 
 
 def place_of(region: Region) -> Node:

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from .gathers import COPIES, SPLITS, VIEWS
-from .nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind
+from .nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind, unviewed
 
 aten = torch.ops.aten
 
@@ -81,9 +81,7 @@ def _is_computed(node: Node) -> bool:
 
 def seen_through(node: Node) -> Node:
     """What a view is of; any other node itself."""
-    while _is_view(node) and operands(node):
-        node = operands(node)[0]
-    return node
+    return unviewed(node, _is_view)
 
 
 def _loaded(node: Node) -> _Made:

@@ -15,8 +15,9 @@ from .comparisons import compared
 from .factors import Order
 from .gathers import is_gather
 from .moves import Steps, moved
-from .nodes import float_bytes, is_view, operands, reduction_kind
+from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
 from .space_analysis import SpaceAnalysis, takes_operands
+from .walk import dependents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +94,7 @@ class Region:
 
     def column_side(self) -> frozenset[Node]:
         """The outer reductions and every node of the region that depends on one (the epilogues)."""
-        found = set(self.outer)
-        for node in self.nodes:
-            if any(a in found for a in operands(node)):
-                found.add(node)
-        return frozenset(found)
+        return frozenset(dependents(self.outer, self.nodes))
 
     @functools.cached_property
     def moved(self) -> dict[Node, Steps]:
@@ -127,24 +124,21 @@ class Region:
         """Members that an operator outside, such as a custom one, reads in memory, where the region reads the
         operator's result: in `v - op(v)` both are of the rounded `v`."""
         members = set(self.nodes)
-        sources = (source for source in map(_without_views, self.inputs) if source.op == "call_function")
+        sources = (source for source in map(_operator, self.inputs) if source.op == "call_function")
         read = (a for s in sources if not (takes_operands(s) or is_gather(s)) for a in operands(s))
-        return frozenset(a for a in map(_without_views, read) if a in members and float_bytes(a) == 2)
+        return frozenset(a for a in map(_operator, read) if a in members and float_bytes(a) == 2)
 
     def _outputs_below_wider_ones(self) -> frozenset[Node]:
         columns = self.column_side()
         rows = [n for n in self.outputs if n not in columns]
-        found = []
-        for output in (n for n in rows if float_bytes(n) == 2):
-            reached, statistics = {output}, set[Node]()
-            for node in self.nodes:
-                if any(a in reached for a in operands(node)):
-                    reached.add(node)
-                    if reduction_kind(node) is not None or any(a in statistics for a in operands(node)):
-                        statistics.add(node)
-            if any(n in statistics and float_bytes(n) > 2 for n in rows):
-                found.append(output)
-        return frozenset(found)
+        wide = {n for n in rows if float_bytes(n) > 2}
+        reductions = {n for n in self.nodes if reduction_kind(n) is not None}
+        return frozenset(
+            n
+            for n in rows
+            if float_bytes(n) == 2
+            and not wide.isdisjoint(dependents(reductions & dependents([n], self.nodes) - {n}, self.nodes))
+        )
 
     def __str__(self) -> str:
         def names(nodes: tuple[Node, ...]) -> str:
@@ -182,8 +176,6 @@ def whole(grow: Callable[[AnySeed, str], Region]) -> Callable[[AnySeed, str], Re
     return grow_whole
 
 
-def _without_views(node: Node) -> Node:
+def _operator(node: Node) -> Node:
     """The tensor that a node shows; of an item of several results, the operator that gives them."""
-    while is_view(node) or node.target is operator.getitem:
-        node = operands(node)[0]
-    return node
+    return unviewed(node, lambda n: is_view(n) or n.target is operator.getitem)

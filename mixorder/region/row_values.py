@@ -17,6 +17,7 @@ from ..errors import Decline
 from .nodes import fake, is_pointwise, operands, reduced_tensor, reduction_kind
 from .region import Region
 from .tile import TileSeed, above, grow_tile
+from .walk import ancestors, dependents
 
 
 def behind_row_values(region: Region) -> tuple[Region, Node] | None:
@@ -52,10 +53,7 @@ def _in_front(region: Region) -> Node | None:
     """The member from which alone, of all full tensors, the reductions and what depends on them are computed:
     of the narrowest elements, the last one."""
     seed, analysis = region.seed, region.seed.analysis
-    below = {*seed.inner, *seed.outer}
-    for node in region.nodes:
-        if any(a in below for a in operands(node)):
-            below.add(node)
+    below = dependents((*seed.inner, *seed.outer), region.nodes)
     above_all = [n for n in region.nodes if n not in below and analysis.is_full(n) and is_pointwise(n)]
     alone = [n for n in above_all if _is_alone(n, below, region)]
     return min(reversed(alone), key=_width, default=None)
@@ -63,18 +61,9 @@ def _in_front(region: Region) -> Node | None:
 
 def _is_alone(tensor: Node, below: set[Node], region: Region) -> bool:
     """Whether nothing below reads a full tensor but through this one."""
-    members, seen = set(region.nodes), set(below)
-    todo = [a for n in below for a in operands(n)]
-    while todo:
-        node = todo.pop()
-        if node in seen or node is tensor:
-            continue
-        seen.add(node)
-        if node in members:
-            todo.extend(operands(node))
-        elif region.seed.analysis.is_full(node):
-            return False
-    return True
+    members = {*region.nodes, *below} - {tensor}
+    reads = (a for n in ancestors(below, members.__contains__) for a in operands(n))
+    return not any(region.seed.analysis.is_full(n) for n in reads if n not in members and n is not tensor)
 
 
 def _width(node: Node) -> int:

@@ -19,8 +19,8 @@ from .nodes import is_variance, operands, reduction_kind
 from .orders import Orders, is_loop
 from .region import Region
 from .row_values import is_of_rows
-from .space_analysis import by_position
 from .tile import TileSeed, above
+from .walk import ancestors, by_position
 
 
 def with_row_values(region: Region) -> Region | None:
@@ -61,17 +61,11 @@ def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Nod
     """What the values are computed from, up to what the region reads anyway or what is small; None if they
     need another full tensor."""
     known = {*region.nodes, *region.inputs}.difference(values)
-    found, todo = set[Node](), list(values)
-    while todo:
-        node = todo.pop()
-        if node in known or node in found:
-            continue
-        if is_loop(node) or _is_over_rows(node, region, orders):
-            found.add(node)
-            todo.extend(operands(node))
-        elif region.seed.analysis.is_full(node):
-            return None
-    return found
+    found = set(
+        ancestors(values, lambda n: n not in known and (is_loop(n) or _is_over_rows(n, region, orders)))
+    )
+    reads = {a for n in found for a in operands(n)} - found - known
+    return None if any(map(region.seed.analysis.is_full, reads)) else found
 
 
 def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:

@@ -5,7 +5,7 @@ Answers questions of the modules that find and grow regions, and caches the answ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import sympy
 import torch
@@ -18,25 +18,18 @@ from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (
     fake,
     is_constant,
+    is_permutation,
     is_pointwise,
     is_readable_dtype,
     is_view,
     is_writable_dtype,
     operands,
+    readers,
     reduction_kind,
     shape_of,
+    unviewed,
 )
-from .orders import unpermuted
-
-
-def position(node: Node) -> tuple[int, ...]:
-    """A key that orders nodes as their graph does, also after insertions."""
-    return node._sort_key
-
-
-def by_position(nodes: Iterable[Node]) -> list[Node]:
-    return sorted(nodes, key=position)
-
+from .walk import ancestors, closure
 
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
 
@@ -53,7 +46,7 @@ def _is_read(node: Node) -> bool:
         return (
             is_writable_dtype(val.dtype)
             and _is_loop(node)
-            and all(_is_read(unpermuted(a)) for a in node.all_input_nodes)
+            and all(_is_read(unviewed(a, is_permutation)) for a in node.all_input_nodes)
         )
     return not isinstance(val, torch.SymFloat | torch.SymBool)
 
@@ -151,14 +144,11 @@ class SpaceAnalysis:
 
     def above(self, reduction: Node, without: Collection[Node] = ()) -> set[Node]:
         """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
-        seen: set[Node] = set()
-        todo = list(operands(reduction))
-        while todo:
-            node = todo.pop()
-            if node not in seen and node not in without and (self.fusible(node) or node in self.inner):
-                seen.add(node)
-                todo.extend(operands(node))
-        return seen
+        return set(ancestors(operands(reduction), lambda n: n not in without and self.is_traced(n)))
+
+    def is_traced(self, node: Node) -> bool:
+        """Whether a node can be computed again above a reduction."""
+        return self.fusible(node) or node in self.inner
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
         """The full-size tensors that computing a reduction reads or passes through."""
@@ -178,16 +168,14 @@ class SpaceAnalysis:
         If not, all nodes that were looked at are added to `ignoring`.
         """
         seen: set[Node] = set()
-        todo = operands(node)
-        while todo:
-            arg = todo.pop()
-            if arg in seen or arg in ignoring:
-                continue
+
+        def new(nodes: Iterable[Node]) -> Iterable[Node]:
+            return (n for n in nodes if n not in ignoring)
+
+        for arg in closure(new(operands(node)), lambda n: new(operands(n)) if self.is_traced(n) else ()):
             if arg in reductions:
                 return True
             seen.add(arg)
-            if self.fusible(arg) or arg in self.inner:
-                todo.extend(operands(arg))
         ignoring |= seen
         return False
 
@@ -236,7 +224,7 @@ class SpaceAnalysis:
 
     def is_written_anyway(self, node: Node) -> bool:
         """Whether some user needs a full-size tensor in memory, such as a matrix product."""
-        return self.is_full(node) and not all(map(takes_operands, users_behind_views(node)))
+        return self.is_full(node) and not all(map(takes_operands, readers(node)))
 
     def is_small(self, node: Node) -> bool:
         """Whether a tensor is small beside the space, such as a vector or a scalar."""
@@ -269,14 +257,6 @@ class SpaceAnalysis:
         if not (_is_read(node) and _has_accumulator(node)):
             return Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
         return None
-
-
-def users_behind_views(node: Node) -> Iterator[Node]:
-    for user in node.users:
-        if is_view(user):
-            yield from users_behind_views(user)
-        else:
-            yield user
 
 
 def takes_operands(node: Node) -> bool:

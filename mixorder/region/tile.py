@@ -10,8 +10,7 @@ Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the gra
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 from torch.fx import Node
@@ -20,10 +19,10 @@ from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
 from .axes import Reduced, Size, Space, product
 from .factors import Run, boundaries, flat, spanned
-from .grow import needed_for
 from .nodes import (
     fake,
     is_constant,
+    is_permutation,
     is_variance,
     is_view,
     operands,
@@ -31,10 +30,12 @@ from .nodes import (
     reduction_kind,
     shape_of,
     size_of,
+    unviewed,
 )
-from .orders import Orders, is_loop, is_permutation, unpermuted
+from .orders import Orders, is_loop
 from .region import Region, Seed, whole
-from .space_analysis import SpaceAnalysis, by_position, position
+from .space_analysis import SpaceAnalysis
+from .walk import ancestors, by_position, closure, dependents, needed_for, position, sweep
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
@@ -126,15 +127,19 @@ def full_sources(node: Node, shape_of: Shapes) -> list[Node]:
 def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
     """The reductions over blocks of what is computed from the elements of `root`; none if a tile does no
     better than Inductor's kernels, or nothing of full size is computed from the reductions."""
-    found, behind, size = list[Node](), set[Node](), orders.size_of(root)
-    for other in _below([root], orders, is_over_blocks):
-        if is_over_blocks(other) and orders.agrees(other):
-            found.append(other)
-            behind.add(other)
-        elif any(a in behind for a in operands(other)):
-            behind.add(other)
+    found, below, size = list[Node](), list[Node](), orders.size_of(root)
+
+    def is_below(node: Node) -> bool:
+        if not ((is_loop(node) or is_over_blocks(node)) and orders.find(node)):
+            return False
+        below.append(node)
+        if is_over_blocks(node) and orders.agrees(node):
+            found.append(node)
+        return True
+
+    sweep(root.users, is_below)
     assert isinstance(size, int)
-    used = any(orders.size_of(n) == size for n in behind)
+    used = any(orders.size_of(n) == size for n in dependents(found, below))
     return found if used and _is_worthwhile(orders, found, size) else []
 
 
@@ -174,29 +179,12 @@ def is_row_major(node: Node) -> bool:
 
 def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[Node]:
     """What some nodes are computed from, to the first nodes that are no loops, or in `without`."""
-    seen: set[Node] = set()
-    todo = [a for n in nodes for a in operands(n)]
-    while todo:
-        node = todo.pop()
-        if node not in seen and shape_of(node) is not None:
-            seen.add(node)
-            if node not in without and is_loop(node):
-                todo.extend(operands(node))
-    return seen
 
+    def read(node: Node) -> list[Node]:
+        return [a for a in operands(node) if shape_of(a) is not None]
 
-def _below(nodes: Iterable[Node], orders: Orders, is_over_blocks: Callable[[Node], bool]) -> Iterator[Node]:
-    """The loops, and reductions over blocks, that are computed from nodes, in graph order, with orders."""
-    queued = {user for n in nodes for user in n.users}
-    heap = [(position(user), user) for user in queued]
-    heapq.heapify(heap)
-    while heap:
-        _, node = heapq.heappop(heap)
-        if (is_loop(node) or is_over_blocks(node)) and orders.find(node):
-            yield node
-            for user in node.users.keys() - queued:
-                queued.add(user)
-                heapq.heappush(heap, (position(user), user))
+    starts = {a for n in nodes for a in read(n)}
+    return set(closure(starts, lambda n: read(n) if n not in without and is_loop(n) else ()))
 
 
 @whole
@@ -319,7 +307,7 @@ class _Growth:
         nodes outside does not depend on the region."""
         if node in self.seed.without or any(a in self.tainted for a in args):
             return False
-        taken = is_permutation(node) or self.analysis.takes(node, map(unpermuted, args))
+        taken = is_permutation(node) or self.analysis.takes(node, (unviewed(a, is_permutation) for a in args))
         return taken and self.order(node) and self.orders.agrees(node)
 
     def is_result(self, node: Node) -> bool:
@@ -378,12 +366,7 @@ class _Growth:
         return outputs[::-1]
 
     def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
-        found = set(outputs)
-        order = by_position(self.members)
-        for node in reversed(order):
-            if node in found:
-                found.update(a for a in operands(node) if a in self.members)
-        return tuple(n for n in order if n in found)
+        return tuple(by_position(ancestors(outputs, self.members.__contains__)))
 
     def space(self, nodes: tuple[Node, ...]) -> Space:
         """The axes that the tensors tell apart, and the reductions over each."""

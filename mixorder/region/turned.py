@@ -17,12 +17,12 @@ from torch.fx import Node
 
 from .axes import Size, Space, product
 from .factors import Factor, Order, boundaries, flat, joined
-from .grow import needed_for
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
-from .space_analysis import SpaceAnalysis, by_position, position
+from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, above
+from .walk import by_position, needed_for, position
 
 LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
 

@@ -22,6 +22,7 @@ from ..ir.reductions import AMAX
 from ..region.axes import product
 from ..region.nodes import (
     fake,
+    is_permutation,
     is_pointwise,
     keeps_dims,
     operands,
@@ -31,9 +32,8 @@ from ..region.nodes import (
     shape_of,
     stated_by,
 )
-from ..region.orders import is_permutation
-from ..region.space_analysis import position
 from ..region.tile import is_within_tile
+from ..region.walk import position
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {

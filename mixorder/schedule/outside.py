@@ -17,7 +17,7 @@ from ..inductor.symbols import hint_of
 from ..region.gathers import is_gather, is_gather_view
 from ..region.nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind, shape_of
 from ..region.region import Region
-from ..region.space_analysis import by_position
+from ..region.walk import ancestors, by_position
 from .apart import Kernel, microseconds
 from .device import DeviceInfo
 from .facts import cost_of
@@ -85,16 +85,9 @@ def outside(whole: Region, part: Region) -> Outside:
 
 def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:
     """What loops that compute some nodes read. They compute what is among `computed` as well."""
-    found, seen, todo = set[Node](), set(nodes), list(nodes)
-    while todo:
-        node = todo.pop()
-        for operand in operands(node):
-            if operand in computed:
-                todo += [operand] if operand not in seen else []
-                seen.add(operand)
-            elif operand not in nodes and (node in computed or _is_read(node, nodes)):
-                found.add(operand)
-    return found
+    inside = set(ancestors(nodes, lambda node: node in nodes or node in computed))
+    reading = (node for node in inside if node in computed or _is_read(node, nodes))
+    return {operand for node in reading for operand in operands(node)} - computed - nodes
 
 
 def _is_read(node: Node, nodes: set[Node]) -> bool:
@@ -160,12 +153,7 @@ def apart_us(kernels: Sequence[Kernel], left: Outside, device: DeviceInfo, times
 
 def _made_of(node: Node, nodes: set[Node]) -> set[Node]:
     """A node, and those of `nodes` that it is computed from."""
-    found, todo = {node}, [node]
-    while todo:
-        more = set(operands(todo.pop())) & nodes - found
-        found |= more
-        todo += more
-    return found
+    return {node, *ancestors(operands(node), nodes.__contains__)}
 
 
 def _elements(node: Node) -> int:

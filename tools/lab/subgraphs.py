@@ -19,7 +19,7 @@ from torch.fx import Node
 from lab.corpus import Input
 from mixorder.region.nodes import is_constant, is_pointwise, is_view, operands, reduction_kind
 from mixorder.region.region import Region
-from mixorder.region.space_analysis import by_position
+from mixorder.region.walk import by_position
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -1,0 +1,74 @@
+"""Walks over a graph: up from nodes to what they are computed from, and down to what uses them.
+
+`among` says of which nodes a walk consists: it does not go past any other. Nothing here changes the graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from torch.fx import Node
+
+from .nodes import operands
+
+Test = Callable[[Node], bool]
+
+
+def position(node: Node) -> tuple[int, ...]:
+    """A key that orders nodes as their graph does, also after insertions."""
+    return node._sort_key
+
+
+def by_position(nodes: Iterable[Node]) -> list[Node]:
+    return sorted(nodes, key=position)
+
+
+def closure(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Some nodes, those that follow each, and so on: each node once."""
+    found = dict.fromkeys(nodes)
+    todo = list(found)
+    while todo:
+        node = todo.pop()
+        yield node
+        new = [n for n in dict.fromkeys(following(node)) if n not in found]
+        found |= dict.fromkeys(new)
+        todo += new
+
+
+def ancestors(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
+    """Some nodes, and what these are computed from."""
+    return closure(filter(among, nodes), lambda node: filter(among, operands(node)))
+
+
+def descendants(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
+    """Some nodes, and what is computed from these."""
+    return closure(filter(among, nodes), lambda node: filter(among, node.users))
+
+
+def needed_for(nodes: Iterable[Node], since: tuple[int, ...]) -> set[Node]:
+    """Some nodes and all that they are computed from, from a position on."""
+    return set(ancestors(nodes, lambda node: position(node) >= since))
+
+
+def dependents(nodes: Iterable[Node], members: Iterable[Node]) -> set[Node]:
+    """Some nodes, and those of `members`, which are in graph order, that are computed from them."""
+    found = set(nodes)
+    for node in members:
+        if not found.isdisjoint(operands(node)):
+            found.add(node)
+    return found
+
+
+def sweep(nodes: Iterable[Node], visit: Test) -> None:
+    """Visit some nodes and, where `visit` says so, the operators that use one, all in graph order."""
+    queued = set(nodes)
+    heap = [(position(node), node) for node in queued]
+    heapq.heapify(heap)
+    while heap:
+        _, node = heapq.heappop(heap)
+        if visit(node):
+            for user in node.users.keys() - queued:
+                if user.op == "call_function":
+                    queued.add(user)
+                    heapq.heappush(heap, (position(user), user))
