@@ -30,6 +30,12 @@ def uses_fast_math() -> bool:
     return is_option("use_fast_math") and bool(inductor_config.use_fast_math)
 
 
+def realize_threshold(what: str) -> int:
+    """The number above which Inductor stores what a loop computes: of "reads" where several nodes use the
+    value, of "acc_reads" or operations ("opcount") in any case."""
+    return versions.realize_threshold(inductor_config, what)
+
+
 def tunes() -> bool:
     """Whether Inductor times kernels in this compile."""
     return any(getattr(inductor_config, name) for name in TUNING_OFF)

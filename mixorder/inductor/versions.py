@@ -55,6 +55,12 @@ def _forget_config_caches() -> None:
             setattr(config, name, ContextVar(f"{config.__name__}.{name}", default=None))
 
 
+def realize_threshold(config: ModuleType, what: str) -> int:
+    """The option `realize_<what>_threshold`. 2.13 has the defaults of two under other names, 2.11 has not."""
+    limit: int | None = getattr(config, f"realize_{what}_threshold")
+    return getattr(config, f"_realize_{what}_threshold_default") if limit is None else limit
+
+
 def name_triton_tools() -> None:
     """Set torch's own ptxas and libdevice for Triton, as Inductor does before its first compile in a process:
     they are part of the keys of Triton's cache. 2.11 sets no libdevice; few builds have a ptxas. Inductor

@@ -29,6 +29,7 @@ from itertools import accumulate
 import torch
 from torch.fx import Graph, Node
 
+from ..inductor.config import realize_threshold
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from .nodes import is_constant, is_pointwise, is_view, reduction_kind, shape_of
 from .padding import fills_gaps
@@ -38,9 +39,6 @@ from .space_analysis import takes_operands
 from .spans import Span, add, bytes_of
 from .walk import needed_for, position
 
-# Inductor's own thresholds: a value that several nodes use is stored if more than 4 tensors are read for it,
-# any value if more than 8 are (`realize_reads_threshold`, `realize_acc_reads_threshold`).
-READS_SHARED, READS = 4, 8
 # Inductor fuses two loops of which neither reads the other's result only if they are at most so many kernels
 # apart (`are_long_distant_nodes`).
 NEAR = 64
@@ -105,7 +103,8 @@ class Timeline:
         write them."""
         epoch: dict[Node, int] = {}  # how many operators other than loops a node's loop has to wait for
         reads: dict[Node, set[Node]] = {}  # what is read from memory to compute a node
-        realised = self.realised
+        realised, reads_shared = self.realised, realize_threshold("reads")
+        reads_in_all = realize_threshold("acc_reads")
         for node in graph.nodes:
             args = node.all_input_nodes
             epoch[node] = max((epoch[a] + (not _is_loop(a)) for a in args), default=0)
@@ -117,8 +116,8 @@ class Timeline:
             count = len(reads[node])
             own: bool = self.base.get(node) is node
             if own and not is_constant(node):
-                shared = count > READS_SHARED and len(node.users) > 1
-                if shared or count > READS or not is_pointwise(node) or self._is_needed(node):
+                shared = count > reads_shared and len(node.users) > 1
+                if shared or count > reads_in_all or not is_pointwise(node) or self._is_needed(node):
                     realised.add(node)
                     reads[node] = {node}
         latest: dict[

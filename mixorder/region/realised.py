@@ -18,14 +18,12 @@ from collections.abc import Hashable, Iterable
 import torch
 from torch.fx import Node
 
+from ..inductor.config import realize_threshold
 from .gathers import COPIES, SPLITS, VIEWS
 from .nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind, unviewed
 
 aten = torch.ops.aten
 
-# Inductor's defaults: `realize_reads_threshold` of a value that several nodes use,
-# `realize_acc_reads_threshold` of any, and `realize_opcount_threshold`.
-READS, MOST_READS, OPERATIONS = 4, 8, 30
 # Scalar operations of an op that puts elements at other places: comparing the index, and choosing. Counted by
 # Inductor 2.13; of a `cat`, for each of its tensors but the first, which takes one.
 SCATTERED, PADDED, JOINED = 7, 5, 6
@@ -60,10 +58,11 @@ def realised(nodes: Iterable[Node]) -> list[Node]:
 
 def _is_stored(node: Node, made: _Made) -> bool:
     reads = sum(1 for read in made.reads if (val := fake(read)) is None or val.numel() != 1)
-    large = len(made.operations) > OPERATIONS
-    if len(node.users) > 1 and (large or reads > READS or any(map(_needs_memory, node.users))):
+    large = len(made.operations) > realize_threshold("opcount")
+    shared = reads > realize_threshold("reads") or any(map(_needs_memory, node.users))
+    if len(node.users) > 1 and (large or shared):
         return True
-    return reads > 1 and (large or reads > MOST_READS)
+    return reads > 1 and (large or reads > realize_threshold("acc_reads"))
 
 
 def _needs_memory(user: Node) -> bool:

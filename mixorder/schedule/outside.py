@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import sympy
 from torch.fx import Node
 
+from ..inductor.config import realize_threshold
 from ..inductor.graphs import OpOverload
 from ..inductor.symbols import hint_of
 from ..region.gathers import is_gather, is_gather_view
@@ -24,9 +25,7 @@ from .facts import cost_of
 from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
-# Inductor stores a value that takes more operations (`realize_opcount_threshold`). A copy that puts elements
-# at other places has those of its bounds: torch 2.11 to 2.15.
-OPERATIONS, COPY = 30, 6
+COPY = 6  # operations of a copy that puts elements at other places, for its bounds: torch 2.11 to 2.15
 # Of the predicted time of such a loop. H200 and H100, 10 regions: the loops take 1.09 to 1.49 times as long,
 # 1.15 in the middle. The share of memory's rate in `times.json` is that of loops with a sum beside them.
 SLOWER = 1.15
@@ -116,7 +115,7 @@ def _large(nodes: Collection[Node]) -> set[Node]:
         count[node] = own + sum(count.get(a, 1) for a in operands(node) if not is_constant(a))
         if reduction_kind(node) is not None:
             count[node] = 1
-        elif count[node] > OPERATIONS:
+        elif count[node] > realize_threshold("opcount"):
             large.add(node)
             count[node] = 1
     return large

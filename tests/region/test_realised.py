@@ -9,9 +9,11 @@ import pytest
 import torch
 from graphs import bf16, f32, traced
 
-from mixorder.region.realised import MOST_READS, READS, realised
+from mixorder.inductor.config import patched, realize_threshold
+from mixorder.region.realised import realised
 
 FULL = ((4096, 1024), f32)
+READS, MOST_READS = realize_threshold("reads"), realize_threshold("acc_reads")
 
 
 def stored(function: Callable[..., Any], tensors: int) -> list[str]:
@@ -40,6 +42,17 @@ def test_what_several_nodes_use_is_stored_if_it_reads_many_tensors(tensors: int,
 @pytest.mark.parametrize(("tensors", "expected"), [(MOST_READS, 0), (MOST_READS + 1, 1)])
 def test_what_one_node_uses_may_read_more(tensors: int, expected: int) -> None:
     assert len(stored(lambda *args: summed(tensors, *args).sum(0), tensors)) == expected
+
+
+@pytest.mark.parametrize(("option", "tensors"), [("reads", 3), ("acc_reads", 5), ("opcount", 5)])
+def test_inductors_options_are_asked(option: str, tensors: int) -> None:
+    def function(*args: Any) -> Any:
+        total = summed(tensors, *args)
+        return total.sum(-1) if option != "reads" else (total.sum(-1), (total * 2).sum(0))
+
+    assert stored(function, tensors) == []
+    with patched({f"realize_{option}_threshold": 2}):
+        assert stored(function, tensors)
 
 
 def test_what_takes_many_operations_is_stored() -> None:

@@ -12,6 +12,7 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
+from mixorder.inductor.config import realize_threshold
 from mixorder.options import Options
 from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter
@@ -21,7 +22,7 @@ from mixorder.schedule.apart import Kernel, microseconds
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import cost_of
 from mixorder.schedule.kernel_time import TIMES, Kind
-from mixorder.schedule.outside import OPERATIONS, SLOWER, apart_us, outside
+from mixorder.schedule.outside import SLOWER, apart_us, outside
 from mixorder.schedule.work import Access, Work
 
 TABLE, SPACE = (64, 256), (32, 64, 256)
@@ -140,7 +141,7 @@ def test_a_table_is_computed_for_each_element_of_what_inductor_stores() -> None:
 
     def function(x: Any, dy: Any, angle: Any) -> Any:
         half = x * angle.cos()
-        for _ in range(OPERATIONS):
+        for _ in range(realize_threshold("opcount")):
             half = half * 1.5 + 0.5
         wide = torch.cat([half, dy])
         return graphs.pair(wide.view(-1, 256), wide.view(-1, 256))
