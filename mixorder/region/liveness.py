@@ -32,6 +32,15 @@ def dead_after(region: Region, donated: Collection[Node] = ()) -> tuple[str, ...
     return tuple(name for name, n in region.input_buffers.items() if reader.why_not(n) is None)
 
 
+def erased(region: Region) -> frozenset[Node]:
+    """The members that the rewrite erases: those that are replaced, and those that only such members use."""
+    gone = set(region.outputs)
+    for node in reversed(region.nodes):
+        if gone.issuperset(node.users):
+            gone.add(node)
+    return frozenset(gone)
+
+
 def read_after(region: Region, place: int, index: Mapping[Node, int], stored: Collection[Node]) -> set[str]:
     """The inputs that a loop or another kernel reads after a launch, by their names in the region's loops.
 
@@ -40,7 +49,7 @@ def read_after(region: Region, place: int, index: Mapping[Node, int], stored: Co
     reader = _Reader(region)
 
     def is_later(node: Node) -> bool:
-        if reader.is_gone(node):
+        if node in reader.gone:
             return False
         return index.get(node, 0) > place or (node not in stored and any(map(is_later, node.users)))
 
@@ -50,9 +59,8 @@ def read_after(region: Region, place: int, index: Mapping[Node, int], stored: Co
 class _Reader:
     def __init__(self, region: Region, donated: Collection[Node] = ()) -> None:
         self.region = region
-        self.members, self.outputs = frozenset(region.nodes), region.outputs
+        self.gone = erased(region)
         self.donated = donated
-        self._gone: dict[Node, bool] = {}
 
     def why_not(self, node: Node) -> str | None:
         """Why an input's memory is still in use after the region; None if it is dead."""
@@ -63,14 +71,16 @@ class _Reader:
             base = source
         if not (base in self.donated or _owns_its_memory(base)):
             return "its memory may be shared"
-        if base in self.donated and any(leaves_the_graph(n) and _same_size(n, base) for n in self.outputs):
+        if base in self.donated and any(
+            leaves_the_graph(n) and _same_size(n, base) for n in self.region.outputs
+        ):
             return "autograd may hold it when the result has left the graph"
         if not _same_size(base, node):
             return "it is a part of a tensor"
         for alias in _aliases(base):
             if alias is not node and alias in self.region.inputs:
                 return "the region reads it by two names"
-            readers = [user for user in alias.users if _viewed(user) is not alias and not self.is_gone(user)]
+            readers = [user for user in alias.users if _viewed(user) is not alias and user not in self.gone]
             if readers and not self.run_before(readers):
                 return "another node reads it"
         return None
@@ -82,18 +92,10 @@ class _Reader:
 
         def is_before(node: Node) -> bool:
             if reduction_kind(node) is not None or node.target in PRODUCERS:
-                return node in needed or self.is_gone(node)
-            return self.is_gone(node) or (bool(node.users) and all(map(is_before, node.users)))
+                return node in needed or node in self.gone
+            return node in self.gone or (bool(node.users) and all(map(is_before, node.users)))
 
         return all(map(is_before, readers))
-
-    def is_gone(self, node: Node) -> bool:
-        """Whether the rewrite erases a node: a member that is replaced, or that only such members use."""
-        if node not in self._gone:
-            self._gone[node] = node in self.members and (
-                node in self.region.outputs or all(self.is_gone(user) for user in node.users)
-            )
-        return self._gone[node]
 
 
 def _viewed(node: Node) -> Node | None:

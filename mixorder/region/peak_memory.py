@@ -31,13 +31,14 @@ from torch.fx import Graph, Node
 
 from ..inductor.config import realize_threshold
 from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
-from .nodes import is_constant, is_pointwise, is_view, reduction_kind, shape_of
+from .liveness import erased
+from .nodes import is_constant, is_pointwise, is_view, readers, reduction_kind, shape_of
 from .padding import fills_gaps
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import takes_operands
 from .spans import Span, add, bytes_of
-from .walk import needed_for, position
+from .walk import closure, needed_for, position
 
 # Inductor fuses two loops of which neither reads the other's result only if they are at most so many kernels
 # apart (`are_long_distant_nodes`).
@@ -140,11 +141,7 @@ class Timeline:
 
     def _users(self, node: Node) -> Iterable[Node]:
         """The users of a node, behind views."""
-        for user in node.users:
-            if self._is_view_of(user, node):
-                yield from self._users(user)
-            else:
-                yield user
+        return readers(node, lambda user: self._is_view_of(user, node))
 
     def _span(self, node: Node, first: int, change: _Rewrite | None = None) -> Span:
         last = self._last(node, first, change)
@@ -159,35 +156,31 @@ class Timeline:
     def _last(self, node: Node, first: int, change: _Rewrite | None) -> int:
         """The last position at which a tensor is read, by kernels that compute what has no memory itself. A
         launch reads none of its region's members: it computes those that nodes outside read as well, too."""
-        last, todo, seen = first, [node], {node}
+        last = first
         inside = change is not None and node in change.region.nodes
-        while todo:
-            source = todo.pop()
-            for user in source.users.keys() - seen:
-                seen.add(user)
-                if user.op == "output":
-                    return self.end
-                if change is not None and user in change.gone:
-                    last = last if inside else max(last, change.place)
-                elif self._is_view_of(user, source) or not self._is_kernel(user, change):
-                    todo.append(user)
-                else:
-                    moved_to = change.place if change is not None and user in change.late else first
-                    last = max(last, moved_to, self._computed(user, first))
+        for user in self._kernels(node, change):
+            if user.op == "output":
+                return self.end
+            if change is not None and user in change.gone:
+                last = last if inside else max(last, change.place)
+            else:
+                moved_to = change.place if change is not None and user in change.late else first
+                last = max(last, moved_to, self._computed(user, first))
         return last
+
+    def _kernels(self, node: Node, change: _Rewrite | None = None) -> set[Node]:
+        """The nodes whose kernels read a node, or compute what they read of it."""
+
+        def inlined(source: Node) -> list[Node]:
+            left = source.users if change is None else source.users.keys() - change.gone
+            return [u for u in left if self._is_view_of(u, source) or not self._is_kernel(u, change)]
+
+        sources = list(closure([node], inlined))
+        return {user for source in sources for user in source.users}.difference(sources)
 
     def _readers(self, node: Node) -> list[int]:
         """The positions of the kernels that read a node, or compute what they read of it."""
-        found, todo, seen = [], [node], {node}
-        while todo:
-            source = todo.pop()
-            for user in source.users.keys() - seen:
-                seen.add(user)
-                if self._is_view_of(user, source) or not (user in self.stored or not _is_loop(user)):
-                    todo.append(user)
-                else:
-                    found.append(self._computed(user, self._position(user)))
-        return found
+        return [self._computed(user, self._position(user)) for user in self._kernels(node)]
 
     def _is_view_of(self, node: Node, source: Node) -> bool:
         return node in self.base and self.base[node] is self.base.get(source)
@@ -251,7 +244,7 @@ class Timeline:
         copied = {n: base for n, base in bases.items() if base not in self.stored}
         read = {self.base.get(n, n) for n in region.inputs if n not in copied}
         written = {n: self._first(n, place) for n in read if n in self.base and n not in self.stored}
-        rewrite = _Rewrite(region, place, frozenset(moved(region)), _gone(region), written)
+        rewrite = _Rewrite(region, place, frozenset(moved(region)), erased(region), written)
         late = [n for n, first in written.items() if first > self.index.get(n, first)]
         held = read.union(*(self._made_of(n)[0] for n in (*late, *copied.values())))
         spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
@@ -321,16 +314,13 @@ class Timeline:
 
     def _made_of(self, node: Node) -> tuple[set[Node], int]:
         """What a loop reads from memory to compute a node, and of how many nodes it computes then."""
-        found, todo, seen, inlined = set[Node](), [node], {node}, 0
-        while todo:
-            current = todo.pop()
-            if current in self.stored or current in self.realised or not _is_loop(current):
-                found.add(current)
-                continue
-            inlined += is_pointwise(current)
-            todo += (n for n in current.all_input_nodes if n not in seen)
-            seen.update(current.all_input_nodes)
-        return found, inlined
+
+        def is_read(node: Node) -> bool:
+            return node in self.stored or node in self.realised or not _is_loop(node)
+
+        nodes = set(closure([node], lambda n: () if is_read(n) else n.all_input_nodes))
+        found = set(filter(is_read, nodes))
+        return found, sum(map(is_pointwise, nodes - found))
 
     def _position(self, node: Node) -> int:
         """The position of a node; of what a rewrite has added, that of the node in front of it."""
@@ -348,18 +338,15 @@ class Timeline:
     def _read_by(self, region: Region, read: Collection[Node]) -> set[Node]:
         """The nodes that are in memory because of a region's members, or that they are computed from. `read`:
         those that its launch reads."""
-        found = set(read)
-        todo, seen = [*region.nodes, *region.inputs], set(region.nodes)
-        while todo:
-            for arg in todo.pop().all_input_nodes:
-                base = self.base.get(arg, arg)
-                if base in seen or base in region.nodes:
-                    continue
-                seen.add(base)
-                if base in self.stored:
-                    found.add(base)
-                else:
-                    todo.append(base)
+
+        members = set(region.nodes)
+
+        def bases(node: Node) -> Iterable[Node]:
+            return (b for a in node.all_input_nodes if (b := self.base.get(a, a)) not in members)
+
+        starts = (base for node in (*region.nodes, *region.inputs) for base in bases(node))
+        nodes = closure(starts, lambda n: () if n in self.stored else bases(n))
+        found = {*read, *filter(self.stored.__contains__, nodes)}
         return {n for n in found if n in self.base and not is_constant(n)}
 
     def fits(self, change: Change) -> bool:
@@ -410,14 +397,6 @@ class _Rewrite:
     late: frozenset[Node]
     gone: frozenset[Node]
     written: Mapping[Node, int]
-
-
-def _gone(region: Region) -> frozenset[Node]:
-    gone = set(region.outputs)
-    for node in reversed(region.nodes):
-        if node.users and all(user in gone for user in node.users):
-            gone.add(node)
-    return frozenset(gone)
 
 
 def _launched(result: Node) -> Node:

@@ -35,7 +35,7 @@ from .nodes import (
 from .orders import Orders, is_loop
 from .region import Region, Seed, whole
 from .space_analysis import SpaceAnalysis
-from .walk import ancestors, by_position, closure, dependents, needed_for, position, sweep
+from .walk import ancestors, by_position, closure, dependents, following, needed_for, position, sweep
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
@@ -220,11 +220,9 @@ class _Growth:
         self.columns: set[Node] = set()  # reductions over all rows, and what is computed from them
 
     def grow(self, name: str) -> Region:
-        node = min(self.reads, key=position)
-        while node.op != "root":
+        for node in following(min(self.reads, key=position)):
             if node.op == "call_function":
                 self.visit(node)
-            node = node.next
         outputs = self.outputs()
         nodes = self.needed(outputs)
         reductions = [n for n in nodes if reduction_kind(n) is not None]

@@ -22,7 +22,7 @@ from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, above
-from .walk import by_position, needed_for, position
+from .walk import by_position, following, needed_for, position
 
 LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
 
@@ -66,8 +66,8 @@ def turned_seed(node: Node) -> TileSeed | None:
 def stored_beside(full: Sequence[Node], orders: Orders, analysis: SpaceAnalysis) -> Iterator[Node]:
     """The results of full size that something reads in memory, and that loops compute from the tensors in
     `full` and smaller ones: Inductor stores them in the same kernel."""
-    inside, node = set(full), full[0].next
-    while node.op != "root":
+    inside = set(full)
+    for node in following(full[0].next):
         args = operands(node)
         if is_loop(node) and analysis.is_full(node) and not inside.isdisjoint(args):
             smaller = [a for a in args if a not in inside]
@@ -77,7 +77,6 @@ def stored_beside(full: Sequence[Node], orders: Orders, analysis: SpaceAnalysis)
                 inside.add(node)
                 if is_pointwise(node) and analysis.is_written_anyway(node):
                     yield node
-        node = node.next
 
 
 def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:

@@ -46,6 +46,13 @@ def descendants(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
     return closure(filter(among, nodes), lambda node: filter(among, node.users))
 
 
+def following(node: Node) -> Iterator[Node]:
+    """A node and all behind it, in graph order."""
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
 def needed_for(nodes: Iterable[Node], since: tuple[int, ...]) -> set[Node]:
     """Some nodes and all that they are computed from, from a position on."""
     return set(ancestors(nodes, lambda node: position(node) >= since))
