@@ -2,7 +2,7 @@
 
 The rules choose a schedule with a given set of numbers; its time is looked up
 and compared with the best measured schedule of the target. The fit starts from the numbers found by hand
-(`lab/by_hand.py`) and changes one at a time, the most useful first, or two where no
+(`lab/constants.py`) and changes one at a time, the most useful first, or two where no
 single one helps, as long as that lowers the mean regret, log(time of the choice / time of the best), by more
 than `THRESHOLD`. Each target's regret with numbers fitted to all others is reported, too.
 
@@ -20,11 +20,11 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.by_hand import BY_HAND
+from lab.constants import BY_HAND, neighbours, pairs
 from lab.schedules import Data, Row, Target, read
 
 from mixorder.errors import Decline
@@ -37,29 +37,6 @@ from mixorder.strategies import STRATEGIES
 THRESHOLD = 0.0005  # of the mean regret of some 40 targets: a smaller gain is noise
 # A looked-up schedule may differ in these (of the tile: in stages). No sweep had a limit on registers.
 NEAR = {"tile", "final_block", "final_warps", "max_registers"}
-
-GRID: dict[str, tuple[float, ...]] = {
-    "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
-    "few_tiles_share": (0.25, 0.5, 1.0),
-    "in_flight": (1, 2, 3),
-    "programs_per_sm": (1, 2, 4, 8),
-    "min_tiles": (0, 4, 8, 16, 32),
-    "min_warps_per_sm": (4, 8, 16),
-    "elements_per_thread": (8, 16, 32),
-    "stages": (2, 3, 4),
-    "final_per_thread": (16, 32, 64, 128),
-    "chunk_saving": (0.25, 0.375, 1.0),
-    "min_chunk": (32, 256, 512, 1024),
-    "rounding": (1.0, 1.25),
-    "tile_bytes": (16 * 1024, 32 * 1024),
-    "parts_of_4": (4, 8, 12, 16),
-    "parts_of_2": (8, 16, 32),
-    "words_of_2_rows": (16, 32, 64),
-    "max_depth": (1, 2, 3),
-    "full_registers": (208, 224, 240, 256),
-    "least_depth": (0, 1, 2),
-    "records_for_4_stages": (0, 16, 32, 64, 128),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,25 +139,6 @@ class Regrets:
         if without is not None:
             found = found[:without] + found[without + 1 :]
         return round(statistics.fmean(found), 9)
-
-
-def neighbours(constants: Constants) -> Iterator[Constants]:
-    """The constants with one of them changed to another value of its grid."""
-    for name, values in GRID.items():
-        for value in values:
-            if value != getattr(constants, name):
-                yield dataclasses.replace(constants, **{name: value})
-
-
-def pairs(constants: Constants) -> Iterator[Constants]:
-    """The constants with one or two of them changed; those with one come first."""
-    names = list(GRID)
-    for one in neighbours(constants):
-        yield one
-        changed = next(n for n in names if getattr(one, n) != getattr(constants, n))
-        for other in neighbours(one):
-            if all(getattr(other, n) == getattr(one, n) for n in names[: names.index(changed) + 1]):
-                yield other
 
 
 def fit(regrets: Regrets, start: Constants, without: int | None = None) -> Constants:

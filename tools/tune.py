@@ -1,11 +1,10 @@
 """Time schedules of the fused kernels on this GPU, without Inductor around them.
 
 For each shape and norm, or for each region of the given cases of `support/cases.py`, this script lowers the
-real backward graph once, and generates a kernel pair per candidate schedule. Parallel processes compile them
-while those of the previous target are timed by CUDA-graph replays with a flushed L2. Writes every row to a
-JSON file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the best few with the limit:
-`torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves. With
-`--append`, a file keeps its other targets.
+real backward graph once, and times the kernels of many schedules (`lab/sweep.py`) by CUDA-graph replays with
+a flushed L2. Writes every row to a JSON file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the
+best few with the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the
+region moves. With `--append`, a file keeps its other targets.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -13,13 +12,10 @@ Times are medians in microseconds; a candidate's time includes its finalisation.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import datetime
-import functools
 import itertools
 import math
-import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +25,11 @@ import torch
 import triton
 from lab.arguments import parse_shapes
 from lab.backward import DTYPES
-from lab.candidates import CHOICES
 from lab.schedules import Data, read, write
 from lab.schedules import Target as Measured
-from lab.sweep import AHEAD, ahead, compiling, tune, warm
+from lab.sweep import tune
 from lab.tables import table
 from lab.targets import Target, case_targets, entry_targets, norm_target
-from lab.timing import flush_buffer
 
 from mixorder.options import source_hash
 from mixorder.schedule.device import device_info
@@ -70,32 +64,22 @@ def main() -> None:
     parser.add_argument("--cases", help="instead of shapes: names of cases, separated by semicolons")
     parser.add_argument("--entries", nargs="+", help="instead: entries of --corpus, by how their keys begin")
     parser.add_argument("--corpus", type=Path, default=Path("tools/data/corpus.jsonl.xz"))
-    parser.add_argument(
-        "--candidates",
-        default="grid",
-        choices=CHOICES,
-        help="filling: fewer, for sums alone behind much arithmetic",
-    )
+    parser.add_argument("--candidates", type=int, default=150, help="schedules of each strategy")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)
     parser.add_argument("--best", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path("tune.json"))
     parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
     args = parser.parse_args()
-    flush = flush_buffer()
     data = Data(meta(), ())
     if args.append and args.out.exists():
         data = read(args.out).merged(data)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        submit = functools.cache(functools.partial(pool.submit, warm))
-        for work in ahead(AHEAD, (compiling(target, submit, args.candidates) for target in targets(args))):
-            print(f"[{work.target.name}]", file=sys.stderr, flush=True)
-            found = tune(work, args.reps, flush)
-            print(report(found, args.best), flush=True)
-            data = data.merged(Data(meta(), (found,)))
-            write(args.out, data)
+    for target in targets(args):
+        print(f"[{target.name}]", file=sys.stderr, flush=True)
+        found = tune(target, args.candidates, args.reps)
+        print(report(found, args.best), flush=True)
+        data = data.merged(Data(meta(), (found,)))
+        write(args.out, data)
 
 
 def meta() -> dict[str, Any]:

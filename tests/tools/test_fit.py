@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import fit
 import graphs
 import pytest
 import torch
-from lab import candidates, schedules, sweep, targets
-from lab.by_hand import BY_HAND
+from lab import schedules, sweep, targets
+from lab.constants import BY_HAND, GRID
 from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
@@ -78,26 +77,18 @@ def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
     found = {
         (c.schedule.r0_block, c.schedule.chunks)
-        for c in candidates.candidates(program, H200)
-        if c.strategy.name == "persistent"
+        for c, way in sweep.candidates(program, H200, 150).items()
+        if way.strategy.name == "persistent"
     }
     assert found == {(8192, 1), (6144, 3), (5120, 5)}
     wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
-    found = {(c.strategy.name, c.schedule.chunks) for c in candidates.candidates(wide, H200)}
-    assert found == {("cooperative", 1), ("persistent", 3)}
-
-
-def test_targets_are_begun_ahead_and_handed_on_in_order() -> None:
-    begun: list[int] = []
-
-    def items() -> Iterator[Any]:
-        for i in range(6):
-            begun.append(i)
-            yield i
-
-    for i in sweep.ahead(2, items()):
-        assert begun == list(range(min(6, i + 3)))
-    assert i == 5 and list(sweep.ahead(2, iter(()))) == []
+    ways = sweep.candidates(wide, H200, 150)
+    assert {way.strategy.name for way in ways.values()} == {"cooperative", "persistent"}
+    assert next(iter(ways.values())).strategy.name == "cooperative"  # what the rules choose
+    # A mailbox has the size that a schedule asks for, and what one variant runs is the same.
+    for one, way in ways.items():
+        same = [other for c, other in ways.items() if c.variant == one.variant]
+        assert all(other == way for other in same)
 
 
 def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
@@ -147,8 +138,8 @@ def test_unaligned_widths_are_left_out() -> None:
 
 def test_the_grid_has_every_constant_and_its_default() -> None:
     defaults = {name: value for name, value in vars(BY_HAND).items() if name != "bandwidth_per_sm"}
-    assert fit.GRID.keys() == defaults.keys()
-    assert all(defaults[name] in values for name, values in fit.GRID.items())
+    assert GRID.keys() == defaults.keys()
+    assert all(defaults[name] in values for name, values in GRID.items())
 
 
 def test_the_committed_constants_are_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

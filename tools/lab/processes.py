@@ -114,11 +114,3 @@ def run_logged(
             process.kill()
             process.wait()
     return status, log.read_text(errors="replace")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(text)
-    partial.replace(path)

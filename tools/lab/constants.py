@@ -1,0 +1,62 @@
+"""The constants of the schedule rules: where the fit starts, and what it tries instead of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mixorder.schedule.constants import FITTED, Constants
+
+# Found by hand, where the fit has found others.
+BY_HAND = dataclasses.replace(
+    FITTED,
+    few_tiles_share=1.0,
+    final_per_thread=128,
+    chunk_saving=1.0,
+    rounding=1.0,
+    words_of_2_rows=64,
+    least_depth=0,
+    records_for_4_stages=0,
+)
+
+GRID: dict[str, tuple[float, ...]] = {
+    "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
+    "few_tiles_share": (0.25, 0.5, 1.0),
+    "in_flight": (1, 2, 3),
+    "programs_per_sm": (1, 2, 4, 8),
+    "min_tiles": (0, 4, 8, 16, 32),
+    "min_warps_per_sm": (4, 8, 16),
+    "elements_per_thread": (8, 16, 32),
+    "stages": (2, 3, 4),
+    "final_per_thread": (16, 32, 64, 128),
+    "chunk_saving": (0.25, 0.375, 1.0),
+    "min_chunk": (32, 256, 512, 1024),
+    "rounding": (1.0, 1.25),
+    "tile_bytes": (16 * 1024, 32 * 1024),
+    "parts_of_4": (4, 8, 12, 16),
+    "parts_of_2": (8, 16, 32),
+    "words_of_2_rows": (16, 32, 64),
+    "max_depth": (1, 2, 3),
+    "full_registers": (208, 224, 240, 256),
+    "least_depth": (0, 1, 2),
+    "records_for_4_stages": (0, 16, 32, 64, 128),
+}
+
+
+def neighbours(constants: Constants) -> Iterator[Constants]:
+    """The constants with one of them changed to another value of its grid."""
+    for name, values in GRID.items():
+        for value in values:
+            if value != getattr(constants, name):
+                yield dataclasses.replace(constants, **{name: value})
+
+
+def pairs(constants: Constants) -> Iterator[Constants]:
+    """The constants with one or two of them changed; those with one come first."""
+    names = list(GRID)
+    for one in neighbours(constants):
+        yield one
+        changed = next(n for n in names if getattr(one, n) != getattr(constants, n))
+        for other in neighbours(one):
+            if all(getattr(other, n) == getattr(one, n) for n in names[: names.index(changed) + 1]):
+                yield other
