@@ -109,9 +109,7 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Split",
         "text",
         "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to its own "
-        "partial sum, and a third nest adds up the partials (`transform/split.py`). "
-        "`InHalves` is the order in which partials are stored in memory: threads that load 8 columns at "
-        "once can write theirs without gaps (`transform/interleave.py`).",
+        "partial sum, and a third nest adds up the partials (`transform/split.py`).",
     ),
     "reordered.txt": (
         "Reorder",

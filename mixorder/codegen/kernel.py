@@ -72,7 +72,7 @@ def _final_kernel(
     own = awaited(PROGRAM) if schedule.overlap else PROGRAM
     writer.programs("block", own if alone else "program")
     writer.index(s, writer.widened("tl.arange(0, SBLOCK)[:, None]", s.symbol))
-    writer.place_columns(f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    writer.index(y, f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
     config = LaunchConfig((), schedule.final_warps, 1)

@@ -41,7 +41,6 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import ReductionKind
-from ..transform.interleave import GROUP, STORED, InHalves, beside, column_at, spelled
 from .eviction import Eviction
 from .maxima import Maxima
 from .op_printer import OpPrinter
@@ -51,8 +50,6 @@ from .source import KernelSource, LaunchConfig
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
-
-PLACE = sympy.Symbol("place", integer=True, nonnegative=True)  # of a column, in an interleaved workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +125,6 @@ class Writer:
         self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
-        self._half = False  # whether the kernel has defined `half`, the lanes of half a workspace row
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
     def begin(self, constants: tuple[str, ...]) -> None:
@@ -145,14 +141,13 @@ class Writer:
         """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
         statements, loops = self.nest.statements, {axis.symbol: axis.size for axis in self.nest.loops}
         found = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
-        indices = [index.replace(InHalves, lambda column, _: column) for index in dict.fromkeys(found)]
         # A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
         values = [
             a for s in statements if isinstance(s, Compute) for a in s.args if isinstance(a, sympy.Expr)
         ]
         sizes = [e.xreplace(dict.fromkeys(loops, sympy.S.One)) for e in (*loops.values(), *values)]
         slots = {sympy.Symbol(b.name): b.numel for b in self.program.role(BufferRole.MAILBOX)}
-        wide = wide_symbols([*indices, *slots], loops | splits | slots) | wide_symbols(sizes, {})
+        wide = wide_symbols([*dict.fromkeys(found), *slots], loops | splits | slots) | wide_symbols(sizes, {})
         return frozenset(map(str, wide))
 
     def widened(self, text: str, name: object) -> str:
@@ -202,18 +197,6 @@ class Writer:
         self.code.writeline(f"{dim.name} = {text}")
         if dim.masked:
             self.code.writeline(f"{dim.mask} = {dim.name} < {dim.extent}")
-
-    def place_columns(self, text: str) -> None:
-        """The columns of a finalisation, in the order of its workspaces, so that it reads them without gaps.
-        If a workspace is interleaved, `place` numbers the columns in that order."""
-        y, columns = self.dims[1], int(self.dims[1].extent)
-        if not any(isinstance(s, Load) and beside(s.index) is not None for s in self.nest.body):
-            self.index(y, text)
-            return
-        self.code.writeline(f"{PLACE} = {text}")
-        if y.masked:
-            self.code.writeline(f"{y.mask} = {PLACE} < {columns}")
-        self.code.writeline(f"{y.name} = {texpr(column_at(PLACE, columns))}")
 
     def chunks(self) -> Iterator[None]:
         """Iterate over the chunks of the columns; statements are then written for the current chunk."""
@@ -270,9 +253,7 @@ class Writer:
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
         evict = self.eviction.of(stmt)
-        rest = beside(stmt.index)
-        index = stmt.index if rest is None else PLACE + rest
-        pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(index)})"
+        pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(stmt.index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, to which Triton would convert every tile
             # of the loop. H200, LayerNorm 1000000x256 bf16: 41% of the limit with that, 90% so.
@@ -378,28 +359,7 @@ class Writer:
     def store_partial(self, stmt: PartialAccumulate) -> None:
         with self.ops.active():
             for value in self.totals(stmt):
-                self.store_total(stmt, value)
-
-    def store_total(self, stmt: PartialAccumulate, value: str) -> None:
-        rest = beside(stmt.index)
-        if rest is None or self.phase is not None:
-            self.store(stmt.buffer, spelled(stmt.index), value, self.symbols(stmt.index))
-        else:
-            self.store_interleaved(stmt, rest, value)
-
-    def store_interleaved(self, stmt: PartialAccumulate, rest: sympy.Expr, value: str) -> None:
-        """Store interleaved partials, in two stores without gaps (`transform/interleave.py`)."""
-        y, line, columns = self.dims[1], self.code.writeline, self.program.buffer(stmt.buffer).shape[-1]
-        group = f"tl.arange(0, {y.block} // {GROUP})[:, None]"
-        if not self._half:
-            line(f"half = {group} * {STORED} + tl.arange(0, {STORED})[None, :]")
-            self._half = True
-        mask = f", {group} * {GROUP} < {int(y.extent) - y.start}" if y.masked else ""
-        shape = f"[{y.block} // {GROUP}, {GROUP // STORED}, {STORED}]"
-        line(f"first, second = tl.split(tl.permute(tl.reshape({value}, {shape}), (0, 2, 1)))")
-        for part, offset in (("first", 0), ("second", columns // 2)):
-            at = self.ops.offset(rest + y.start // GROUP * STORED + offset)
-            line(f"tl.store({self.pointer(stmt.buffer)} + (half + {at}), {part}{mask})")
+                self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
 
     def empty(self, stmt: PartialAccumulate) -> None:
         """Begin a partial's accumulators with the identity of its reduction."""

@@ -26,7 +26,6 @@ from ..ir.program import (
     Statement,
     Store,
 )
-from .interleave import InHalves
 
 BLOCK = sympy.Symbol("k", integer=True, nonnegative=True)  # as the batch axis of a region is called
 
@@ -101,8 +100,6 @@ class _Divider:
         return self.index(value) if isinstance(value, sympy.Expr) else value
 
     def index(self, index: sympy.Expr) -> sympy.Expr:
-        """An index by block and column. An interleaved workspace is interleaved within each block."""
+        """An index by block and column."""
         col = self.col.symbol
-        start = self.batch.symbol * self.within.size
-        moved = index.xreplace({col: start + col})
-        return moved.replace(InHalves, lambda column, _: column - col + InHalves(col, self.within.size))
+        return index.xreplace({col: self.batch.symbol * self.within.size + col})

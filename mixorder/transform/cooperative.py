@@ -32,7 +32,6 @@ from ..ir.program import (
 )
 from ..ir.rewriting import renamed
 from .half_precision import with_float32_partials
-from .interleave import in_order
 from .reread import Root, depth_of_roots
 
 MAILBOX = "mailbox"
@@ -67,7 +66,7 @@ def slots_of(parts: int) -> int:
 def cut_into_phases(program: LoopProgram) -> LoopProgram:
     """Cut the main nest into phases. Accumulations run in the last one, where their operands are known."""
     program = with_float32_partials(program)
-    main, *others = in_order(program).nests
+    main, *others = program.nests
     return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *others))
 
 

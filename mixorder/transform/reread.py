@@ -24,7 +24,6 @@ from ..ir.program import (
     operands,
 )
 from ..ir.rewriting import renamed
-from .interleave import in_order
 
 Root = Reduce | PartialAccumulate | Store
 
@@ -35,7 +34,7 @@ def reread(program: LoopProgram) -> LoopProgram:
     Column vectors are not reread: reading them again for every row costs more than the spills that it saves
     (H200, 16384x16384 bf16: RMSNorm 70% instead of 89%, LayerNorm 58% instead of 61%).
     """
-    main, *others = in_order(program).nests
+    main, *others = program.nests
     return dataclasses.replace(program, nests=(_Phases(program, main).rebuilt(), *others))
 
 

@@ -36,7 +36,6 @@ from ..ir.program import (
     closure,
 )
 from .half_precision import partial_dtype
-from .interleave import InHalves, suits
 
 # By the name of an outer reduction: the buffer of its partials, and the index into it.
 _Workspaces = dict[str, tuple[str, sympy.Expr]]
@@ -59,11 +58,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             r.name: _workspace(i, partial_dtype(program, nest, r), col_loops) for i, r in enumerate(outers)
         }
         buffers.extend(buffers_of.values())
-        axes = {axis.symbol for axis in nest.loops if axis.kind in (AxisClass.ROW, AxisClass.COLUMN)}
-        workspaces = {
-            name: (ws.name, _index(ws, col_loops, len(axes) == 2 and suits(program, nest, ws, axes)))
-            for name, ws in buffers_of.items()
-        }
+        workspaces = {name: (ws.name, _index(ws, col_loops)) for name, ws in buffers_of.items()}
         compensated = [r for r in outers if r.kind.compensable and _is_stored_in_fp32(program, nest, r)]
         nests.append(_partial_nest(nest, outers, compensated, workspaces, split))
         nests.append(final_nest(nest, outers, compensated, workspaces, split, col_loops))
@@ -83,10 +78,8 @@ def _workspace(i: int, dtype: torch.dtype, loops: tuple[Axis, ...]) -> Buffer:
     return Buffer(f"ws{i}", BufferRole.WORKSPACE, dtype, shape, tuple(stride))
 
 
-def _index(buffer: Buffer, loops: tuple[Axis, ...], interleaved: bool) -> sympy.Expr:
+def _index(buffer: Buffer, loops: tuple[Axis, ...]) -> sympy.Expr:
     places = [SPLIT_SYMBOL, *(axis.symbol for axis in loops)]
-    if interleaved:
-        places[-1] = InHalves(loops[-1].symbol, loops[-1].size)
     return sum((at * stride for at, stride in zip(places, buffer.stride, strict=True)), sympy.S.Zero)
 
 

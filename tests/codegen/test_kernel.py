@@ -56,7 +56,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_e784282c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_90672346(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -89,25 +89,19 @@ def triton_mixorder_test_e784282c(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp19 = tmp4 * tmp18
         tl.store(out0_ptr + (y + 768*x), tmp19, ymask)
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
-    half = tl.arange(0, R0_BLOCK // 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws0_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws0_ptr + (half + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    tl.store(ws0_ptr + (half + 384 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws1_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws1_ptr + (half + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    tl.store(ws1_ptr + (half + 384 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
+    tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
+    tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
 
 
 @triton.jit
-def triton_mixorder_test_final_cb7a6576(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_test_final_4c617368(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
     SBLOCK: tl.constexpr = 512
     YBLOCK: tl.constexpr = 16
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
-    place = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    y = 4*(place // 384) + 8*(((place % 384)) // 4) + ((((place % 384)) % 4))
-    tmp0 = tl.load(ws0_ptr + (place + 768*s), eviction_policy='evict_first')
-    tmp1 = tl.load(ws1_ptr + (place + 768*s), eviction_policy='evict_first')
+    y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
+    tmp0 = tl.load(ws0_ptr + (y + 768*s), eviction_policy='evict_first')
+    tmp1 = tl.load(ws1_ptr + (y + 768*s), eviction_policy='evict_first')
     tmp2 = tl.sum(tmp0, 0)[None, :]
     tmp3 = tl.sum(tmp1, 0)[None, :]
     tl.store(out1_ptr + (y), tmp2)

@@ -17,7 +17,6 @@ from mixorder.ir.program import SPLIT_SYMBOL, AxisClass, Load, LoopProgram, Part
 from mixorder.ir.verify import Form, verify
 from mixorder.transform.column_blocks import BLOCK, check_divisible, in_blocks
 from mixorder.transform.in_place import reuse_in_place
-from mixorder.transform.interleave import spelled
 
 
 def product(rows: int, cols: int) -> LoopProgram:
@@ -57,11 +56,11 @@ for k in batch(3):
         %dy_1: f32 = load in1[128*k + 384*x + y]
         %mul: f32 = mul(%x_1, %dy_1)
         store out0[128*k + 384*x + y] = %mul
-        partial_accumulate ws0[128*k + 384*s + InHalves(y, 128)] add= %mul
+        partial_accumulate ws0[128*k + 384*s + y] add= %mul
 for k in batch(3):
   for y in column(128):
     for s in split(num_splits):
-      %sum_1.partial: f32 = load ws0[128*k + 384*s + InHalves(y, 128)]
+      %sum_1.partial: f32 = load ws0[128*k + 384*s + y]
     %sum_1: f32 = sum[s](%sum_1.partial)
     store out1[128*k + y] = %sum_1""",
         )
@@ -85,7 +84,7 @@ def test_every_element_is_where_it_was(dtype: Any) -> None:
             workspace = old.buffer.startswith("ws")
             for column in range(96):
                 block, y = divmod(column, width)
-                at = offsets(spelled(new.index), {"x": 3, "s": 2, "k": block, "y": y})
+                at = offsets(new.index, {"x": 3, "s": 2, "k": block, "y": y})
                 if workspace:
                     places.setdefault(f"{type(new)}", set()).add(at - 2 * 96)
                 else:

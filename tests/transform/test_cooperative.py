@@ -28,7 +28,6 @@ from mixorder.ir.program import (
 )
 from mixorder.ir.verify import Form, verify
 from mixorder.transform.cooperative import check_shareable, slots_of
-from mixorder.transform.interleave import in_order
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -228,7 +227,7 @@ def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
 def test_the_finalisation_and_what_runs_once_stay_as_they_are() -> None:
     program = PROGRAMS["layer"]()
     again = shared(program)
-    assert again.nests[1:] == in_order(program).nests[1:]
+    assert again.nests[1:] == program.nests[1:]
     assert again.nests[0].preamble == program.nests[0].preamble != ()
 
 
