@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .options import Options, misspelt, register, source_hash
 
 if TYPE_CHECKING:
-    from torch.fx import Graph
+    from torch.fx import Graph, Node
 
     from .inductor.hooks import MixOrderPass, Plugin
     from .record import RegionRecord
@@ -49,7 +49,7 @@ def plugin() -> Plugin:
     """The functions that the hooks call."""
     from .inductor.hooks import Plugin
 
-    return Plugin(Options.current, _identity, _round, _run, _given_back, _interpreted_assembly)
+    return Plugin(Options.current, _identity, _round, _run, _loses_order, _given_back, _interpreted_assembly)
 
 
 def graph_pass() -> MixOrderPass:
@@ -90,13 +90,16 @@ def _round(graph: Graph, settings: Options) -> bool:
     return pipeline.round_compared(graph, settings)
 
 
-def _run(graph: Graph, settings: Options) -> tuple[list[RegionRecord], bool]:
+def _run(graph: Graph, settings: Options) -> list[RegionRecord]:
     import mixorder.pipeline as pipeline
 
-    from .region.effects import may_be_reordered
+    return pipeline.run(graph, settings)
 
-    fused = pipeline.run(graph, settings)
-    return fused, bool(fused) and may_be_reordered(graph)
+
+def _loses_order(node: Node) -> bool:
+    from .region.effects import loses_order
+
+    return loses_order(node)
 
 
 def _given_back(regions: list[RegionRecord], error: Exception) -> None:

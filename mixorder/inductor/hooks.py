@@ -19,7 +19,18 @@ import torch._inductor.config as config
 import torch.fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import allocation, graphs, launch_options, mix_order, mutation_cache, padding, stock, tiling, versions
+from . import (
+    allocation,
+    effect_order,
+    graphs,
+    launch_options,
+    mix_order,
+    mutation_cache,
+    padding,
+    stock,
+    tiling,
+    versions,
+)
 from .config import without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
@@ -47,16 +58,17 @@ class Plugin:
 
     `settings`: returns the current options. `identity`: returns everything that the pass's results depend on
     besides the graph; it can be pickled. `round`: marks what has to round as eager does in a joint graph, and
-    returns whether there is any. `run`: changes a graph in place; returns the records of fused regions, and
-    whether Inductor may now launch effects in another order. `given_back`: gets the records and the error if
-    the graph is compiled without its regions. `assembly`: the result of a piece of inline assembly on NumPy
-    arrays; None if unknown.
+    returns whether there is any. `run`: changes a graph in place; returns the records of fused regions.
+    `loses_order`: whether a node has an effect that Inductor may run in another order than the graph's.
+    `given_back`: gets the records and the error if the graph is compiled without its regions. `assembly`: the
+    result of a piece of inline assembly on NumPy arrays; None if unknown.
     """
 
     settings: Callable[[], Any]
     identity: Callable[[], Any]
     round: Callable[[torch.fx.Graph, Any], bool]
-    run: Callable[[torch.fx.Graph, Any], tuple[list[Any], bool]]
+    run: Callable[[torch.fx.Graph, Any], list[Any]]
+    loses_order: Callable[[torch.fx.Node], bool]
     given_back: Callable[[list[Any], Exception], None]
     assembly: Callable[[str, list[Any]], list[Any] | None]
 
@@ -70,12 +82,8 @@ class MixOrderPass(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         settings: Settings = self.plugin.settings()
-        fused, may_lose_order = self.plugin.run(graph, settings)
+        fused = self.plugin.run(graph, settings)
         self.fused += fused
-        if may_lose_order:
-            # H200, torch 2.11: in a graph with a region and three effects, Inductor launched the last effect
-            # first to save memory. Without the region it did not. The caller restores the setting.
-            config.reorder_for_peak_memory = False
         if fused and settings.interpret and not _runs_kernels(graph):
             raise RuntimeError(_HOW_TO_INTERPRET)
 
@@ -144,6 +152,7 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         from torch._inductor.codegen import wrapper
 
         allocation.allocate_late(memory)
+        effect_order.keep(lowering, plugin.loses_order)
         padding.look_through_launches(lowering)
         tiling.see_our_results(tiling_utils)
         launch_options.define(wrapper)
@@ -151,7 +160,6 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         ours, untouched = MixOrderPass(plugin), Untouched(gm)
         passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
         patches = {"post_grad_custom_post_pass": passes}
-        patches["reorder_for_peak_memory"] = config.reorder_for_peak_memory  # the pass may change it
         try:
             with stock.replaced(patches), mix_order.kept_right(settings.strict):
                 return original(self, gm, *args, **kwargs)

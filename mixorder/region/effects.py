@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ..inductor.graphs import HigherOrderOperator, OpOverload
 
@@ -29,6 +29,7 @@ _PURE = frozenset(
         "inline_asm_elementwise",
     }
 )
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 # These may have effects, but in a functional graph they write none of their arguments.
 _FUNCTIONAL = frozenset(
     {
@@ -84,20 +85,18 @@ def _has_effect(target: object) -> bool:
     return False
 
 
-def may_be_reordered(graph: Graph) -> bool:
-    """Whether Inductor may launch two of a graph's effects in another order than the graph's.
+def loses_order(node: Node) -> bool:
+    """Whether Inductor may run an effect in another order relative to other effects than the graph's.
 
-    Inductor adds dependencies between writes and reads of the same memory, and between collectives. It adds
-    none for random operators (torch 2.11; from 2.13 on these form a chain) and for the registered effects of
-    custom operators. It may reorder custom operators without registered effects in any graph.
+    Inductor adds dependencies between writes and reads of the same memory, and between collectives, and moves
+    collectives on purpose.
     """
-    return sum(map(_is_free, graph.nodes)) > 1
-
-
-def _is_free(node: Node) -> bool:
-    if isinstance(node.target, HigherOrderOperator):
-        return has_effect(node)
-    return _is_random(node.target) and has_effect(node)
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        return has_effect(node) and target.name() != "triton_kernel_wrapper_mutation"
+    if not isinstance(target, OpOverload) or target.namespace in _COLLECTIVES:
+        return False
+    return has_effect(node) and (_is_random(target) or target.namespace not in _KNOWN)
 
 
 def between(first: Node, last: Node) -> Iterator[Node]:

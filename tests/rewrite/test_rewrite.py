@@ -266,24 +266,6 @@ def test_the_next_region_reads_what_the_one_before_has_not_rounded() -> None:
     assert [v.dtype for v in read if v.shape == (512, 1)] == [f32]
 
 
-@pytest.mark.parametrize("effects", [1, 2])
-def test_inductor_reorders_nothing_around_a_region_with_several_effects(
-    effects: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For less memory it would launch one before another. The setting is the compile's alone."""
-
-    def function(x: Any, dy: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx, *(torch.bernoulli(dw.sigmoid()) for _ in range(effects))
-
-    monkeypatch.setattr(install, "_runs_kernels", lambda _: True)
-    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
-    config = torch._inductor.config
-    with config.patch({**options.as_config(), "reorder_for_peak_memory": True}):
-        graph_pass()(traced(function, FULL, FULL))
-        assert config.reorder_for_peak_memory == (effects < 2)
-
-
 def test_a_size_is_computed_from_the_sizes_of_inputs() -> None:
     """Where no node has it: a window's padding, or the stride of a dim that may be empty."""
     graph = graphs.traced_rows(pair, FULL, FULL)

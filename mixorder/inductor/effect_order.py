@@ -1,0 +1,51 @@
+"""Has Inductor run the effects of a graph with our launches in the graph's order.
+
+Inductor orders kernels by what they read and write. Torch 2.11 adds no order to operators that draw random
+numbers. The registered effects of custom operators get one (torch 2.11 to 2.14), but under a name that the
+scheduler does not look up. So the order depends on which loops become one kernel, and on the order that takes
+least memory. A region changes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.fx import Node
+
+from .graphs import our_kernel
+from .wrapping import wrap
+
+# Of each graph with a launch of ours that is being lowered: the buffers of its effects so far.
+_earlier: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+
+
+def keep(module: ModuleType, loses_order: Callable[[Node], bool]) -> None:
+    """Wrap the method of `torch._inductor.graph` that lowers a node: what runs a node for which `loses_order`
+    holds waits for all such before it. Idempotent."""
+
+    def ordered(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+        def run_node(self: Any, node: Node) -> Any:
+            before = len(self.operations)
+            result = original(self, node)
+            if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
+                _wait(self, self.operations[before:])
+            return result
+
+        return run_node
+
+    wrap(module, "GraphLowering.run_node", ordered)
+
+
+def _wait(lowering: Any, made: list[Any]) -> None:
+    """Add what runs the node, among the operations that its lowering made, to the order. Loops compute its
+    operands. An operation may be removed where nothing reads it, so that a chain would not do."""
+    from torch._inductor.ir import ExternKernel, MultiOutput
+
+    earlier = _earlier.setdefault(lowering, [])
+    for one in made:
+        if isinstance(one, ExternKernel) and not isinstance(one, MultiOutput):
+            lowering.additional_buffer_deps[one.get_operation_name()].update(earlier)
+            earlier.append(one.get_outputs()[0].get_name())

@@ -1,0 +1,91 @@
+"""The order of effects in Inductor's code of a graph with a region, without a GPU.
+
+The code is written in a process of its own, where a stand-in for the GPU driver is active, and kernels do
+nothing.
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import functools, torch, triton
+from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.graph import GraphLowering
+from triton.backends.compiler import GPUTarget
+
+class Driver:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_benchmarker(self):
+        return None
+
+class Nothing:
+    def __call__(self, *args, **kwargs):
+        pass
+    run = __call__
+
+@torch.library.custom_op("order::registered", mutates_args=())
+def registered(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+registered.register_fake(torch.empty_like)
+registered.register_effect(torch.library.EffectType.ORDERED)
+
+@torch.library.custom_op("order::unregistered", mutates_args=())
+def unregistered(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+unregistered.register_fake(torch.empty_like)
+
+def program(effect, x, p, q):
+    early = q.sin()
+    first, second = effect(p), effect(q)
+    # The two loops over q become one kernel, for which the second effect has to be done.
+    return early, early * second, first, (x * x.cos()).sum(1, keepdim=True), (x * x.cos()).sum(0)
+
+def print_code(graph, codegen=GraphLowering.codegen):
+    code, lines = codegen(graph)
+    print(code.value)
+    return code, lines
+
+GraphLowering.codegen = print_code
+AsyncCompile.cpp_pybinding = AsyncCompile.triton = lambda *_, **__: Nothing()
+triton.runtime.driver.set_active(Driver())
+ours = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+inputs = torch.rand(64, 128), torch.rand(64, 64), torch.rand(80, 96)
+for effect in (torch.bernoulli, registered, unregistered):
+    print("# program")
+    torch._dynamo.reset()
+    # Torch 2.11 reorders random operators of an inference graph before our pass sees it.
+    with config.patch(fallback_random=True, reorder_for_locality=False):
+        torch.compile(functools.partial(program, effect), options=ours)(*inputs)
+"""
+
+
+@functools.cache
+def codes() -> list[str]:
+    """The code of a program with each kind of effect."""
+    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, **caches_off},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split("# program")[1:]
+
+
+@pytest.mark.parametrize("kind", ["random", "registered", "unregistered"])
+def test_effects_run_in_the_order_of_the_graph(kind: str) -> None:
+    """Which loops become one kernel had decided it, and with a region these are others."""
+    code = codes()[["random", "registered", "unregistered"].index(kind)]
+    assert "triton_mixorder_" in code
+    call = r"= torch\.ops\.(?:aten\.rand|order\.\w+)\.default.*?assert_size_stride\(\w+, \((\d+, \d+)\)"
+    made = re.findall(call, code, re.DOTALL)
+    assert made == ["64, 64", "80, 96"]
