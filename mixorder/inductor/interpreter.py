@@ -128,36 +128,36 @@ def _map_inline_asm(assembly: Assembly) -> None:
 
 @functools.cache
 def _round_as_a_gpu() -> None:
-    """Round float32 to the nearest bfloat16 or fp8 (triton 3.7), what is beyond the range of fp8 to the
-    largest number, as GPUs with instructions for fp8 do. The interpreter truncates to bfloat16, and loses the
-    carry where rounding to fp8 reaches the next power of two. It has no cast between fp8 and float64, and
-    gives other values for subnormal bfloat16."""
+    """Cast between bfloat16 or fp8 and other floats as torch does, but what is beyond the range of fp8 to the
+    largest number, as GPUs with instructions for fp8 do. The interpreter (triton 3.7) truncates to bfloat16,
+    and loses the carry where rounding to fp8 reaches the next power of two. It reads NaN and infinity of fp8
+    as numbers, has no cast between fp8 and float64, and gives other values for subnormal bfloat16."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     narrow = {
-        tl.bfloat16: (torch.bfloat16, torch.uint16),
-        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
-        tl.float8e5: (torch.float8_e5m2, torch.uint8),
+        tl.bfloat16: torch.bfloat16,
+        tl.float8e4nv: torch.float8_e4m3fn,
+        tl.float8e5: torch.float8_e5m2,
     }
+    floats = {**narrow, tl.float16: torch.float16, tl.float32: torch.float32, tl.float64: torch.float64}
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
-            target = dst_type.scalar
-            if src.dtype.scalar == tl.bfloat16 and target == tl.float32:
-                wide = numpy.array(src.data).astype(numpy.uint32) << numpy.uint32(16)
-                return TensorHandle(wide.view(numpy.float32), target)
-            if src.dtype.scalar in narrow and target == tl.float64:
-                return TensorHandle(original(self, src, tl.float32, *mode).data.astype(numpy.float64), target)
-            if src.dtype.scalar not in (tl.float32, tl.float64) or target not in narrow:
+            source, target = src.dtype.scalar, dst_type.scalar
+            if not {source, target} & {*narrow} or not {source, target} <= {*floats}:
                 return original(self, src, dst_type, *mode)
-            dtype, bits = narrow[target]
             values = torch.from_numpy(numpy.array(src.data))
+            if source in narrow:
+                values = values.view(narrow[source]).to(torch.float32)
+            dtype = floats[target]
             if dtype.itemsize == 1:  # clamp keeps NaN
                 values = values.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-            rounded = values.to(dtype).view(bits)
-            return TensorHandle(rounded.numpy(), target)
+            values = values.to(dtype)
+            if target in narrow:
+                values = values.view(torch.uint8 if dtype.itemsize == 1 else torch.uint16)
+            return TensorHandle(values.numpy(), target)
 
         return cast
 
