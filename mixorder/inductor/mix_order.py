@@ -131,8 +131,10 @@ def _is_right(total: Any) -> bool:
         return False
     if sum(size != 1 for size in layout.size) > 1 and not _runs_in_order(total):
         return False
-    has_shape = versions.keeps_shape() or list(layout.size) == [_sizes(total)[0]]
-    return has_shape or not _is_used_as_it_is(total, result)
+    if versions.keeps_shape() or list(layout.size) == [_sizes(total)[0]]:
+        return True
+    V.graph.never_reuse_buffers.add(result.get_name())  # what takes its memory would take its shape
+    return not _is_used_as_it_is(total, result)
 
 
 def _runs_in_order(total: Any) -> bool:

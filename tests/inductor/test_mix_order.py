@@ -110,6 +110,13 @@ def test_178080_results_without_their_shape_are_not_fused(name: str) -> None:
     assert is_mixed(codes["keepdim, viewed"]["old"]) and is_mixed(codes["plain"]["old"])
 
 
+def test_178080_no_other_result_takes_the_memory_of_one_without_its_shape() -> None:
+    """Where Inductor reuses memory for a tensor of the same shape, it takes the tensor as it is."""
+    code = found()["keepdim, divided"]["old"]
+    (total,) = re.findall(r"^ +(\w+) = workspace_0\[", code, re.MULTILINE)
+    assert is_mixed(code) and f"= {total}; del {total}" not in code
+
+
 def test_176375_sizes_that_are_misprinted_are_not_fused() -> None:
     """With the code of an older torch: `2 * s0 + s1` for `2 * (s0 + s1)`."""
     assert not is_mixed(found()["s0 + s1"]["old"])
