@@ -38,6 +38,19 @@ def how(
     return {"backend": compile_for_interpreter(chosen)}
 
 
+def by_node(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A backend: the graph of which Inductor makes kernels, run node by node."""
+    from mixorder.inductor import frontend
+
+    def inner_compile(gm: GraphModule, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+        with frontend.faking(inputs):
+            frontend.with_graphs_inside(gm, is_inference=bool(given.get("is_inference", False)))
+        gm.recompile()
+        return frontend.run_by_node(gm)
+
+    return frontend.compile_with(inner_compile, gm, inputs)  # type: ignore[no-any-return]
+
+
 def inductor(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compiles functions with options of Inductor, each for the sizes of its inputs."""
 

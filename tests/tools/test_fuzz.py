@@ -19,6 +19,7 @@ from lab.pool import Broken, Pool
 from lab.smaller import smaller
 from support import differential, effects
 from support.comparison import Difference, compare
+from support.compilers import by_node
 from support.differential import Outcome, function_of
 from support.discrete import FP8, INTS
 from support.inputs import Example, laid_out, poison
@@ -139,6 +140,20 @@ def test_comparison_of_forms() -> None:
         compare(PLAIN, padded, [mine, mine], exact, strides=True)
 
 
+def test_a_form_may_be_that_of_any_of_the_others() -> None:
+    """Inductor gives bools for `any` of bytes, and torch 2.11 loses dims of size 1 that a sum keeps."""
+    eager = torch.tensor([[1, 0, 1]], dtype=torch.uint8)
+    for stock in (eager.bool(), eager[0]):
+        for mine in (eager, stock):
+            compare(PLAIN, [mine], [[stock], [eager]], [eager], letters=["b"])
+            with pytest.raises(Difference, match="3 in all"):
+                compare(PLAIN, [1 - mine.byte()], [[stock], [eager]], [eager], letters=["b"])
+    with pytest.raises(Difference, match="float32"):
+        compare(PLAIN, [eager.float()], [[eager.bool()], [eager]], [eager], letters=["b"])
+    with pytest.raises(Difference, match=r"\(1,\)"):
+        compare(PLAIN, [eager[0, :1]], [[eager[0, :1]], [eager]], [eager], letters=["b"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.bfloat16, torch.float32, torch.float64])
 def test_elements_are_poisoned_and_what_lies_between_is_large(dtype: torch.dtype) -> None:
     place = poison(torch.empty_strided((3, 2, 5), (1, 24, 4), dtype=dtype))
@@ -181,6 +196,8 @@ def test_a_truth_value_is_0_or_1_in_memory() -> None:
     assert difference(PLAIN, odd, torch.tensor([True, True]), "b") == "bytes"
     assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, False]), "b") is None
     assert difference(PLAIN, torch.tensor([True, False]), torch.tensor([True, True]), "b") == "values"
+    right = torch.tensor([True, True])
+    compare(PLAIN, [odd], [[odd], [right]], [right], letters=["b"])  # stock's are odd, too
 
 
 def test_sums_in_float64_are_not_those_of_the_program() -> None:
@@ -310,6 +327,32 @@ def test_crashes_are_told_apart_by_what_was_raised() -> None:
         for m in (first, first.replace("region0", "region7"), other)
     ]
     assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
+
+
+@pytest.mark.parametrize("ours", ["its graph's", "apart", "its own"])
+def test_a_fault_of_inductor_that_stock_hides_is_not_held_against_mixorder(
+    monkeypatch: pytest.MonkeyPatch, ours: str
+) -> None:
+    """In torch's graph of this program, 0.0 and -0.0 are one constant."""
+    steps, outputs = (*PLAIN.steps, Step("v1", "sign_of_zero", ("x",))), (*PLAIN.outputs, ("v1", "plain"))
+    program = dataclasses.replace(PLAIN, steps=steps, outputs=outputs, backward=True)
+    trial = differential._Trial(program, "cpu")
+    compiled = differential._Trial.compiled
+
+    def chosen(self: Any, options: dict[str, Any], times: int = 1) -> list[Any]:
+        if "backend" in options:
+            return compiled(self, options, times)
+        right = trial.eager()
+        wrong = [[*right[0][:-1], ~right[0][-1]]]
+        if options == differential.APART and ours == "apart":
+            return wrong
+        if options["mixorder"]:
+            return compiled(self, {"backend": by_node}) if ours == "its graph's" else wrong
+        return right
+
+    monkeypatch.setattr(differential._Trial, "compiled", chosen)
+    outcome = differential._compared(trial, ask_stock=True)
+    assert (outcome.status, outcome.kind) == ("failed" if ours == "its own" else "torch", "values")
 
 
 @pytest.mark.parametrize("whole", ["the same", "other bits", "crash"])
