@@ -4,7 +4,7 @@
 from the region to its loops and their schedule. Before regions are looked for, sizes are taken from the
 graph's inputs, and some nodes are spelled as reductions. Those that no region takes are spelled as before at
 the end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
-leaves it to Inductor as it was. `round_compared` sees forward and backward before they are divided.
+leaves it to Inductor as it was. `mark_joint` sees forward and backward before they are divided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .inductor.config import emulates_precision_casts
-from .inductor.graphs import round_as_eager
+from .inductor.graphs import round_as_eager, save_for_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form
@@ -39,6 +39,7 @@ from .planning import (
     with_contiguous,
 )
 from .record import RegionRecord
+from .region.checkpointed import readers_in_half_precision, small_sums
 from .region.comparisons import roundings
 from .region.find import RegionSearch, find_regions, next_region
 from .region.layouts import is_joined
@@ -88,20 +89,28 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
             _or_warn(runner, spelling.end)
 
 
-def round_compared(graph: Graph, options: Options) -> bool:
-    """Mark what has to round as eager does in a graph that compares versions of one value in half precision.
-    Returns whether there is any. Raises only in strict mode."""
-    found = list[Node]()
+def mark_joint(graph: Graph, options: Options) -> bool:
+    """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
+    it compares round as eager does, and small sums are not computed again. Returns whether nodes have other
+    names then. Raises only in strict mode."""
+    rounding = list[Node]()
 
-    def mark() -> None:
-        found.extend(roundings(graph))
+    def compared() -> None:
+        rounding.extend(roundings(graph))
+
+    def saved() -> None:
+        found = small_sums(graph)
+        rounding.extend(reader for node in found for reader in readers_in_half_precision(node))
         for node in found:
-            round_as_eager(node)
+            save_for_backward(node)
 
     if has_usable_device(graph, options.interpret):
         runner = Runner(options, Dump(""), {})
-        _or_warn(runner, functools.partial(runner.step, "round", mark))
-    return bool(found)
+        for stage, mark in (("round", compared), ("save", saved)):
+            _or_warn(runner, functools.partial(runner.step, stage, mark))
+    for node in rounding:
+        round_as_eager(node)
+    return bool(rounding)
 
 
 def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:

@@ -49,7 +49,7 @@ def plugin() -> Plugin:
     """The functions that the hooks call."""
     from .inductor.hooks import Plugin
 
-    return Plugin(Options.current, _identity, _round, _run, _loses_order, _given_back, _interpreted_assembly)
+    return Plugin(Options.current, _identity, _mark, _run, _loses_order, _given_back, _interpreted_assembly)
 
 
 def graph_pass() -> MixOrderPass:
@@ -84,10 +84,10 @@ def _identity() -> tuple[str, tuple[Any, ...]]:
     return source_hash(), Options.current().as_tuple()
 
 
-def _round(graph: Graph, settings: Options) -> bool:
+def _mark(graph: Graph, settings: Options) -> bool:
     import mixorder.pipeline as pipeline
 
-    return pipeline.round_compared(graph, settings)
+    return pipeline.mark_joint(graph, settings)
 
 
 def _run(graph: Graph, settings: Options) -> list[RegionRecord]:

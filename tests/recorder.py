@@ -32,7 +32,7 @@ def recorded() -> Iterator[Recorder]:
         return []
 
     pipeline.run = run  # type: ignore[attr-defined]
-    pipeline.round_compared = lambda graph, options: False  # type: ignore[attr-defined]
+    pipeline.mark_joint = lambda graph, options: False  # type: ignore[attr-defined]
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "mixorder.pipeline", pipeline)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from graphs import bf16, f32, f64, pair, traced
 from torch._dynamo.utils import counters
-from torch.fx import Graph
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline, runner
 from mixorder.errors import MixorderError
@@ -261,7 +262,7 @@ def of_largest(x: Any, w: Any) -> Any:
 def marks(options: Options) -> list[bool]:
     """Whether each node of a graph that compares is marked to round."""
     graph = traced(of_largest, *[((512, 256), bf16)] * 2)
-    assert pipeline.round_compared(graph, options) == any("rounded" in n.name for n in graph.nodes)
+    assert pipeline.mark_joint(graph, options) == any("rounded" in n.name for n in graph.nodes)
     return ["rounded" in n.name for n in graph.nodes if n.op == "call_function"]
 
 
@@ -279,6 +280,32 @@ def test_a_failure_to_mark_leaves_the_graph_and_warns(monkeypatch: pytest.Monkey
         assert not any(marks(LENIENT))
     with pytest.raises(MixorderError, match="failed in stage 'round'"):
         marks(STRICT)
+
+
+def policies(options: Options) -> list[CheckpointPolicy]:
+    """Of the nodes of a checkpointed norm, once it is marked."""
+    graph = traced(lambda x: torch.layer_norm(x, x.shape[1:]), ((512, 256), f32))
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    for node in nodes:
+        node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    assert not pipeline.mark_joint(graph, options)
+    return [node.meta["recompute"] for node in nodes]
+
+
+def test_sums_are_saved_on_devices_of_ours() -> None:
+    assert policies(STRICT).count(CheckpointPolicy.MUST_SAVE) == 3  # a pair and its two results
+    assert CheckpointPolicy.MUST_SAVE not in policies(dataclasses.replace(STRICT, interpret=False))
+
+
+def test_a_failure_to_save_sums_leaves_the_graph_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(node: Node) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline, "readers_in_half_precision", fails)
+    with pytest.warns(UserWarning, match="failed in stage 'save'"):
+        assert CheckpointPolicy.MUST_SAVE not in policies(LENIENT)
+    with pytest.raises(MixorderError, match="failed in stage 'save'"):
+        policies(STRICT)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])

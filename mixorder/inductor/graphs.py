@@ -15,6 +15,7 @@ from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.inductor_prims import prepare_softmax_online
 from torch._library.utils import get_layout_constraint_tag
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils.checkpoint import CheckpointPolicy
 
 from . import mutation_cache
 
@@ -28,6 +29,9 @@ __all__ = [
 
 ROUNDED = "low_precision_pointwise_barrier"
 """Metadata of a node whose operands and result Inductor rounds. `emulate_precision_casts` sets it for all."""
+
+RECOMPUTE = "recompute"
+"""Metadata of a node in a joint graph: its policy of activation checkpointing."""
 
 
 @functools.cache
@@ -103,6 +107,19 @@ def round_as_eager(node: torch.fx.Node) -> None:
     if not node.meta.get(ROUNDED):
         node.meta[ROUNDED] = True
         node._rename(f"{node.name}_rounded")
+
+
+def may_be_saved(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph is checkpointed, and torch.compile may save its result all the same:
+    a policy of `MUST_RECOMPUTE` forbids that."""
+    return node.meta.get(RECOMPUTE) is CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def save_for_backward(node: torch.fx.Node) -> None:
+    """Let the partitioner of a joint graph save what a node gives, instead of computing it again."""
+    several = isinstance(node.meta.get("val"), tuple)
+    for one in (node, *(node.users if several else ())):
+        one.meta[RECOMPUTE] = CheckpointPolicy.MUST_SAVE
 
 
 def launch_arguments(

@@ -57,16 +57,17 @@ class Plugin:
     """The functions that the hooks call.
 
     `settings`: returns the current options. `identity`: returns everything that the pass's results depend on
-    besides the graph; it can be pickled. `round`: marks what has to round as eager does in a joint graph, and
-    returns whether there is any. `run`: changes a graph in place; returns the records of fused regions.
-    `loses_order`: whether a node has an effect that Inductor may run in another order than the graph's.
+    besides the graph; it can be pickled. `mark`: marks in a joint graph what its forward and its backward
+    have to agree on, and returns whether nodes have other names then. `run`: changes a graph in place;
+    returns the records of fused regions. `loses_order`: whether a node has an effect that Inductor may run in
+    another order than the graph's.
     `given_back`: gets the records and the error if the graph is compiled without its regions. `assembly`: the
     result of a piece of inline assembly on NumPy arrays; None if unknown.
     """
 
     settings: Callable[[], Any]
     identity: Callable[[], Any]
-    round: Callable[[torch.fx.Graph, Any], bool]
+    mark: Callable[[torch.fx.Graph, Any], bool]
     run: Callable[[torch.fx.Graph, Any], list[Any]]
     loses_order: Callable[[torch.fx.Node], bool]
     given_back: Callable[[list[Any], Exception], None]
@@ -131,7 +132,7 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
     for path, wrapper_of in (
         ("_InProcessFxCompile.codegen_and_compile", _with_our_pass),
         ("compile_fx", _keep_options_for_backward),
-        ("_recursive_joint_graph_passes", _with_roundings),
+        ("_recursive_joint_graph_passes", _with_marks),
     ):
         if not wrap(module, path, functools.partial(wrapper_of, plugin)):
             log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
@@ -174,14 +175,14 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
     return codegen_and_compile
 
 
-def _with_roundings(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a graph compares versions of one value, forward and backward have to round it alike. Only here
-    are both in one graph: a mark on a node is copied into each."""
+def _with_marks(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark what forward and backward have to agree on. Only here are both in one graph: a mark on a node is
+    copied into each, and the partitioner follows marks of what is to be saved."""
 
     def joint_graph_passes(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         result: torch.fx.GraphModule = original(gm, *args, **kwargs)
         settings: Settings = plugin.settings()
-        if settings.enabled and not _stays_off() and plugin.round(result.graph, settings):
+        if settings.enabled and not _stays_off() and plugin.mark(result.graph, settings):
             result.recompile()
         return result
 

@@ -1,0 +1,68 @@
+"""Sums of a checkpointed forward that its backward should read instead of computing them again.
+
+The last bits of a sum depend on the order of its elements, and a region adds up in another order than
+Inductor's kernel in the forward. All that follows from the sum would have other bits than it had there: a
+router that picks the largest elements may then pick others than in the forward.
+
+Takes nodes of a joint graph, answers questions, changes nothing.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from ..inductor.graphs import may_be_saved
+from .nodes import float_bytes, is_pair, is_pointwise, is_view, reduction_kind, stated_by
+from .spans import bytes_of
+
+SHARE = 64  # of this many bytes that checkpointing frees, saved sums take back one at most
+
+
+def small_sums(graph: Graph) -> list[Node]:
+    """The operators that give such sums, the smallest first, as many as take few bytes.
+
+    Their bytes are compared with those of all tensors that the backward would compute again."""
+    again = [n for n in graph.nodes if may_be_saved(n)]
+    room = sum(bytes_of(n) for n in again if not is_view(n)) // SHARE
+    found = list[Node]()
+    for node in sorted(filter(_gives_sums, again), key=_bytes_saved):
+        room -= _bytes_saved(node)
+        if room < 0:
+            break
+        found.append(node)
+    return found
+
+
+def readers_in_half_precision(node: Node) -> list[Node]:
+    """Of an operator that gives sums in half precision, the pointwise nodes that read them. The forward has
+    such a sum unrounded where it is computed, and the backward reads it rounded."""
+    halves = (one for one in _results(node) if float_bytes(one) == 2)
+    return [reader for one in halves for reader in _readers(one) if is_pointwise(reader)]
+
+
+def _gives_sums(node: Node) -> bool:
+    """Whether a node is an operator whose results are such sums."""
+    results = _results(node) if stated_by(node) is node else []
+    return bool(results) and all(map(_is_sum, results))
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a node adds up or multiplies floating-point numbers, and whatever reads the result in half
+    precision can round it."""
+    kind, size = reduction_kind(node), float_bytes(node)
+    if kind is None or kind.selects or kind.of_truth or not size:
+        return False
+    return size > 2 or all(is_pointwise(r) or r.op == "output" for r in _readers(node))
+
+
+def _results(node: Node) -> list[Node]:
+    return list(node.users) if is_pair(node) else [node]
+
+
+def _readers(node: Node) -> list[Node]:
+    """The users of a tensor and of its views."""
+    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
+
+
+def _bytes_saved(node: Node) -> int:
+    return sum(map(bytes_of, _results(node)))
