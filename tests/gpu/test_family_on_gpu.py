@@ -10,10 +10,9 @@ from support.compilers import OURS, STOCK, inductor
 
 pytestmark = pytest.mark.gpu
 
-# Alone in their graph, all or a part of these would raise its peak of memory.
+# Alone in its graph, a part of this would raise its peak of memory.
 OF_MEMORY = {
     "gradient with two readers": ([("4113x760", 1, 2)], []),
-    "checkpointed BitLinear, prenorm": ([], ["memory"]),
 }
 
 
