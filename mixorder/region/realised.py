@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ..inductor.config import realize_threshold
 from .gathers import COPIES, SPLITS, VIEWS
-from .nodes import fake, is_constant, is_pointwise, is_view, operands, reduction_kind, unviewed
+from .nodes import is_constant, is_pointwise, is_view, operands, reduction_kind, shape_of, unviewed
 
 aten = torch.ops.aten
 
@@ -57,12 +57,18 @@ def realised(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _is_stored(node: Node, made: _Made) -> bool:
-    reads = sum(1 for read in made.reads if (val := fake(read)) is None or val.numel() != 1)
+    reads = sum(not _is_one_number(read) for read in made.reads)
     large = len(made.operations) > realize_threshold("opcount")
     shared = reads > realize_threshold("reads") or any(map(_needs_memory, node.users))
     if len(node.users) > 1 and (large or shared):
         return True
     return reads > 1 and (large or reads > realize_threshold("acc_reads"))
+
+
+def _is_one_number(node: Node) -> bool:
+    """Whether a tensor has one element for all sizes. Asking torch would add a guard on these."""
+    shape = shape_of(node)
+    return shape is not None and all(n == 1 for n in shape)
 
 
 def _needs_memory(user: Node) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced
+from graphs import bf16, f32, traced, traced_rows
+from support.effects import guards
+from torch.fx.experimental import _config as symbolic
 
 from mixorder.inductor.config import patched, realize_threshold
 from mixorder.region.realised import realised
@@ -53,6 +55,15 @@ def test_inductors_options_are_asked(option: str, tensors: int) -> None:
     assert stored(function, tensors) == []
     with patched({f"realize_{option}_threshold": 2}):
         assert stored(function, tensors)
+
+
+def test_a_size_that_may_be_one_gets_no_guard() -> None:
+    """With one, Inductor compiles what is left alone in another way (torch 2.11: not at all)."""
+    with symbolic.patch(backed_size_oblivious=True):
+        graph = traced_rows(lambda x, r: (x + r).sum(0), ((48, 64), f32), ((48, 1), f32))
+        before = guards(graph)
+        realised(graph.nodes)
+    assert guards(graph) == before
 
 
 def test_what_takes_many_operations_is_stored() -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
 from mixorder import pipeline
@@ -91,6 +92,12 @@ def sequence(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes if node.op == "call_function" and _does_something(node)]
 
 
+def guards(graph: Graph) -> list[str]:
+    """What holds of the symbolic sizes of a graph's tensors."""
+    mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    return [] if mode is None or mode.shape_env is None else [str(g.expr) for g in mode.shape_env.guards]
+
+
 def _does_something(node: Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -106,13 +113,14 @@ def _does_something(node: Node) -> bool:
 
 @contextlib.contextmanager
 def watched(moved: list[str]) -> Iterator[None]:
-    """Adds to `moved` a line for each graph in which mixorder's pass changes the order of effects."""
+    """Adds to `moved` a line for each graph in which mixorder's pass changes the order of effects, or adds
+    guards on sizes: with these, Inductor compiles what is not fused in another way as well."""
     run: Callable[..., Any] = pipeline.run
 
     def compared(graph: Graph, *args: Any, **kwargs: Any) -> Any:
-        before = sequence(graph)
+        before = sequence(graph), guards(graph)
         result = run(graph, *args, **kwargs)
-        if (after := sequence(graph)) != before:
+        if (after := (sequence(graph), guards(graph))) != before:
             moved.append(f"{before} became {after}")
         return result
 
