@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 
 from ..inductor.printing import texpr
+from ..ir.hardware import ACCESS, WARP
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulate, Store
-from ..schedule.device import H200
 from ..schedule.schedule import Schedule
 from .prefetch import Prefetch
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
-
-ACCESS = 16  # bytes of a thread's widest access
 
 
 def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
@@ -85,7 +83,7 @@ def _has_rows(writer: Writer, schedule: Schedule) -> bool:
     accesses = (s for s in writer.nest.body if isinstance(s, Load | Store))
     moved = [s.buffer for s in accesses if full <= s.index.free_symbols]
     item = min((writer.program.buffer(name).dtype.itemsize for name in moved), default=1)
-    threads = schedule.tile.num_warps * H200.warp_size
+    threads = schedule.tile.num_warps * WARP
     return schedule.tile.xblock > 1 and threads * ACCESS <= schedule.chunk * item
 
 

@@ -18,6 +18,7 @@ import torch
 
 from ..inductor.printing import offset_text, triton_compute_type
 from ..ir.dtypes import computed_in
+from ..ir.hardware import WARP
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
@@ -34,7 +35,6 @@ from ..ir.program import (
     operands,
 )
 from ..ir.reductions import ReductionKind
-from ..schedule.device import H200
 from ..schedule.rows_ahead import Groups, columns_at_once, groups_of, row_axes_of
 from ..schedule.schedule import Schedule
 from ..transform.cooperative import MAILBOX
@@ -365,7 +365,7 @@ class _TileWriter(TileAccesses):
     def find_turned_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory
         (`turned`), or in both orders (`both`)."""
-        threads = H200.warp_size * self.schedule.tile.num_warps
+        threads = WARP * self.schedule.tile.num_warps
         many = math.prod(self.schedule.extents) > MOST * threads
         if self.rows is None or self.extents[self.rows] % WORD or many:
             return

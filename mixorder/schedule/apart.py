@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from ..inductor.config import fuses_both_orders
+from ..ir.hardware import ACCESS
 from ..ir.program import (
     AxisClass,
     Load,
@@ -32,7 +33,7 @@ from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
 from .realised import as_stored, with_pieces
 from .schedule import next_power_of_2
-from .work import ACCESS, Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
+from .work import Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
 MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10

@@ -67,10 +67,8 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device
 
 
 def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
-    threads = 32 * schedule.tile.num_warps
-    elements = max(1, schedule.tile.xblock * schedule.r0_block // threads)
-    own = max(1, schedule.tile.xblock * schedule.chunk // threads)
-    access = own * max(LEAST_ITEM, facts.item_bytes)
+    elements = schedule.per_thread(schedule.r0_block)
+    access = schedule.per_thread(schedule.chunk) * max(LEAST_ITEM, facts.item_bytes)
     if schedule.chunks > 1 and access < CHUNK_ACCESS and schedule.tile.num_stages > 1:
         return False
     if (facts.both_ways or schedule.chunks > 1) and schedule.tile.xblock > CHUNKED_ROWS:

@@ -19,17 +19,19 @@ import math
 from collections.abc import Iterator
 
 from ..errors import Decline, DeclineReason, TooWide
+from ..ir.hardware import WARP
 from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, Facts
 from .finalisation import final
+from .limits import MAX_STAGES
 from .persistent import MAX_COLS
 from .schedule import Schedule, Tile
 
 WARPS_PER_SM = 8
 PER_THREAD = 32  # elements of a tile, at most
-MAX_PARTS = 32  # a slot for each lane of a warp
-MAX_STAGES = 4
+MAX_PARTS = WARP  # a slot for each lane of a warp
+MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
 SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts are powers of two
 TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
 MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
@@ -88,7 +90,7 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
     """Schedules with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Schedule]] = []
     for xblock, per_sm, few in _layouts(facts, constants):
-        tile = Tile(xblock, WARPS_PER_SM // per_sm, MAX_STAGES)
+        tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
         if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
@@ -122,7 +124,7 @@ def _depth(facts: Facts, tile: Tile, r0_block: int, constants: Constants) -> int
 
 def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
     """Estimated registers of a thread; within 25 of what ptxas takes for the norms."""
-    per_thread = tile.xblock * r0_block / (tile.num_warps * 32)
+    per_thread = tile.xblock * r0_block / (tile.num_warps * WARP)
     words = (
         TRANSIENT_WORDS
         + math.ceil(_late(facts) / 4)
@@ -162,7 +164,7 @@ def _schedule(
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
     staged = per_sm * tile.xblock * r0_block * facts.staged_bytes
-    pays = MAX_STAGES if tile.xblock * parts >= constants.records_for_4_stages else MAX_STAGES - 1
+    pays = MOST_STAGES - (tile.xblock * parts < constants.records_for_4_stages)
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.period) * facts.period

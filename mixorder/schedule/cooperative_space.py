@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from ..ir.hardware import MAX_WARPS
 from .cooperative import SPILLED_REGISTERS, registers_of
 from .device import DeviceInfo
 from .facts import Facts
@@ -38,9 +39,7 @@ class CooperativeSpace:
         return tuple(s for s in dict.fromkeys(found) if s != schedule and self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each of `PARTS` from the fastest schedule that changes only this part."""
-        result = combined_from(PARTS, times, around)
-        return result if self.legal(result) else around
+        return combined_from(self, PARTS, times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         """Whether the kernels are correct and fit the device."""
@@ -60,5 +59,5 @@ class CooperativeSpace:
             and is_power_of_2(schedule.final_block)
             and is_power_of_2(schedule.final_warps)
             and schedule.final_block <= schedule.r0_block
-            and 1 <= schedule.final_warps <= 32
+            and 1 <= schedule.final_warps <= MAX_WARPS
         )

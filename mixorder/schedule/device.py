@@ -30,6 +30,11 @@ class DeviceInfo:
     runs_ptx: bool = True
     bandwidth: float = 0.0
 
+    @property
+    def slower(self) -> float:
+        """How many times as long its memory takes as the H200's, which was measured."""
+        return H200.bandwidth / self.bandwidth if self.bandwidth else 1.0
+
 
 # The device that a machine without a GPU plans for: the H200's CUDA device properties, and the bandwidth of
 # its data sheet.

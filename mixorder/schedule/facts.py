@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import sympy
 
+from ..ir.hardware import ACCESS, SECTOR
 from ..ir.program import (
     AxisClass,
     Buffer,
@@ -31,7 +32,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .layout import ACCESS, SECTOR, along_rows, per_access, sizes_of
+from .layout import along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`unstaged.py`)
@@ -118,6 +119,11 @@ class Facts:
     @property
     def numel(self) -> int:
         return self.rows * self.cols * self.batch
+
+    @property
+    def per_access(self) -> int:
+        """Elements of the widest memory access of the narrowest full tensor."""
+        return ACCESS // self.item_bytes
 
 
 def facts_of(program: LoopProgram) -> Facts:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
+from ..ir.hardware import ACCESS, LINE, MAX_REGISTERS, WARP
 from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, limits
 from .cost import Traffic
@@ -18,7 +19,7 @@ from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
-from .work import ACCESS, LINE, Access, Work, accesses, against, computing, full_inputs, masks, total
+from .work import Access, Work, accesses, against, computing, full_inputs, masks, total
 
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
 # the other one, 32 threads with 4 elements each find what they read in 2 of them. Where such a tensor repeats
@@ -128,7 +129,6 @@ class Fused:
     def main_us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of the main kernel, without its launch."""
         own, work = times.fused, self.work
-        slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         each = self.programs / device.num_sm
         at_once, turns = self._turns(each)
         busy = min(1.0, each) * device.num_sm
@@ -141,7 +141,7 @@ class Fused:
         mixed = min(1.0, min(each, at_once) * self.warps * self.chains / own.full_chains)
         computed = (work.light / mixed + work.heavy / hidden) / (times.instructions_sm_us * busy)
         parts = (
-            slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
+            device.slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
@@ -157,7 +157,7 @@ class Fused:
         )
         alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
-        lanes = self.chains * self.warps * H200.warp_size / self.rows
+        lanes = self.chains * self.warps * WARP / self.rows
         levels = math.log2(added * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
         tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
@@ -170,7 +170,7 @@ class Fused:
 
     def _more_loads(self) -> float:
         """A thread's loads over those of 16 bytes each."""
-        each = self.tile_bytes / (self.warps * H200.warp_size)
+        each = self.tile_bytes / (self.warps * WARP)
         return max(1.0, each / self.width) / max(1.0, each / ACCESS)
 
     def _step_us(self, times: Times) -> float:
@@ -188,10 +188,10 @@ def fused_kernels(
     tile, shared = schedule.tile, schedule.parts > 1
     programs = schedule.num_splits * schedule.parts * facts.batch
     steps = math.ceil(facts.rows / (tile.xblock * schedule.num_splits))
-    threads = tile.num_warps * H200.warp_size
-    elements = max(1, tile.xblock * schedule.r0_block // threads)
+    threads = tile.num_warps * WARP
+    elements = schedule.per_thread(schedule.r0_block)
     needed, spilled = _registers(schedule, facts, elements)
-    given = min(needed, limits.MAX_REGISTERS, H200.registers // threads)
+    given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, schedule, facts, stretch)
     work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
@@ -205,12 +205,12 @@ def fused_kernels(
         work,
         programs,
         tile.num_warps,
-        max(1, tile.xblock * schedule.chunk // threads),
+        schedule.per_thread(schedule.chunk),
         _resident(schedule, facts, given * threads),
         steps,
         tile.xblock,
         facts.levels,
-        max(1, min(tile.num_warps, schedule.chunk // (H200.warp_size * min(elements, _access(facts))))),
+        max(1, min(tile.num_warps, schedule.chunk // (WARP * min(elements, facts.per_access)))),
         _ahead(tile.num_stages, steps, width),
         tile.xblock * cols * facts.load_bytes,
         width,
@@ -243,13 +243,7 @@ def _ahead(stages: int, steps: int, width: int) -> int:
 
 def _is_too_narrow(schedule: Schedule, facts: Facts) -> bool:
     """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
-    own = max(1, schedule.tile.xblock * schedule.chunk // (schedule.tile.num_warps * H200.warp_size))
-    return own * facts.item_bytes < ASYNC_BYTES
-
-
-def _access(facts: Facts) -> int:
-    """Elements of a thread's widest access."""
-    return max(1, ACCESS // facts.item_bytes)
+    return schedule.per_thread(schedule.chunk) * facts.item_bytes < ASYNC_BYTES
 
 
 def _registers(schedule: Schedule, facts: Facts, elements: int) -> tuple[int, int]:
@@ -267,7 +261,7 @@ def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:
     staged = tile.xblock * schedule.r0_block * max(facts.load_bytes, facts.staged_bytes)
     limits = (
         H200.registers // registers,
-        H200.max_threads // (tile.num_warps * H200.warp_size),
+        H200.max_threads // (tile.num_warps * WARP),
         H200.shared_memory // max(1, staged * (tile.num_stages - 1)),
     )
     return max(1, min(limits))
@@ -306,13 +300,12 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
 def _lines_beside(loops: LoopProgram, schedule: Schedule, facts: Facts, found: Sequence[Access]) -> float:
     """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
     narrowest one."""
-    own = max(1, schedule.tile.xblock * schedule.chunk // (schedule.tile.num_warps * H200.warp_size))
-    elements, lines = min(own, _access(facts)), 0.0
+    elements, lines = min(schedule.per_thread(schedule.chunk), facts.per_access), 0.0
     for one in (a for a in found if a.tiled and a.width == ACCESS and not a.turned):
         apart = elements * loops.buffer(one.buffer).dtype.itemsize
-        touched = min(H200.warp_size, H200.warp_size * apart / LINE)
+        touched = min(WARP, WARP * apart / LINE)
         if apart > ACCESS:
-            lines += WIDER * one.requests / H200.warp_size * max(0.0, touched - LINES_OF_ACCESS)
+            lines += WIDER * one.requests / WARP * max(0.0, touched - LINES_OF_ACCESS)
     return lines
 
 

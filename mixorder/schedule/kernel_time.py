@@ -119,12 +119,11 @@ class Times:
         walk: Walk = NO_WALK,
     ) -> float:
         """Microseconds of one of Inductor's kernels, without its launch."""
-        slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
         program = self.row_us if kind is Kind.ROWS else self.program_us
         computed = (work.light + work.heavy) / (self.instructions_sm_us * busy)
         parts = (
-            slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
+            device.slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
             0.0 if kind is Kind.COLUMNS else computed,
             work.requests / (self.requests_sm_us * busy),
@@ -147,8 +146,7 @@ class Times:
         """Microseconds of PyTorch's sum of partial sums in float32 of so many columns."""
         if partials < SERIAL or cols < SERIAL_COLS:
             return self.serial_us * min(partials, SERIAL)
-        slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
-        return self.sum_us + slower * 4 * partials * cols / 1e6 / self.memory_mb_us
+        return self.sum_us + device.slower * 4 * partials * cols / 1e6 / self.memory_mb_us
 
     def joined(self, parts: Sequence[float]) -> float:
         """The time of parts that overlap."""

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 import sympy
 
 from ..inductor.symbols import INDEX_FUNCTIONS
+from ..ir.hardware import ACCESS
 from ..ir.program import Load, LoopProgram, Store
 
-ACCESS = 16  # bytes of the widest access of a thread
-SECTOR = 32  # bytes that device memory and L2 move at once
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 
 RUNS = 4  # accesses one after the other that are looked at

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ..ir.hardware import MAX_REGISTERS
 from .facts import REGISTER_OVERHEAD, Facts
 
-MAX_REGISTERS = 255  # per thread; the estimate assumes that ptxas may use all of them
 NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
-MAX_WARPS = 32
-ACCESS_BYTES = 16
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:

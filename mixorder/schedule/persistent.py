@@ -10,15 +10,13 @@ from __future__ import annotations
 import functools
 
 from ..errors import DeclineReason, TooWide
+from ..ir.hardware import ACCESS, MAX_REGISTERS, MAX_WARPS
 from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .facts import ASYNC_BYTES, Facts
 from .finalisation import final, most_partials
 from .limits import (
-    ACCESS_BYTES,
-    MAX_REGISTERS,
     MAX_STAGES,
-    MAX_WARPS,
     NOT_SPILLED,
     floor_power_of_2,
     registers_of,
@@ -125,14 +123,14 @@ def _is_narrowed(facts: Facts) -> bool:
 def _per_chunk(facts: Facts) -> int:
     """A thread's elements of a chunk: as many as an access of 16 bytes has of the narrowest tensor, or of the
     widest one."""
-    return ACCESS_BYTES // facts.widest_bytes if _is_narrowed(facts) else _per_access(facts)
+    return ACCESS // facts.widest_bytes if _is_narrowed(facts) else facts.per_access
 
 
 @functools.cache
 def block_of(facts: Facts) -> int:
     """The columns of a block, for programs that need not have a whole row: the widest of those with almost
     the fewest idle lanes. All columns where no divisor makes a good block."""
-    access = _per_access(facts)
+    access = facts.per_access
     least = max(access, MIN_BLOCK_BYTES // facts.item_bytes)
     most = min(BUSY_BLOCK if _is_computing(facts) else MAX_BLOCK, facts.cols)
     widths = range(-(-least // access) * access, most + 1, access)
@@ -245,7 +243,7 @@ def _tile(
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     if facts.along_rows:
-        xblock = max(xblock, min(_per_access(facts), floor_power_of_2(2 * resident // r0_block)))
+        xblock = max(xblock, min(facts.per_access, floor_power_of_2(2 * resident // r0_block)))
     # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers:
     # 122 us with 64 rows and one stage, 90 with 32 and two. Where a row is reduced, `by_time` does this.
     while xblock > 1 and not (facts.levels or _fits_ahead(facts, per_sm * xblock * r0_block, 1, device)):
@@ -283,7 +281,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
 def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
     elements, warps_of_sm, stages = MINOR_SUMS if facts.minor else (SUM_ELEMENTS, SUM_WARPS, SUM_STAGES)
-    while elements > ACCESS_BYTES // facts.item_bytes and registers_of(facts, elements, 1) > SUM_REGISTERS:
+    while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
     least = 1 if facts.minor else warps_of_sm // (constants.programs_per_sm * facts.batch)
     num_warps = min(MAX_WARPS, max(1, least, lanes // (elements * device.warp_size)))
@@ -302,7 +300,7 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
     if facts.divergent:
         count = min(count, DIVERGENT_ELEMENTS)
     if facts.narrow_table and not (facts.hot or is_repeated(facts)):
-        count = min(count, ACCESS_BYTES // facts.widest_bytes)
+        count = min(count, ACCESS // facts.widest_bytes)
     if _is_computing(facts) and facts.widest_bytes >= WIDE_BESIDE * facts.item_bytes:
         count = min(count, ELEMENTS_BESIDE)
     while count > 4 and not _fits_a_thread(facts, count):
@@ -353,8 +351,3 @@ def _fits_ahead(facts: Facts, elements: int, tiles: int, device: DeviceInfo) -> 
     """Whether shared memory has room for so many tiles of each load, of `elements` in all programs of a
     multiprocessor. Triton keeps one tile less there than there are stages."""
     return tiles * elements * max(facts.load_bytes, facts.staged_bytes) <= device.shared_memory
-
-
-def _per_access(facts: Facts) -> int:
-    """Elements of the widest memory access of the narrowest full tensor."""
-    return ACCESS_BYTES // facts.item_bytes

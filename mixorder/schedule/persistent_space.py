@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+from ..ir.hardware import MAX_REGISTERS, MAX_WARPS, WARP
 from .device import DeviceInfo
 from .facts import Facts
 from .finalisation import final_neighbours
-from .limits import MAX_REGISTERS, MAX_WARPS, registers_of
+from .limits import registers_of
 from .persistent import even, layouts
-from .schedule import Schedule, Tile, is_power_of_2, shifted
+from .schedule import Schedule, Tile, is_power_of_2, next_power_of_2, shifted
 from .space import MOST_STAGES, combined_from, differing
 
-MAX_THREADS = 1024  # of one program
 PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
@@ -49,12 +49,7 @@ class PersistentSpace:
         return tuple(s for s in found if s != schedule and self.legal(s))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each of `PARTS` from the fastest schedule in `times` that changes only this part.
-
-        `times` must have `around`. The parts hardly influence each other, so their gains add up.
-        """
-        result = combined_from(PARTS, times, around)
-        return result if self.legal(result) else around
+        return combined_from(self, PARTS, times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         """Whether the kernels are correct and fit the device."""
@@ -78,8 +73,7 @@ class PersistentSpace:
             splits_are_right = 1 <= schedule.num_splits <= max(self._count(tile), self.start.num_splits)
         return (
             splits_are_right
-            and max(tile.num_warps, schedule.final_warps) <= MAX_WARPS
-            and max(tile.num_warps, schedule.final_warps) * self.device.warp_size <= MAX_THREADS
+            and max(tile.num_warps, schedule.final_warps) * self.device.warp_size <= MAX_WARPS * WARP
             and (tile.xblock < 2 * self.facts.rows or tile.xblock <= self.start.tile.xblock)
             and schedule.final_block <= max(self.start.r0_block, self.start.final_block)
         )
@@ -119,7 +113,7 @@ class PersistentSpace:
         return max(1, schedule.tile.xblock * schedule.r0_block // threads)
 
     def _final_per_thread(self, schedule: Schedule) -> int:
-        partials = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
+        partials = next_power_of_2(schedule.num_splits) * schedule.final_block
         return partials // (schedule.final_warps * self.device.warp_size)
 
     def _count(self, tile: Tile) -> int:

@@ -84,11 +84,10 @@ def expected(
 
     `stretch`: the strategy's factor on the time of the bytes.
     """
-    slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
     fused = fused_kernels(loops, schedule, facts, moved, stretch)
     others = apart.kernels_of(lowered, device)
     return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
+        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         fused.us(device, times),
         apart.microseconds(others, device, times),
         dataclasses.replace(fused, work=fused.work.idle()).us(device, times),

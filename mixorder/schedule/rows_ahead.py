@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from ..errors import TooWide
+from ..ir.hardware import WARP
 from ..ir.program import Nest
-from .device import H200, DeviceInfo
+from .device import DeviceInfo
 from .schedule import Schedule, next_power_of_2
 
 # Registers of a thread, so that 7 programs of 4 warps run at once on a multiprocessor; a kernel that would
@@ -70,7 +71,7 @@ def with_rows_ahead(
     whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
-    threads = H200.warp_size * schedule.tile.num_warps
+    threads = WARP * schedule.tile.num_warps
     cols = next_power_of_2(math.prod(sizes[row_axes:]))
     rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
     registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
@@ -90,6 +91,6 @@ def with_rows_ahead(
 
 def columns_at_once(cols: int, num_warps: int) -> int:
     """How many columns of a row a program holds, a power of two: wider rows are added up part by part."""
-    threads = H200.warp_size * num_warps
+    threads = WARP * num_warps
     whole = next_power_of_2(cols)
     return whole if whole <= MOST_ELEMENTS * threads else ELEMENTS * threads

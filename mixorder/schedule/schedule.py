@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..ir.hardware import WARP
+
 # Fields for blocks in a tile alone.
 TILES_ALONE = (
     "extents",
@@ -86,6 +88,10 @@ class Schedule:
     def chunk(self) -> int:
         """Columns of one tile of a row, a power of two."""
         return self.r0_block // self.chunks
+
+    def per_thread(self, lanes: int) -> int:
+        """Elements of a thread, which has some of so many lanes of a tile's rows."""
+        return max(1, self.tile.xblock * lanes // (WARP * self.tile.num_warps))
 
     @property
     def finishes(self) -> bool:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from .limits import MAX_STAGES
 from .schedule import Schedule
 
-MOST_STAGES = 6  # the most row tiles in flight of a candidate
+MOST_STAGES = MAX_STAGES + 1  # the most row tiles in flight of a candidate
 
 
 class Space(Protocol):
@@ -27,15 +28,16 @@ class Space(Protocol):
 
 
 def combined_from(
-    parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
+    space: Space, parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
 ) -> Schedule:
-    """`around`, with each part from the fastest schedule in `times` that changes only this part."""
+    """`around`, with each part from the fastest schedule in `times` that changes only this part. `times` must
+    have `around`. The parts hardly influence each other, so their gains add up."""
     result = around
     for part in parts:
         alone = [s for s in times if differing(s, around) <= set(part)]
         fastest = min(alone, key=times.__getitem__)
         result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
-    return result
+    return result if space.legal(result) else around
 
 
 def differing(one: Schedule, other: Schedule) -> set[str]:

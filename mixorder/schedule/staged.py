@@ -16,9 +16,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ..ir.hardware import LINE, SECTOR
 from .device import DeviceInfo
 from .kernel_time import TIMES, Kind, Times
-from .layout import SECTOR
 from .work import Work
 
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
@@ -27,7 +27,6 @@ REQUEST_US = 8e-6  # of a request to L2 for a part of a line
 # 131072x7168 and 8192x28672: dGELU (5.5) 64.2 and 70.1, 65.4 and 71.7, 63.4 and 70.4, 62.2 and 69.2; MXFP4
 # (15) 31.2 and 29.7, 25.3 and 24.7, 22.5 and 22.4, 23.0 and 22.9.
 MOST_COMPUTED = 10
-LINE = 128  # bytes of a line of L2
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
 # the GPU does not have.
 LEAST_GAIN = 0.05

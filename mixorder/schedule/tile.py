@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import TooWide
+from ..ir.hardware import LINE, SECTOR, WARP
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -33,12 +34,11 @@ from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .rows_ahead import with_rows_ahead
 from .schedule import Schedule, Tile, next_power_of_2
 from .space import combined_from
-from .staged import LINE, pays, placing_us, saved_us, staged_of
+from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
 from .work import Work, computing
 
-RUN_BYTES = 32  # next to each other in memory, in each full tensor: a sector
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
@@ -62,7 +62,6 @@ PER_THREAD_OF_NORM = 16
 MOST_THROUGH_MEMORY = 64
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
-ACCESS = 16  # bytes that a thread loads at once
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more. Where all tiles of some rows move less, L2
 # still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
@@ -74,6 +73,7 @@ BAND, BAND_BYTES = 16, 4e6
 # and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1 and 83.9, 86.1 and
 # 88.7, 84.3 and 77.4, 84.3 and 84.6.
 BAND_STAGED, WIDEST = 8, 256
+PARTS = ("extents", "r0_block"), ("tile", "programs"), ("backwards",)
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
@@ -103,11 +103,11 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         possible = [(run, -place) for run, place in runs if place >= 0]
         if not possible or math.prod(extents) >= _most(facts, min(possible)[0], device):
             break
-        if facts.of_norm and min(possible)[0] >= 2 * RUN_BYTES and _free(facts, extents) >= H200.warp_size:
+        if facts.of_norm and min(possible)[0] >= 2 * SECTOR and _free(facts, extents) >= WARP:
             break
         larger = list(extents)
         larger[-min(possible)[1]] *= 2
-        if all(got >= RUN_BYTES for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
+        if all(got >= SECTOR for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
     chosen = _completed(extents, facts, device)
@@ -173,10 +173,10 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     """A schedule with the order of its tiles, and of the elements in a tile."""
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
     order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
-    lanes, warps = H200.warp_size, schedule.tile.num_warps
+    lanes, warps = WARP, schedule.tile.num_warps
     if facts.of_norm:  # Triton spreads threads over all rows first
         return order
-    each, own = ACCESS // facts.item_bytes, math.prod(schedule.extents) // (warps * lanes)
+    each, own = facts.per_access, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
     registers = most_registers(facts, own)
@@ -219,7 +219,7 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
         each = PER_THREAD_OF_NORM
     elif whole > ELEMENTS or not facts.reductions:
         each = MOST_PER_THREAD if facts.loads <= 1 else MOST_PER_THREAD // 2
-    return max(1, min(MOST_WARPS, elements // H200.warp_size // each))
+    return max(1, min(MOST_WARPS, elements // WARP // each))
 
 
 def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
@@ -261,7 +261,6 @@ def expected_of_tile(
 ) -> Expected:
     """The prediction for a blocked program: it moves every tensor once. Inductor has a kernel for the blocks
     along each axis, which reads its inputs and writes its results."""
-    slower = H200.bandwidth / device.bandwidth if device.bandwidth else 1.0
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
     assert isinstance(facts, TileFacts)
@@ -284,7 +283,7 @@ def expected_of_tile(
         work += computing(loops, loops.ahead, loops.ahead.body)
     others = kernels_of(lowered)
     return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * slower * (moved.read + moved.written) / 1e6,
+        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         apart.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
@@ -371,7 +370,7 @@ class TileSpace:
         return dataclasses.replace(schedule, tile=tile, programs=min(tiles, per_sm * self.device.num_sm))
 
     def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        return combined_from((("extents", "r0_block"), ("tile", "programs"), ("backwards",)), times, around)
+        return combined_from(self, PARTS, times, around)
 
     def legal(self, schedule: Schedule) -> bool:
         assert isinstance(self.facts, TileFacts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..ir.hardware import MAX_WARPS
 from .device import DeviceInfo
 from .facts import Facts
-from .limits import MAX_STAGES, MAX_WARPS, floor_power_of_2, registers_of
+from .limits import MAX_STAGES, floor_power_of_2, registers_of
 from .schedule import Tile, next_power_of_2
 
 # What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import sympy
 
 from ..inductor.symbols import INDEX_FUNCTIONS
+from ..ir.hardware import ACCESS, LINE, SECTOR
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -31,9 +32,8 @@ from ..ir.program import (
     operands,
 )
 from .facts import cost_of, is_divergent
-from .layout import ACCESS, SAMPLE, SECTOR, Sizes, offsets, per_access, sizes_of
+from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
-LINE = 128  # bytes that the first-level cache looks up at once
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate

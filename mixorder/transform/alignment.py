@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sympy
 
+from ..ir.hardware import ACCESS
 from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram, Store
-
-ACCESS_BYTES = 16
 
 
 def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
@@ -34,8 +33,8 @@ def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
     read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
     edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
     sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]
-    if any((edge * size) % ACCESS_BYTES != 0 for edge, size in zip(edges, sizes, strict=True)):
+    if any((edge * size) % ACCESS != 0 for edge, size in zip(edges, sizes, strict=True)):
         return None
     smallest = min(b.dtype.itemsize for b in buffers)
-    phase = AlignmentPhase(int(stride), ACCESS_BYTES // smallest)
+    phase = AlignmentPhase(int(stride), ACCESS // smallest)
     return phase if phase.period > 1 else None

@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.ir.hardware import MAX_REGISTERS
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import ASYNC_BYTES, Facts, facts_of
-from mixorder.schedule.limits import MAX_REGISTERS, NOT_SPILLED, registers_of
+from mixorder.schedule.limits import NOT_SPILLED, registers_of
 from mixorder.schedule.persistent import BUSY_REGISTERS, MAX_COLS, block_of, choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.schedule.schedule import Tile

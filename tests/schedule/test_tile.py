@@ -13,6 +13,7 @@ from support import quantised
 from support.quantised import RECIPES
 
 from mixorder.errors import TooWide
+from mixorder.ir.hardware import SECTOR
 from mixorder.lowering.tile import lower_tile
 from mixorder.schedule import tile
 from mixorder.schedule.cost import traffic
@@ -58,7 +59,7 @@ def test_tiles_of_large_tensors(name: str) -> None:
     assert each <= tile.MOST_PER_THREAD and schedule.max_registers == (168 if each > tile.PER_THREAD else 0)
     for size, chain in facts.chains:
         run, _ = tile._run(facts, schedule.extents, size, chain)
-        assert run >= tile.RUN_BYTES
+        assert run >= SECTOR
 
 
 def test_a_tile_with_more_to_compute_is_smaller() -> None:
@@ -225,7 +226,7 @@ def test_a_turned_cast_has_whole_sectors_both_ways(rows: int, cols: int) -> None
     assert facts.sizes == (rows, cols) and (facts.orders, facts.turned) == (2, 1) and not facts.whole
     schedule = tile.choose(facts, H200)
     for size, chain in facts.chains:
-        assert tile._run(facts, schedule.extents, size, chain)[0] >= tile.RUN_BYTES
+        assert tile._run(facts, schedule.extents, size, chain)[0] >= SECTOR
 
 
 @pytest.mark.parametrize(("rows", "pays"), [(16384, True), (1024, True), (1023, False), (64, False)])

@@ -1,0 +1,8 @@
+"""Sizes that all GPUs of NVIDIA have; `schedule.device.DeviceInfo` has those in which they differ."""
+
+ACCESS = 16  # bytes of the widest access of a thread
+SECTOR = 32  # bytes that device memory and L2 move at once
+LINE = 128  # bytes of a line of a cache
+WARP = 32  # threads
+MAX_WARPS = 32  # of a program
+MAX_REGISTERS = 255  # of a thread, of 32 bits
