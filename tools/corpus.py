@@ -71,7 +71,7 @@ def harvest(
                 if isinstance(result, pool.Broken):
                     record["error"] = f"{result.how} ({result.code})" if result.code else result.how
                 else:
-                    record = vars(result)
+                    record = result
                 print(json.dumps(record, separators=(",", ":")), file=lines, flush=True)
                 said = record.get("error") or f"{len(record['entries'])} entries in {record['seconds']} s"
                 print(f"{number}/{len(tasks)} {family} {recipe}: {said}", file=sys.stderr, flush=True)

@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lab.stopwatch import Call, Stopwatch, stopwatch
 from lab.tables import head, line
-from lab.timing import count_graph_nodes, flush_buffer, time_graph
 from support.cases import GROUPS, Case, Example, Fused, found_in, relative_errors
 from support.compilers import OURS, STOCK, inductor
-from torch import Tensor
 
 from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
-from mixorder.tune.timing import capture
 
 # Inductor's own mix-order reduction fails to compile in fp64 (torch 2.11).
 EXACT = STOCK | {"triton.mix_order_reduction": False}
@@ -104,43 +102,40 @@ def passed_bytes(kernel: Any) -> int:
 
 @dataclasses.dataclass
 class Measured:
-    launches: int
-    microseconds: float
+    """Of one way. `bytes`: that its kernels read and write. `error`: the largest of a result."""
+
     bytes: int
-    error: float
     fused: list[Fused]
     declined: list[str]
+    launches: int = 0
+    microseconds: float = 0.0
+    error: float = 0.0
 
 
-def measure(example: Example, options: dict[str, Any], exact: Sequence[Tensor], flush: Tensor) -> Measured:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), collect() as records:
+def compiled(example: Example, options: dict[str, Any], watch: Stopwatch) -> tuple[Call, Measured]:
+    """The step, after it has run, and what is known of it without timing."""
+    with watch.running(), collect() as records:
         count = ByteCount(records)
         step = example.step(inductor(options | {"_post_fusion_custom_pass": count}))
         for _ in range(3):
             step()
-        stream.synchronize()
-    captured = capture(step, stream)
-    time = time_graph(captured, stream, flush).median_us
-    launches = count_graph_nodes(captured.graph.raw_cuda_graph())
-    return Measured(
-        launches["kernels"] + launches["memsets"] + launches["memcpys"],
-        time,
-        count.backward if example.case.training else count.forward,
-        max(relative_errors(captured.outputs, exact)),
-        *found_in(records),
-    )
+    watch.wait()
+    return step, Measured(count.backward if example.case.training else count.forward, *found_in(records))
 
 
-def run_case(case: Case, small: bool, flush: Tensor) -> tuple[Measured, Measured]:
+def run_case(case: Case, small: bool) -> tuple[Measured, Measured]:
     """Stock's and ours."""
     shape = case.shapes.small if small else case.shapes.training
-    example = Example(case, shape, torch.bfloat16, DEVICE)
+    example, watch = Example(case, shape, torch.bfloat16, DEVICE), stopwatch(DEVICE)
     exact = example.exact(inductor(EXACT))
     ours = OURS | ({"mixorder_min_numel": 0} if small else {})
-    found = (measure(example, STOCK, exact, flush), measure(example, ours, exact, flush))
-    torch.cuda.empty_cache()
-    return found
+    ways = [compiled(example, options, watch) for options in (STOCK, ours)]
+    timed = watch.time({str(i): step for i, (step, _) in enumerate(ways)})
+    for (step, found), one in zip(ways, timed.values(), strict=True):
+        found.microseconds, found.launches = one.times.median_us, sum((one.launches or {}).values())
+        found.error = max(relative_errors(step(), exact))
+    watch.free()
+    return ways[0][1], ways[1][1]
 
 
 def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
@@ -176,18 +171,18 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small shapes; time and bytes are not judged")
     parser.add_argument("--out", type=Path, default=Path("family.json"))
     args = parser.parse_args()
-    flush = flush_buffer()
     wanted = args.cases.split(",")
     results: dict[str, Any] = {}
     bad: list[str] = []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
+    print(f"{name}, torch {torch.__version__}, bf16")
     for group, cases in GROUPS.items():
         chosen = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
         if chosen:
             print(f"\n### {group.capitalize()}\n\n{head(HEAD)}")
         for name, case in chosen.items():
             try:
-                stock, ours = run_case(case, args.small, flush)
+                stock, ours = run_case(case, args.small)
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 told = f"{type(error).__name__}: {str(error)[:120]!r}"

@@ -1,4 +1,4 @@
-"""What a harvest says in numbers: norms in a region by recipe, reasons of the others, outcomes of entries.
+"""What a harvest says in numbers: norms in a region by recipe, reasons of the others, families left out.
 
 Reads the records that `tools/corpus.py` appends, writes the corpus and a page of tables in Markdown.
 """
@@ -32,10 +32,7 @@ def write(records: Path, out: Path, keep: Sequence[Entry] = ()) -> str:
     harvested = merged(from_dict(plain) for one in found for plain in one.get("entries", ()))
     entries = extended(keep, harvested)
     save(out, entries)
-    text = (
-        tables(found, harvested)
-        + f"\n\n{out.name}: {len(entries)} entries, {out.stat().st_size / 1e6:.2f} MB\n"
-    )
+    text = tables(found) + f"\n\n{out.name}: {len(entries)} entries, {out.stat().st_size / 1e6:.2f} MB\n"
     out.with_name(out.name.split(".")[0] + ".md").write_text(text)
     return text
 
@@ -45,13 +42,11 @@ def last_of_each(records: Iterable[Record]) -> list[Record]:
     return list({(one["family"], one["recipe"]): one for one in records}.values())
 
 
-def tables(records: Sequence[Record], entries: Sequence[Entry]) -> str:
+def tables(records: Sequence[Record]) -> str:
     parts = {
         "Norms by recipe": _norms(records),
         "Why norms with a pair are in no region": _reasons(records, True),
         "Norms without a pair": _reasons(records, False),
-        "Entries": _outcomes(entries),
-        "Declines": _declines(entries),
         "Families left out": _errors(records),
     }
     return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items())
@@ -120,30 +115,6 @@ def _examples(families: Counter[str]) -> str:
     named = [f"{family} {n}" for family, n in families.most_common(EXAMPLES)]
     more = len(families) - EXAMPLES
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
-
-
-def _outcomes(entries: Sequence[Entry]) -> str:
-    recipes = dict.fromkeys(place.recipe for entry in entries for place in entry.places)
-    outcomes = Counter(entry.outcome for entry in entries)
-    rows = []
-    for outcome, number in outcomes.most_common():
-        mine = [entry for entry in entries if entry.outcome == outcome]
-        by_recipe = (sum(any(p.recipe == r for p in e.places) for e in mine) for r in recipes)
-        pairs = sum(bool(e.inner) for e in mine)
-        rows.append([outcome, str(number), str(pairs), str(sum(e.count for e in mine)), *map(str, by_recipe)])
-    return table(("outcome", "entries", "with an inner reduction", "occurrences", *recipes), rows)
-
-
-def _declines(entries: Sequence[Entry]) -> str:
-    counts, where = Counter[str](), defaultdict[str, Counter[str]](Counter)
-    for entry in entries:
-        if entry.outcome not in ("fused", "part"):
-            reason = f"{entry.outcome}: {entry.detail}"[:140].replace("|", "/")
-            for place in entry.places:
-                counts[reason] += place.count
-                where[reason][f"{place.family} {place.recipe}"] += place.count
-    rows = [[str(n), reason, _examples(where[reason])] for reason, n in counts.most_common(60)]
-    return table(("occurrences", "decline", "places"), rows) if rows else "None."
 
 
 def _errors(records: Sequence[Record]) -> str:

@@ -65,16 +65,12 @@ def _fill(result: Harvest) -> None:
     model, inputs = faked(model, inputs, "cuda")
     recipes.mark(inputs, result.recipe)
     step = recipes.step(model, result.recipe)
-    with _keeping() as kept:
+    with _keeping(result) as kept:
         report = explain(step)(**inputs)
     result.graphs = [(g.kind, g.num_nodes) for g in report.graphs]
     result.graph_breaks = report.graph_breaks
     result.norms = _norms(report)
-    entries = [
-        Entry(**vars(one), places=[Place(result.family, result.recipe, kind, 1)]) for kind, one in kept.found
-    ]
-    result.entries = [dataclasses.asdict(entry) for entry in merged(entries)]
-    result.left_out = dict(kept.left_out)
+    result.entries = [dataclasses.asdict(entry) for entry in merged(kept)]
     if not report.graphs:
         raise RuntimeError("no graph was compiled")
 
@@ -84,30 +80,17 @@ def _norms(report: Findings) -> list[tuple[str, str, int]]:
     return [(kind, reason, n) for (kind, reason), n in counts.items()]
 
 
-@dataclasses.dataclass
-class _Kept:
-    """`found`: the kind of graph, and the fields of an entry but its places."""
-
-    found: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
-    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
-
-
-@dataclasses.dataclass
-class _Fields:
-    key: str
-    inputs: Any
-    nodes: Any
-    outputs: Any
-    inner: Any
-    outer: Any
-    outcome: str
-    detail: str
-
-
 @contextlib.contextmanager
-def _keeping() -> Iterator[_Kept]:
+def _keeping(result: Harvest) -> Iterator[list[Entry]]:
     """Keep every region and near miss that the pass meets, as it is before the rewrite."""
-    kept = _Kept()
+    kept: list[Entry] = []
+
+    def keep(graph: Graph, cut: subgraphs.Cut | None, outcome: str, detail: str) -> None:
+        if cut is not None:
+            place = Place(result.family, result.recipe, "backward" if _is_backward(graph) else "forward", 1)
+            key = structural_key(cut.inputs, cut.nodes, cut.outputs)
+            kept.append(Entry(key, **vars(cut), outcome=outcome, detail=detail, places=[place]))
+
     fuse, grow, agree = pipeline.fuse, find.grow, find.agree
 
     def grown(seed: Any, name: str) -> Any:
@@ -119,14 +102,14 @@ def _keeping() -> Iterator[_Kept]:
             return agree(outer, inner, outers)
 
     def fused(graph: Graph, found: Any, *rest: Any) -> Any:
-        cut, kind = _cut(found, kept), "backward" if _is_backward(graph) else "forward"
+        cut = _cut(found, result)
         try:
             region, record = fuse(graph, found, *rest)
         except Decline as decline:
-            _keep(kept, kind, cut, decline.reason.value, decline.detail)
+            keep(graph, cut, decline.reason.value, decline.detail)
             raise
         part = isinstance(found, Region) and set(region.nodes) != set(found.nodes)
-        _keep(kept, kind, cut, "part" if part else "fused", record.strategy)
+        keep(graph, cut, "part" if part else "fused", record.strategy)
         return region, record
 
     with (
@@ -151,7 +134,7 @@ def _is_backward(graph: Graph) -> bool:
     return any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
 
 
-def _cut(found: Region | Decline, kept: _Kept) -> subgraphs.Cut | None:
+def _cut(found: Region | Decline, result: Harvest) -> subgraphs.Cut | None:
     try:
         if isinstance(found, Region):
             return subgraphs.of_region(found)
@@ -159,11 +142,5 @@ def _cut(found: Region | Decline, kept: _Kept) -> subgraphs.Cut | None:
             return subgraphs.of_miss(*pair)
         raise subgraphs.NotKept("a decline without reductions")
     except subgraphs.NotKept as why:
-        kept.left_out[str(why)] += 1
+        result.left_out[str(why)] = result.left_out.get(str(why), 0) + 1
         return None
-
-
-def _keep(kept: _Kept, kind: str, cut: subgraphs.Cut | None, outcome: str, detail: str) -> None:
-    if cut is not None:
-        key = structural_key(cut.inputs, cut.nodes, cut.outputs)
-        kept.found.append((kind, _Fields(key, **vars(cut), outcome=outcome, detail=detail)))

@@ -16,13 +16,6 @@ def _loaded() -> Any:
     return harvest
 
 
-def work(task: tuple[str, str]) -> Any:
-    """See `harvest.work`; the fields as a plain object that needs no torch to be read."""
-    return Plain(**vars(_loaded().work(task)))
-
-
-class Plain:
-    """Fields of a `harvest.Harvest`. `lost` asks for a new process after one that uses much memory."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
+def work(task: tuple[str, str]) -> dict[str, Any]:
+    """See `harvest.work`; the fields of its result, which need no torch to be read."""
+    return vars(_loaded().work(task))

@@ -78,7 +78,7 @@ class Gpu:
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.flush = flush_buffer()
-        profile(self.flush.zero_, {})  # the first session starts the profiler, which takes seconds
+        profile(self.flush.zero_)  # the first session starts the profiler, which takes seconds
 
     def time(self, calls: Mapping[str, Call]) -> dict[str, Timed]:
         captured = {name: self._captured(call) for name, call in calls.items()}
@@ -103,7 +103,7 @@ class Gpu:
                 self.flush.zero_()
                 call()
 
-        found = [(name, 1e3 * ms) for name, _, ms in profile(run, {}).kernels]
+        found = [(name, 1e3 * ms) for name, ms in profile(run)]
         return medians_of_rounds(found, PROFILED)
 
     def steps(self, calls: Mapping[str, Call], count: int) -> dict[str, list[float]]:
@@ -116,7 +116,7 @@ class Gpu:
         return {name: [start.elapsed_time(end) for start, end in found] for name, found in marks.items()}
 
     def launched(self, call: Call) -> list[tuple[str, float]]:
-        return [(name, ms) for name, _, ms in profile(call, {}).kernels]
+        return profile(call)
 
     def random_state(self) -> Tensor:
         return torch.cuda.get_rng_state()

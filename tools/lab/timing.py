@@ -43,13 +43,6 @@ def flush_buffer() -> Tensor:
     return torch.empty(timing.flush_bytes(0), dtype=torch.uint8, device="cuda")
 
 
-def time_graph(
-    captured: timing.Captured[Any], stream: torch.cuda.Stream, flush: Tensor, reps: int = REPS
-) -> Times:
-    """Of one graph, alone."""
-    return time_in_turns({"": captured}, stream, flush, reps)[""]
-
-
 def time_in_turns(
     graphs: Mapping[str, timing.Captured[Any]],
     stream: torch.cuda.Stream,

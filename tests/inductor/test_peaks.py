@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-TOOLS = Path(__file__).parents[2] / "tools"
+TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import json
 from support import fake_cuda
 fake_cuda.load()
 import torch, torch.nn.functional as F
 from torch import nn
-from lab.peaks import peak
+from support.peaks import peak
 import mixorder
 
 class Response(nn.Module):
@@ -75,7 +75,7 @@ print(json.dumps(found))
 def test_no_peak_is_above_stocks() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         capture_output=True,
         text=True,
         timeout=600,
