@@ -32,7 +32,7 @@ from support.programs import NARROWEST, Program, Seeded, make
 from support.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
-CASE_LIMIT = 60  # seconds after which a case counts as hung
+CASE_LIMIT = 120  # seconds after which a case counts as hung; it takes several compiles, some of 40 s each
 STOCK_EVERY = 2  # of the cases that are right, every second one is also run by stock
 KINDS = 5  # of failures that are made smaller
 BINS_PER_DECADE = 4
