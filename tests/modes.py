@@ -31,9 +31,11 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclasses.dataclass
 class Target:
-    """Where tensors live, and the arguments of `torch.compile` that turn mixorder on."""
+    """Where tensors live, and the arguments of `torch.compile` that turn mixorder on. `by_node`: whether what
+    is in no region runs node by node, and rounds each result to its dtype."""
 
     device: str = ""
+    by_node: bool = False
     compile: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -173,7 +175,8 @@ def test_activation_checkpointing_in_half_precision(
     """The forward's sums are computed again in front of the matrix products: no region holds them."""
     module, (x, dy) = block(kind, bf16, of), inputs()
     x, dy = x.detach().to(bf16).requires_grad_(), dy.to(bf16)
-    with collect() as records:
+    rounding = torch._inductor.config.patch(emulate_precision_casts=target.by_node)  # as in the forward
+    with rounding, collect() as records:
         ours = grads(compiled(lambda x: checkpoint(module, x, use_reentrant=False)), module, x, dy)
     assert pairs(records) == len([m for m in module.modules() if isinstance(m, kind)])
     as_close(ours, grads(module, module, x, dy), exact(module, x, dy))

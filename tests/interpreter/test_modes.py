@@ -11,4 +11,5 @@ from mixorder.plugin import compile_for_interpreter
 @pytest.fixture(autouse=True)
 def on_the_cpu() -> None:
     modes.target.device = "cpu"
+    modes.target.by_node = True
     modes.target.compile = {"backend": compile_for_interpreter(ON)}
