@@ -10,7 +10,7 @@ from typing import Any
 
 from .codegen.source import KernelSource
 from .errors import Decline, DeclineReason, GainsNothing, MixorderError, TooWide
-from .ir.program import BufferRole, LoopProgram
+from .ir.program import LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
 from .region.key import structural_key
@@ -271,12 +271,11 @@ def improved(
     strategy: Strategy, loops: LoopProgram, facts: Facts, schedule: Schedule, device: DeviceInfo
 ) -> Schedule:
     """A schedule that is predicted to be faster than the one chosen by rules, or that one."""
-    stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
 
     def us(tried: Schedule) -> float:
         workspace = cost.workspace_bytes(loops, tried.partials)
         moved = cost.Traffic(0, 0, workspace, 0, 0)
-        return fused_kernels(loops, tried, facts, moved, stretch).us(device, CHOOSING)
+        return fused_kernels(loops, tried, facts, moved).us(device, CHOOSING)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us, device)
 
@@ -291,8 +290,7 @@ def predicted(
     device: DeviceInfo,
 ) -> Expected:
     """The predicted times of loops by a strategy, and of Inductor's kernels for the loops as lowered."""
-    stretch = strategy.stretch(len(loops.role(BufferRole.WORKSPACE)))
-    return strategy.predict(lowered, loops, schedule, facts, traffic, device, stretch)
+    return strategy.predict(lowered, loops, schedule, facts, traffic, device)
 
 
 def check_layout(

@@ -29,7 +29,6 @@ from .schedule.schedule import Schedule
 from .schedule.space import Space
 from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
-from .transform.reread import reread
 from .transform.short_sums import without_compensation
 from .transform.staged import staged
 
@@ -63,8 +62,8 @@ class Strategy:
     `applies` raises `Decline` for a merged program that cannot be run in this way. `transform` makes the
     loops, which then have `form`. `place` does what depends on the schedule: it adds buffers of its sizes.
     `starts` are schedules that a search begins from, in addition to the chosen one; `space` has those near
-    one. `emit` writes the main kernel. `stretch`: the factor on the time that the bytes take, for a number of
-    accumulators. `in_place`: whether an output of loops may reuse the memory of an input that is read before.
+    one. `emit` writes the main kernel. `in_place`: whether an output of loops may reuse the memory of an
+    input that is read before.
     `blocked`: whether it runs programs whose reductions end within blocks; it then runs no others.
     """
 
@@ -79,7 +78,6 @@ class Strategy:
     form: Form = Form.MERGED
     facts: Callable[[LoopProgram], Facts] = facts_of
     place: Callable[[LoopProgram, Schedule], LoopProgram] = _with_nothing_more
-    stretch: Callable[[int], float] = lambda accumulators: 1.0
     describe: Callable[[Schedule], str] = lambda schedule: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     blocked: bool = False
@@ -188,41 +186,6 @@ SHORT_SUMS = dataclasses.replace(
 """A program keeps a row in registers, and has few rows, whose sums are not compensated."""
 
 
-def _rereads(facts: Facts) -> None:
-    if not facts.rereads:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, "there is nothing to read again between reductions")
-
-
-def _choose_rereading(
-    facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
-) -> Schedule:
-    # LayerNorm in bf16 at 16384 columns spills 72 bytes, and is the fastest with one program per row.
-    found = persistent.choose(facts, device, split_size, constants, spill_factor=1.25)
-    _rereads(facts)  # after the width, which is the better reason
-    if facts.mixed:  # H200, 16384x6144 under autocast: 400 bytes spilled, 1610 us, Inductor's kernels 786
-        raise TooWide(facts.held_words, "rows of elements of several widths are not read twice")
-    return found
-
-
-def _start_rereading(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
-    _rereads(facts)
-    yield from _more_spills(facts, device, split_size)
-
-
-REREAD = Strategy(
-    "reread",
-    "a program reads a row again after each of its reductions",
-    choose=_choose_rereading,
-    starts=_start_rereading,
-    space=PersistentSpace,
-    emit=persistent_kernel,
-    transform=reread,
-    # Measured at 16384 columns: docs/tuning.md, "Wide rows".
-    stretch=lambda accumulators: 1.04 if accumulators == 1 else 1.42,
-)
-"""A program reads a row again after each of its reductions; the second read comes from L2."""
-
-
 def _ends_within_blocks(program: LoopProgram) -> None:
     if not program.blocked:
         raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
@@ -246,5 +209,5 @@ TILE = Strategy(
 )
 """A program has whole blocks of rows and columns, in which its reductions end; or a tile that it turns."""
 
-STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, SHORT_SUMS, REREAD, TILE)
+STRATEGIES = (COLUMN_BLOCKS, PERSISTENT, COOPERATIVE, SHORT_SUMS, TILE)
 """In the order in which they are tried."""

@@ -70,7 +70,6 @@ class Way:
 WAYS = {
     "persistent": Way(lambda: graphs.layer_norm_backward(512, 256)),
     "cooperative": Way(lambda: graphs.rms_norm_backward(512, 16384)),
-    "reread": Way(lambda: graphs.rms_norm_backward(512, 16384), shares=False),
     "copied": Way(
         lambda: traced(
             lambda x, dy, z: (*pair(x, dy), z * (x * z).sum(1, keepdim=True)),

@@ -38,7 +38,7 @@ from lab.tables import table
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNELS = "triton_mixorder"
-# Persistent, read off a boundary, cooperative, reread (fp64 is never cooperative).
+# Persistent, read off a boundary, cooperative.
 NORM_SIZES = ("37x100", "1031x768", "131x1001", "9x4097", "17x8191", "7x16400", "3x20001")
 NORMS = ("LayerNorm", "RMSNorm", "pre-norm residual")
 FIRST_PORT = 50000

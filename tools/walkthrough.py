@@ -52,7 +52,6 @@ FX graph of forward or backward, after Inductor's own passes
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
    |                   short sums    as persistent, with few rows to a program: its sums need fewer registers
-   |                   reread        a program reads the row again after each reduction
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
@@ -123,9 +122,8 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
         "do not depend on the row are hoisted (`once:`). In fp32, dx is computed by fused multiply-adds, "
         "which do not round the product (`transform/fma.py`). Other strategies transform this program "
-        "further: several programs share a wide row (`transform/cooperative.py`), or a program reads it "
-        "again (`transform/reread.py`). Programs that share a row wait for each other for a bounded time; a "
-        "program that has waited longer computes the others' parts itself.",
+        "further: several programs share a wide row (`transform/cooperative.py`). They wait for each other "
+        "for a bounded time; a program that has waited longer computes the others' parts itself.",
     ),
     "schedule.txt": (
         "Schedule",

@@ -37,12 +37,8 @@ class Eviction:
         """The argument of a load. Full tiles are streamed: evicting them first keeps others in cache.
 
         The others are small tensors, what a gather reads again at another place of the row, a table that many
-        rows share, what another kernel reads later, and what a later phase rereads. The two loads of a reread
-        must have different policies, or Triton would make one of them and keep the tile in registers.
+        rows share, and what another kernel reads later.
         """
-        rereads = [s for s in self.nest.body if isinstance(s, Load) and s.again and s.buffer == stmt.buffer]
-        if rereads:
-            return f", eviction_policy='evict_{'first' if stmt.again else 'last'}'"
         kept = self.program.buffer(stmt.buffer).read_again or self._shares_sectors
         return ", eviction_policy='evict_first'" if self._is_read_once(stmt) and not kept else ""
 

@@ -1,7 +1,6 @@
-"""Write the main kernel of strategies whose programs share no row: persistent, reread, blocks of columns.
+"""Write the main kernel of strategies whose programs share no row: persistent, blocks of columns.
 
-A program keeps one row tile at a time, in one or several chunks of columns, or rereads it after each
-reduction. Its loads state which (`Load.again`).
+A program keeps one row tile at a time, in one or several chunks of columns.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class Buffer:
 class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
-    Where the bool value `predicate` is false, nothing is read and the index may be out of range. `again`:
-    the nest also reads the same element before an earlier reduction.
+    Where the bool value `predicate` is false, nothing is read and the index may be out of range.
     """
 
     name: str
@@ -113,12 +112,10 @@ class Load:
     index: sympy.Expr
     dtype: torch.dtype
     predicate: Ref | None = None
-    again: bool = False
 
     def __str__(self) -> str:
         condition = "" if self.predicate is None else f" if {self.predicate}"
-        verb = "reload" if self.again else "load"
-        return f"%{self.name}: {short_dtype(self.dtype)} = {verb} {self.buffer}[{self.index}]{condition}"
+        return f"%{self.name}: {short_dtype(self.dtype)} = load {self.buffer}[{self.index}]{condition}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ class ReductionKind:
 
     `ptx` and `numpy`: the PTX instruction and the NumPy function that combine two float32. A cooperative
     kernel combines its parts with the instruction; the interpreter uses the NumPy function instead. Without
-    them, a row that is too wide for one program is reread.
+    them, a row that is too wide for one program is declined.
     """
 
     name: str

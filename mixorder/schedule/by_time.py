@@ -45,7 +45,7 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device
     if space.start.finishes and space.start.tile.xblock >= facts.rows:
         return space.start
     waits = stalls(facts) or facts.hot
-    if facts.levels == 0 or facts.divergent or facts.rereads or waits or space.start.parts > 1:
+    if facts.levels == 0 or facts.divergent or waits or space.start.parts > 1:
         return space.start
     known: dict[Schedule, float] = {}
 

@@ -68,7 +68,7 @@ def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> 
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
-    # Smaller tiles hide less: only for rows that are too wide to reread instead, or where loads of several
+    # Smaller tiles hide less: only for rows that no program holds, or where loads of several
     # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
     halved = facts.cols > MAX_COLS or facts.mixed
     sizes = (elements, elements // 2) if halved else (elements,)

@@ -65,11 +65,11 @@ class Facts:
     narrowest and of the widest full tensor. `held_words` stay in registers from one reduction to the next,
     including accumulators and column vectors; `column_words` are those of these two, per column.
     `instructions`: machine instructions that compute with an element. `divergent`: threads of a warp take
-    different branches. `levels`: the longest chain of dependent reductions. `rereads`: tile loads that repeat
-    an earlier phase's. `period`: rows this many apart start at the same distance from a boundary of wide
-    accesses; 1 if all do. `slack`: lanes beyond its columns that a program needs then. `numbered`: every
-    address that the finalisation loads from depends on its program's number. `finishable`: the finalisation
-    reads little beside partial results, so that a main kernel that has all rows may do its work as well.
+    different branches. `levels`: the longest chain of dependent reductions. `period`: rows this many apart
+    start at the same distance from a boundary of wide accesses; 1 if all do. `slack`: lanes beyond its
+    columns that a program needs then. `numbered`: every address that the finalisation loads from depends
+    on its program's number. `finishable`: the finalisation reads little beside partial results, so that a
+    main kernel that has all rows may do its work as well.
 
     Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
     and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
@@ -89,7 +89,6 @@ class Facts:
     held_words: int = 0
     staged_bytes: int = 0
     instructions: int = 0
-    rereads: int = 0
     batch: int = 1
     period: int = 1
     slack: int = 0
@@ -158,7 +157,6 @@ class _Reader:
             held_words=self.across_reductions + self.column_words,
             staged_bytes=sum(map(self.item, self.staged)),
             instructions=instructions(self.program),
-            rereads=sum(s.again for s in self.tiles),
             batch=self.batch,
             period=1 if phase is None else phase.period,
             slack=0 if phase is None else phase.elements - 1,

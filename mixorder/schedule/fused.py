@@ -181,10 +181,8 @@ class Fused:
         return own.step_us + self.levels * level + self.exchanges * exchange
 
 
-def fused_kernels(
-    loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic, stretch: float
-) -> Fused:
-    """The kernels of a region, for a prediction. `stretch`: a factor on the time of the bytes."""
+def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic) -> Fused:
+    """The kernels of a region, for a prediction."""
     tile, shared = schedule.tile, schedule.parts > 1
     programs = schedule.num_splits * schedule.parts * facts.batch
     steps = math.ceil(facts.rows / (tile.xblock * schedule.num_splits))
@@ -193,7 +191,7 @@ def fused_kernels(
     needed, spilled = _registers(schedule, facts, elements)
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
-    work, width = main_work(loops, schedule, facts, stretch)
+    work, width = main_work(loops, schedule, facts)
     work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
     cols = facts.cols / schedule.parts
     return Fused(
@@ -267,9 +265,9 @@ def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:
     return max(1, min(limits))
 
 
-def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: float) -> tuple[Work, int]:
-    """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as well;
-    `stretch` is on its bytes."""
+def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts) -> tuple[Work, int]:
+    """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
+    well."""
     nest = loops.nests[0]
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
@@ -291,7 +289,7 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts, stretch: flo
     )
     programs = schedule.num_splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
-    bytes_moved = Work(stretch * moves.dram - moves.dram + workspace, workspace + once * programs)
+    bytes_moved = Work(workspace, workspace + once * programs)
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
         found, full_inputs(loops, found), schedule, facts
     )

@@ -88,13 +88,14 @@ def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
     """The layouts of a row: its lanes, and the number of chunks, each a power of two; a single chunk first.
 
     More chunks are listed only if they need fewer lanes. Rows that are shifted (`period`: masks at both ends)
-    or reread (their tiles are not kept) have only a single chunk.
+    have only a single chunk.
     """
     size = next_power_of_2(facts.cols)
     found = [(size, 1)]
-    alone = facts.period > 1 or facts.rereads > 0
     while (
-        not alone and (size := size // 2) >= MIN_CHUNK and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
+        facts.period == 1
+        and (size := size // 2) >= MIN_CHUNK
+        and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
     ):
         if chunks * size < found[-1][0]:
             found.append((chunks * size, chunks))
@@ -332,8 +333,6 @@ def _stages(
 ) -> int:
     """The `num_stages`: row tiles in use or in flight, at most `MAX_STAGES`, and no more than fit. The bytes
     in flight are as close as possible to the target, because more are as bad as fewer."""
-    if facts.rereads and (facts.cols == r0_block or facts.held_words > 2):
-        return 1  # H200, bf16: RMSNorm 16384x16384 77% with two stages, 89% with one; 8192x12288 71% and 58%
     useful = per_sm * elements * facts.load_bytes * facts.cols // r0_block
     scale = constants.bytes_scale(device.bandwidth, device.num_sm)
     wanted = int(scale * constants.in_flight * constants.resident_bytes)

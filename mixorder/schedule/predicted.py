@@ -77,14 +77,10 @@ def expected(
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,
-    stretch: float,
     times: Times = TIMES,
 ) -> Expected:
-    """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run.
-
-    `stretch`: the strategy's factor on the time of the bytes.
-    """
-    fused = fused_kernels(loops, schedule, facts, moved, stretch)
+    """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run."""
+    fused = fused_kernels(loops, schedule, facts, moved)
     others = apart.kernels_of(lowered, device)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,

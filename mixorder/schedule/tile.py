@@ -256,7 +256,6 @@ def expected_of_tile(
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,
-    stretch: float,
     times: Times = TIMES,
 ) -> Expected:
     """The prediction for a blocked program: it moves every tensor once. Inductor has a kernel for the blocks

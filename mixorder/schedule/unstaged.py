@@ -50,8 +50,6 @@ def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceIn
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
     repeated = loads_again(facts, tile)
-    if facts.rereads:
-        return tile, per_sm
     if stalls(facts):
         return _with_many_warps(facts, tile, lanes, device)
     if not (many or repeated):

@@ -8,6 +8,7 @@ later phase needs are carried to it, because the program has started on other ro
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import sympy
 import torch
@@ -32,7 +33,8 @@ from ..ir.program import (
 )
 from ..ir.rewriting import renamed
 from .half_precision import with_float32_partials
-from .reread import Root, depth_of_roots
+
+Root = Reduce | PartialAccumulate | Store
 
 MAILBOX = "mailbox"
 EMPTY = -1  # the initial value of a mailbox slot: as a float, a NaN that no computation gives
@@ -130,3 +132,16 @@ class _Phases:
                 self.body.append(renamed(stmt, new, used))
             self.named[key] = new
         return self.named[key]
+
+
+def depth_of_roots(nest: Nest) -> Callable[[Root], int]:
+    """A function that counts the dependent reductions before a reduction, an accumulation or a store."""
+    above = nest.reductions_above()
+    reduced = {s.name for s in nest.body if isinstance(s, Reduce)}
+
+    def depth_of(root: Root) -> int:
+        if isinstance(root, Reduce):
+            return above[root.name]
+        return above[root.value.name] + (root.value.name in reduced)
+
+    return depth_of

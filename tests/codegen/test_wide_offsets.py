@@ -23,7 +23,7 @@ from mixorder.codegen.programmatic_launch import released
 from mixorder.codegen.source import KernelSource, LaunchConfig
 from mixorder.inductor.symbols import FloorDiv, wide_symbols
 from mixorder.schedule import tile
-from mixorder.strategies import COLUMN_BLOCKS, COOPERATIVE, PERSISTENT, REREAD, SHORT_SUMS, STRATEGIES, TILE
+from mixorder.strategies import COLUMN_BLOCKS, COOPERATIVE, PERSISTENT, SHORT_SUMS, STRATEGIES, TILE
 
 X, Y, S0, S1 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("x", "y", "s0", "s1"))
 
@@ -109,7 +109,6 @@ WHOLE = {
     (SHORT_SUMS.name, "rows"): lambda: traced(
         norm_of_parts, *[((2**14, 2**18), f32)] * 2, *[((2**14, 1), f32)] * 2, ((4096,), f32)
     ),
-    (REREAD.name, "rows"): lambda: graphs.rms_norm_backward(160_000, 16384),
 }
 
 

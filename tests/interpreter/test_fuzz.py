@@ -107,7 +107,6 @@ def test_programs_in_which_a_bug_was_found(program: Program) -> None:
     [
         ("", "persistent"),
         ("cooperative", "cooperative, 2 programs to 2 rows"),
-        ("reread", "reread"),
         ("short sums", "short sums"),
     ],
 )

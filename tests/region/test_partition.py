@@ -143,15 +143,14 @@ def test_a_chain_of_norms_that_programs_share_stays_whole() -> None:
 
 
 @pytest.mark.usefixtures("no_exchange")
-def test_a_chain_of_norms_that_is_too_wide_leaves_one_sum_out() -> None:
-    """Rather than write what is between the norms: of all cuts, that one saves most."""
+def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
     graph = norms_in_a_chain(8192)
     whole = only(graph)
     assert (len(whole.inner), len(whole.outer)) == (4, 4)
     with report.collect() as records:
         pipeline.run(graph, OPTIONS)
     found = [(len(r.inner), len(r.outer)) for r in records if isinstance(r, report.RegionRecord)]
-    assert found == [(4, 3)]
+    assert found == [(3, 2), (1, 2)]
 
 
 def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:

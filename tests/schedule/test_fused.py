@@ -107,7 +107,7 @@ def test_threads_with_few_bytes_of_the_narrowest_tensor_wait(norm: RegionRecord)
         dataclasses.replace(norm.schedule, tile=Tile(1, warps, 3), chunks=3, r0_block=384) for warps in (2, 4)
     ]
     half = dataclasses.replace(facts_of(norm.loops), item_bytes=1)
-    found = [fused_kernels(norm.loops, s, half, norm.traffic, 1.0).waits for s in tiles]
+    found = [fused_kernels(norm.loops, s, half, norm.traffic).waits for s in tiles]
     assert found == [True, True] and not kernels(tiles[0], norm).waits
 
 
@@ -190,7 +190,7 @@ def test_integers_of_eight_bytes_beside_bytes_touch_many_lines() -> None:
     facts, lines = facts_of(record.loops), []
     for warps in (2, 4):
         schedule = dataclasses.replace(record.schedule, tile=Tile(2, warps, 1), r0_block=512)
-        lines.append(main_work(record.loops, schedule, facts, 1.0)[0].lines / facts.numel)
+        lines.append(main_work(record.loops, schedule, facts)[0].lines / facts.numel)
     assert lines[0] > lines[1] > 0
 
 
@@ -205,8 +205,8 @@ def test_only_results_that_are_turned_take_half_as_many_requests() -> None:
     facts, tile = facts_of(record.loops), dataclasses.replace(record.schedule.tile, num_stages=1)
     one = dataclasses.replace(record.schedule, tile=tile)
     assert facts.along_rows and not facts.both_ways
-    alone = main_work(record.loops, one, facts, 1.0)[0].requests
-    mixed = main_work(record.loops, one, dataclasses.replace(facts, both_ways=True), 1.0)[0].requests
+    alone = main_work(record.loops, one, facts)[0].requests
+    mixed = main_work(record.loops, one, dataclasses.replace(facts, both_ways=True))[0].requests
     assert alone < 0.6 * mixed
 
 
@@ -223,7 +223,7 @@ def test_wide_rows_that_lie_both_ways_take_longer_ahead(cols: int, crossed: bool
         dataclasses.replace(record.schedule, tile=dataclasses.replace(record.schedule.tile, num_stages=n))
         for n in (1, 3)
     )
-    found = [fused_kernels(record.loops, schedule, facts, moved, 1.0) for schedule in (one, ahead)]
+    found = [fused_kernels(record.loops, schedule, facts, moved) for schedule in (one, ahead)]
     assert [kernels.crossed for kernels in found] == [False, crossed]
     plain = dataclasses.replace(found[1], crossed=False)
     assert (found[1].us(H200, TIMES) > 1.5 * plain.us(H200, TIMES)) == crossed
@@ -235,7 +235,7 @@ def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
 
 
 def kernels(schedule: Schedule, record: RegionRecord) -> Fused:
-    return fused_kernels(record.loops, schedule, facts_of(record.loops), record.traffic, 1.0)
+    return fused_kernels(record.loops, schedule, facts_of(record.loops), record.traffic)
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_tensors_beside_a_mask_of_bytes_move_half_sectors() -> None:
         (record,) = records
         assert isinstance(record, RegionRecord)
         facts = facts_of(record.loops)
-        moved[dtype] = main_work(record.loops, record.schedule, facts, 1.0)[0].l2 / facts.numel
+        moved[dtype] = main_work(record.loops, record.schedule, facts)[0].l2 / facts.numel
     # Two float32 and a mask are read, and one float32 is written.
     assert moved[torch.bool] == pytest.approx(HALVES * (3 * 4 + 1), rel=0.05)
     assert moved[f32] == pytest.approx(4 * 4, rel=0.05)

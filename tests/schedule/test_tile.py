@@ -192,13 +192,13 @@ def test_the_predicted_time(name: str) -> None:
     schedule = tile.choose(facts, H200)
     loops = staged(program, tile.staged_results(program, schedule))
     moved = traffic(program, loops, 1)
-    found = tile.expected_of_tile(program, loops, schedule, facts, moved, H200, 1.0)
+    found = tile.expected_of_tile(program, loops, schedule, facts, moved, H200)
     both = len(set(name.split("_")) & {"both", "place"})
     assert (found.launches, found.launches_apart) == (1 + schedule.staged, 1 + both)
     assert found.limit_us < found.fused_us and found.idle_us <= found.fused_us
     assert found.saved_us > 0
     slow = dataclasses.replace(H200, name="half", bandwidth=H200.bandwidth / 2)
-    other = tile.expected_of_tile(program, loops, schedule, facts, moved, slow, 1.0)
+    other = tile.expected_of_tile(program, loops, schedule, facts, moved, slow)
     assert other.limit_us > 1.8 * found.limit_us and not other.measured
 
 
@@ -235,7 +235,7 @@ def test_the_time_of_a_turned_cast(rows: int, pays: bool) -> None:
     program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
     facts = tile.facts_of_tile(program)
     moved = traffic(program, program, 1)
-    found = tile.expected_of_tile(program, program, tile.choose(facts, H200), facts, moved, H200, 1.0)
+    found = tile.expected_of_tile(program, program, tile.choose(facts, H200), facts, moved, H200)
     assert (found.launches, found.launches_apart) == (1, 1)
     assert (found.saved_us > LEAST_SAVED * found.apart_us) == pays
 

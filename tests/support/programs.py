@@ -103,7 +103,7 @@ class Program:
     puts one of `PLANTS` at a place of an input (modulo its size). `backward`: gradients of the inputs are
     what counts. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program
     is run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1.
-    `strategy`: the way to run rows that is tried first (`cooperative`, `reread` or `short sums`); empty for
+    `strategy`: the way to run rows that is tried first (`cooperative` or `short sums`); empty for
     the pipeline's own choice. `seed` is that of the inputs' numbers.
     """
 
@@ -273,7 +273,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         backward,
         dynamic,
         draw.pick((0, 0, 0, 1, 3, 64)),
-        draw.pick(("", "", "cooperative", "reread", "short sums")),
+        draw.pick(("", "", "cooperative", "short sums")),
         seed,
         draw.pick(INTS),
         draw.pick(FP8),

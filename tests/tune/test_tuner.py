@@ -352,7 +352,7 @@ def test_of_narrow_rows_only_what_was_chosen_is_timed() -> None:
 def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
     found = problem(cols)
     starts = tuner.variants(found)
-    singles = {"persistent", "reread"} if cols < 65536 else set()
+    singles = {"persistent"} if cols < 65536 else set()
     assert {name for name in starts if "programs" not in name} == singles
     assert sum("programs" in name for name in starts) >= 2
     assert next(iter(starts.values())) == found.chosen
@@ -360,7 +360,6 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
         schedule, space = start.schedule, tuner._space(found, start)
         assert name == start.strategy.title(schedule)
         assert (schedule.parts > 1) == ("programs" in name) == bool(start.loops.role(BufferRole.MAILBOX))
-        assert name != "reread" or start.facts.rereads
         assert space.legal(schedule)
         for near in space.near(schedule):
             assert near != schedule and space.legal(near)
@@ -369,12 +368,12 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
 
 def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def us(candidate: Candidate) -> float:
-        return 20.0 if candidate.variant == "reread" else 30.0
+        return 20.0 if "programs" in candidate.variant else 30.0
 
     monkeypatch.setattr(FakeBench, "us", staticmethod(us))
     plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
     tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
-    assert "evict_last" not in plain.kernels[0].text and "evict_last" in tuned.kernels[0].text
+    assert plain.schedule.parts == 1 < tuned.schedule.parts
     assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
 
 

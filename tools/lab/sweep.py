@@ -43,8 +43,7 @@ class Way:
 
 def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Candidate, Way]:
     """The rules' choice first, then at most so many schedules of each strategy, each once; those that the
-    rules would not choose come last. A strategy that reads rows more often is swept only where no other
-    applies."""
+    rules would not choose come last."""
     chosen: dict[Candidate, Way] = {}
     refused: dict[Candidate, Way] = {}
     for strategy in STRATEGIES:
@@ -52,7 +51,7 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
             strategy.applies(program)
             loops = strategy.transform(program)
             facts = strategy.facts(loops)
-            if (facts.rereads and chosen) or (facts.exchanges and facts.cols <= SHARE_FROM):
+            if facts.exchanges and facts.cols <= SHARE_FROM:
                 continue
             found = schedules(strategy, facts, device, most)
             ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in found}

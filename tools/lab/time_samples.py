@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from mixorder import pipeline
-from mixorder.ir.program import BufferRole, LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.options import Options
 from mixorder.record import RegionRecord
 from mixorder.report import collect
@@ -57,9 +57,9 @@ class Blocked:
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of all kernels."""
         record, strategy = self.record, strategy_of(self.record)
-        facts, stretch = strategy.facts(record.loops), strategy.stretch(0)
+        facts = strategy.facts(record.loops)
         nests = record.apart, record.loops
-        takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, stretch, times)
+        takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, times)
         return takes.fused_us
 
 
@@ -165,8 +165,7 @@ def program_of(target: Measured, corpus: Path) -> LoopProgram:
 def _scheduled(strategy: Strategy, loops: LoopProgram, schedule: Schedule) -> Fused:
     placed = strategy.place(loops, schedule)
     moved = Traffic(0, 0, workspace_bytes(placed, schedule.partials), 0, 0)
-    stretch = strategy.stretch(len(placed.role(BufferRole.WORKSPACE)))
-    return fused_kernels(placed, schedule, strategy.facts(loops), moved, stretch)
+    return fused_kernels(placed, schedule, strategy.facts(loops), moved)
 
 
 def _of_norm(norm: str, rows: int, cols: int, stock_us: float | None, ours_us: float) -> Sample:
@@ -222,8 +221,7 @@ def fused(record: RegionRecord) -> Fused | Blocked:
     strategy = strategy_of(record)
     if strategy.blocked:
         return Blocked(record)
-    stretch = strategy.stretch(len(record.loops.role(BufferRole.WORKSPACE)))
-    return fused_kernels(record.loops, record.schedule, facts_of(record.loops), record.traffic, stretch)
+    return fused_kernels(record.loops, record.schedule, facts_of(record.loops), record.traffic)
 
 
 def _of_inductor(record: RegionRecord) -> tuple[Kernel, ...]:
