@@ -59,7 +59,7 @@ FX graph of forward or backward, after Inductor's own passes
    |                 it is tried again at the end if the peak is lower then
    v                 -> LoopProgram, Schedule
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
-   |  gate           a region is left to Inductor unless it saves time: as timed or, if not timed, as predicted
+   |  gate           a region is left to Inductor unless it saves time, as timed or else as predicted
    |  in_place       dx takes the memory of a dy that nothing reads afterwards
    v                 -> LoopProgram, Schedule
    |  codegen        main kernel and finalisation
@@ -70,11 +70,11 @@ FX graph of forward or backward, after Inductor's own passes
 FX graph with kernel launches in place of the region, mostly two; Inductor carries on
 ```
 
-Casts by blocks have other stages between `lower` (`lowering/tile.py`) and `transform`: `contract`, products and
-sums of one operator become fused multiply-adds, as in eager's kernels; `ahead`, values of whole rows, which
-other programs of the same kernel compute first; `split`, sums over all rows become partial results; `same_bits`;
-`sooner`, statements that need no reduction come first, if fewer values are live then; `held`, loaded words stay in
-registers while a program waits, and are converted again behind the wait.
+Casts by blocks have other stages between `lower` (`lowering/tile.py`) and `transform`: `contract`, products
+and sums of one operator become fused multiply-adds, as in eager's kernels; `ahead`, values of whole rows,
+which other programs of the same kernel compute first; `split`, sums over all rows become partial results;
+`same_bits`; `sooner`, statements that need no reduction come first, if fewer values are live then; `held`,
+loaded words stay in registers while a program waits, and are converted again behind the wait.
 
 Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
 {ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks

@@ -59,9 +59,10 @@ class Plugin:
     `settings`: returns the current options. `identity`: returns everything that the pass's results depend on
     besides the graph; it can be pickled. `mark`: marks in a joint graph what its forward and its backward
     have to agree on, and returns whether nodes have other names then. `run`: changes a graph in place;
-    returns the records of fused regions. `loses_order`: whether a node has an effect that Inductor may run in
-    another order than the graph's. `given_back`: gets the records and the error if the graph is compiled
-    without its regions. `assembly`: the result of a piece of inline assembly on NumPy arrays; None if unknown.
+    returns the records of fused regions. `loses_order`: whether a node has an effect that Inductor may
+    run in another order than the graph's. `given_back`: gets the records and the error if the graph is
+    compiled without its regions. `assembly`: the result of a piece of inline assembly on NumPy arrays;
+    None if unknown.
     """
 
     settings: Callable[[], Any]

@@ -73,6 +73,6 @@ def test_same_gradients_in_less_memory(
 
 
 def test_of_padded_products_a_part_is_a_copy_or_has_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No assertion on memory: copies come and go, and two compiles of the same differ by up to 6%. A gradient is a part
-    # of a padded product or leaves gaps, so that there may be nothing to overwrite.
+    # No assertion on memory: copies come and go, and two compiles of the same differ by up to 6%. A gradient
+    # is a part of a padded product or leaves gaps, so that there may be nothing to overwrite.
     compare("layer", 1030, bf16, 0, monkeypatch, force_shape_pad=True)
