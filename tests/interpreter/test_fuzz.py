@@ -179,3 +179,16 @@ def test_a_moved_effect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = (*NORM.outputs, ("v8", "plain"), ("v9", "plain"))
     outcome = run(dataclasses.replace(NORM, steps=steps, outputs=outputs), "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", "effects"), outcome
+
+
+def test_an_added_guard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_ = pipeline.run
+
+    def asking(graph: Graph, *args: Any, **kwargs: Any) -> Any:
+        rows = next(node.meta["val"].shape[0] for node in graph.nodes if node.name == "sum_1")
+        assert rows < 1000
+        return pass_(graph, *args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "run", asking)
+    outcome = run(dataclasses.replace(NORM, dynamic=True, sizes=(8,)), "interpreter")
+    assert (outcome.status, outcome.kind) == ("failed", "effects") and "< 1000" in outcome.message, outcome
