@@ -28,7 +28,7 @@ from typing import Any
 from lab import arguments
 from lab.pool import Broken, Pool
 from lab.smaller import smaller
-from support.programs import NARROWEST, Program, Seeded, make
+from support.programs import NARROWEST, Program, make
 from support.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
@@ -75,7 +75,7 @@ def told(one: dict[str, Any]) -> Iterator[str]:
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
     small = args.device == "interpreter"
     for seed in range(args.seed, args.seed + args.cases):
-        program = make(Seeded(seed), small=small, seed=seed)
+        program = make(seed, small=small)
         yield Task(program, args.device, seed, seed % STOCK_EVERY == 0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.differential import check
 from support.inputs import poison_free_memory
-from support.programs import Seeded, make
+from support.programs import make
 
 pytestmark = pytest.mark.gpu
 
@@ -19,4 +19,4 @@ def test_free_memory_is_poisoned(size):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
-    check(make(Seeded(seed), small=False, seed=seed), "cuda")
+    check(make(seed, small=False), "cuda")

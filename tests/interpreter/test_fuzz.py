@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.differential import check, run
 from support.effects import sequence
-from support.programs import OPS, Program, Seeded, Step, make
+from support.programs import OPS, Program, Step, make
 from torch.fx import Graph
 
 from mixorder import pipeline, strategies
@@ -23,7 +23,7 @@ random.Random(0).shuffle(WORDS)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
 def test_random_programs(seed: int) -> None:
-    check(make(Seeded(seed), small=True, seed=seed), "interpreter")
+    check(make(seed, small=True), "interpreter")
 
 
 @pytest.mark.parametrize("first", range(0, len(WORDS), CHUNK))
@@ -31,7 +31,7 @@ def test_random_programs(seed: int) -> None:
 def test_every_operator(first: int) -> None:
     """In programs that have many of them, in the first in which all fit."""
     words = WORDS[first : first + CHUNK]
-    made = (make(Seeded(seed), small=True, seed=seed, wanted=words) for seed in range(200))
+    made = (make(seed, small=True, wanted=words) for seed in range(200))
     program = max(made, key=lambda p: len({s.op for s in p.steps} & {*words}))
     check(program, "interpreter", stock=False)
 

@@ -1,20 +1,20 @@
-"""Random programs as data, for differential fuzzing: made, written as Python source, and made smaller.
+"""Random programs as data, for differential fuzzing: made, and written as Python source.
 
-In: a `Draw` (a seeded random generator, or hypothesis). Out: a `Program`, whose `source` is a plain
-function of tensors. `operators.py` says of which kinds values are. Where a kind has no axis, its size is 1,
-so every pair of a row and a column reduction over one tensor is one that mixorder may fuse, whatever the
-classes of the axes. Numbers stay around 1 in size, and nothing jumps where a rounding differs: what compares,
-rounds or takes an extreme under autograd does so on an input, or on what was made of inputs without rounding.
+In: a seed. Out: a `Program`, whose `source` is a plain function of tensors. `operators.py` says of which
+kinds values are. Where a kind has no axis, its size is 1, so every pair of a row and a column reduction over
+one tensor is one that mixorder may fuse, whatever the classes of the axes. Numbers stay around 1 in size, and
+nothing jumps where a rounding differs: what compares, rounds or takes an extreme under autograd does so on an
+input, or on what was made of inputs without rounding.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import random
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from random import Random
+from typing import Any
 
 from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
 from .operators import (
@@ -34,7 +34,6 @@ from .operators import (
     space_of,
 )
 
-T = TypeVar("T")
 Shape = tuple[int, ...]
 
 OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | EFFECTS
@@ -46,27 +45,6 @@ VIEWS = ("plain", "plain", "plain", "transposed", "sliced", "flat", "twice")
 SMALL_COLS = (1, 2, 3, 5, 7, 8, 11, 12, 16, 17, 33, 50, 72)
 COLS = (1, 2, 3, 7, 16, 31, 64, 100, 127, 128, 255, 257, 500, 512, 768, 1001, 1024, 1536, 2049, 4097, 8192)
 WIDE_COLS = (12288, 16384, 16400, 20000, 32768, 65536)
-
-
-class Draw(Protocol):
-    """Where choices come from."""
-
-    def integer(self, low: int, high: int) -> int: ...
-
-    def pick(self, choices: Sequence[T]) -> T: ...
-
-
-class Seeded:
-    """Choices of a seeded random generator."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return self.random.randint(low, high)
-
-    def pick(self, choices: Sequence[T]) -> T:
-        return self.random.choice(choices)
 
 
 _LIKELY = ("row_sum", "col_sum") * 4 + ("mul_row", "sub_mul_row", "mul_col", "row_mean", "col_sum_flat") * 2
@@ -236,19 +214,23 @@ class Program:
         return dataclasses.replace(self, steps=tuple(reversed(kept)))
 
 
-def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) -> Program:
-    """A random program. `small`: of sizes for the interpreter, else for a GPU; `seed` for its numbers.
-    `wanted`: operators that it has, where they fit, besides the sums of a pair; drawn if there are none."""
+def make(seed: int, *, small: bool, wanted: Sequence[str] = ()) -> Program:
+    """The random program of a seed, which is also that of its numbers. `small`: of sizes for the interpreter,
+    else for a GPU. `wanted`: operators that it has, where they fit, besides the sums of a pair; drawn if
+    there are none."""
+    draw = Random(seed)
     shape, inner, outer = _space(draw, small)
-    backward = draw.integer(0, 2) > 0
-    dynamic = draw.integer(0, 3) == 0
+    backward = draw.randint(0, 2) > 0
+    dynamic = draw.randint(0, 3) == 0
     first = next((shape[d] for d in outer if d not in inner), 0)
     sizes = (
-        tuple(dict.fromkeys(draw.pick((0, 1, 2, first + 3, first + 3)) for _ in range(2))) if dynamic else ()
+        tuple(dict.fromkeys(draw.choice((0, 1, 2, first + 3, first + 3)) for _ in range(2)))
+        if dynamic
+        else ()
     )
     planted = [
-        (draw.pick(("x", "y")), draw.integer(0, 1 << 20), draw.pick(PLANTS))
-        for _ in range(draw.integer(1, 4) if draw.integer(0, 3) == 0 else 0)
+        (draw.choice(("x", "y")), draw.randint(0, 1 << 20), draw.choice(PLANTS))
+        for _ in range(draw.randint(1, 4) if draw.randint(0, 3) == 0 else 0)
     ]
     empty = 0 in shape or 0 in sizes
     legal = [
@@ -259,7 +241,7 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         and not (op.finite and not {what for _, _, what in planted} <= {*FINITE_PLANTS})
     ]
     steps = _steps(draw, [n for n in wanted if n in legal] or _wanted(draw, legal))
-    dtype = draw.pick(("float32", "float32", "bfloat16", "bfloat16", "float16", "float64"))
+    dtype = draw.choice(("float32", "float32", "bfloat16", "bfloat16", "float16", "float64"))
     program = Program(
         shape,
         inner,
@@ -267,33 +249,35 @@ def make(draw: Draw, *, small: bool, seed: int = 0, wanted: Sequence[str] = ()) 
         steps,
         _outputs(draw, steps, unused=bool(wanted)),
         dtype,
-        draw.pick((dtype, "float32")) if dtype != "float64" else dtype,
-        tuple(draw.pick(LAYOUTS) if draw.integer(0, 2) == 0 else "contiguous" for _ in range(4)),
+        draw.choice((dtype, "float32")) if dtype != "float64" else dtype,
+        tuple(draw.choice(LAYOUTS) if draw.randint(0, 2) == 0 else "contiguous" for _ in range(4)),
         tuple(planted),
         backward,
         dynamic,
-        draw.pick((0, 0, 0, 1, 3, 64)),
-        draw.pick(("", "", "cooperative", "short sums")),
+        draw.choice((0, 0, 0, 1, 3, 64)),
+        draw.choice(("", "", "cooperative", "short sums")),
         seed,
-        draw.pick(INTS),
-        draw.pick(FP8),
+        draw.choice(INTS),
+        draw.choice(FP8),
         sizes,
-        dynamic and draw.integer(0, 1) == 0,
+        dynamic and draw.randint(0, 1) == 0,
     )
     return program.without_dead_steps()
 
 
-def _wanted(draw: Draw, legal: Sequence[str]) -> list[str]:
+def _wanted(draw: Random, legal: Sequence[str]) -> list[str]:
     """Operators of a theme, of the usual ones, and any, in turns."""
-    theme = [name for name in draw.pick(_THEMES) if name in legal]
+    theme = [name for name in draw.choice(_THEMES) if name in legal]
     usual = [name for name in _LIKELY if name in legal]
-    return [draw.pick((theme, usual, legal)[min(2, draw.integer(0, 3))]) for _ in range(draw.integer(3, 14))]
+    return [
+        draw.choice((theme, usual, legal)[min(2, draw.randint(0, 3))]) for _ in range(draw.randint(3, 14))
+    ]
 
 
-def _steps(draw: Draw, wanted: list[str]) -> tuple[Step, ...]:
+def _steps(draw: Random, wanted: list[str]) -> tuple[Step, ...]:
     """The operators in their order, with at least one row sum and one column sum."""
-    wanted.insert(draw.integer(0, len(wanted)), "row_sum")
-    wanted.insert(draw.integer(0, len(wanted)), "col_sum")
+    wanted.insert(draw.randint(0, len(wanted)), "row_sum")
+    wanted.insert(draw.randint(0, len(wanted)), "col_sum")
     kinds, steps = KINDS | MORE_KINDS, []
     written: set[str] = set()
     for i, name in enumerate(wanted):
@@ -301,38 +285,40 @@ def _steps(draw: Draw, wanted: list[str]) -> tuple[Step, ...]:
         given = tuple(n for n in ("x", "y") if n not in written or op.result == WRITE)
         if INPUT in op.args and not given:
             continue
-        args = tuple(draw.pick(given) if k == INPUT else _argument(draw, k, kinds) for k in op.args)
-        steps.append(Step(f"v{i}", name, args, draw.integer(1, 5)))
+        args = tuple(draw.choice(given) if k == INPUT else _argument(draw, k, kinds) for k in op.args)
+        steps.append(Step(f"v{i}", name, args, draw.randint(1, 5)))
         kinds[f"v{i}"] = op.result
         if op.result == WRITE:
             written.add(args[0])
     return tuple(steps)
 
 
-def _outputs(draw: Draw, steps: Sequence[Step], unused: bool) -> tuple[tuple[str, str], ...]:
+def _outputs(draw: Random, steps: Sequence[Step], unused: bool) -> tuple[tuple[str, str], ...]:
     """The last number of each space, what is only given back, the last of some other kinds, and any; with
     `unused`, also what nothing is made of."""
     made = {s.name: OPS[s.op].result for s in steps if OPS[s.op].result != WRITE}
     last = {kind: name for name, kind in made.items()}
     names = [name for kind, name in last.items() if kind in DEFAULTS and "." not in kind]
     names += [name for name, kind in made.items() if kind not in DEFAULTS]
-    names += [name for kind, name in last.items() if "." in kind and draw.integer(0, 1)]
-    names += [draw.pick(tuple(made)) for _ in range(draw.integer(0, 3))]
+    names += [name for kind, name in last.items() if "." in kind and draw.randint(0, 1)]
+    names += [draw.choice(tuple(made)) for _ in range(draw.randint(0, 3))]
     used = {name for step in steps for name in step.args}
     names += [name for name in made if unused and name not in used]
-    return tuple((name, draw.pick(VIEWS)) for name in dict.fromkeys(names))
+    return tuple((name, draw.choice(VIEWS)) for name in dict.fromkeys(names))
 
 
-def _space(draw: Draw, small: bool) -> tuple[Shape, Shape, Shape]:
+def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
     """A shape, and the dims that the inner and the outer reductions reduce."""
-    cols = draw.pick(SMALL_COLS if small else COLS if draw.integer(0, 9) else WIDE_COLS)
+    cols = draw.choice(SMALL_COLS if small else COLS if draw.randint(0, 9) else WIDE_COLS)
     most = 400 if small else max(1 << 20, 2 * cols)
-    rows = draw.integer(1, min(most // cols, 13 if small else draw.pick((40, 700, 6000))) - 1) + 1
-    split = next((n for n in (draw.integer(2, 5), 3, 2) if rows % n == 0), 1)
-    few = draw.integer(2, 3 if small else 5)
-    if draw.integer(0, 15) == 0:
-        rows, cols, split, few = draw.pick(((0, cols, 1, few), (rows, 0, split, few), (rows, cols, split, 0)))
-    match draw.pick(("norm", "norm", "batched", "heads", "sample", "image", "dims")):
+    rows = draw.randint(1, min(most // cols, 13 if small else draw.choice((40, 700, 6000))) - 1) + 1
+    split = next((n for n in (draw.randint(2, 5), 3, 2) if rows % n == 0), 1)
+    few = draw.randint(2, 3 if small else 5)
+    if draw.randint(0, 15) == 0:
+        rows, cols, split, few = draw.choice(
+            ((0, cols, 1, few), (rows, 0, split, few), (rows, cols, split, 0))
+        )
+    match draw.choice(("norm", "norm", "batched", "heads", "sample", "image", "dims")):
         case "norm":
             return (rows, cols), (1,), (0,)
         case "batched":
@@ -343,12 +329,12 @@ def _space(draw: Draw, small: bool) -> tuple[Shape, Shape, Shape]:
             return (few, max(1, rows // max(1, few)), cols), (2,), (1,)
         case "image":
             return (
-                (max(1, rows // max(1, few)), few, draw.integer(1, 4), cols and max(1, cols // 3)),
+                (max(1, rows // max(1, few)), few, draw.randint(1, 4), cols and max(1, cols // 3)),
                 (2, 3),
                 (0, 2, 3),
             )
         case _:
-            return (rows, draw.integer(2, 3), cols and max(1, cols // 3)), (1, 2), (0,)
+            return (rows, draw.randint(2, 3), cols and max(1, cols // 3)), (1, 2), (0,)
 
 
 def _fits(op: Op, shape: Shape, inner: Shape, outer: Shape, backward: bool) -> bool:
@@ -360,9 +346,9 @@ def _fits(op: Op, shape: Shape, inner: Shape, outer: Shape, backward: bool) -> b
     )
 
 
-def _argument(draw: Draw, kind: str, kinds: dict[str, str]) -> str:
+def _argument(draw: Random, kind: str, kinds: dict[str, str]) -> str:
     """A value of the kind; the later ones are drawn more often."""
     names = [name for name, k in kinds.items() if k == kind]
     if not names:
         return ""  # whatever the kind's default is
-    return names[max(draw.integer(0, len(names) - 1), draw.integer(0, len(names) - 1))]
+    return names[max(draw.randint(0, len(names) - 1), draw.randint(0, len(names) - 1))]

@@ -23,7 +23,7 @@ from support.compilers import by_node
 from support.differential import Outcome, function_of
 from support.discrete import FP8, INTS
 from support.inputs import Example, laid_out, poison
-from support.programs import LAYOUTS, OPS, Program, Seeded, Step, make
+from support.programs import LAYOUTS, OPS, Program, Step, make
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -32,8 +32,8 @@ PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "p
 
 @pytest.mark.parametrize("small", [True, False])
 def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> None:
-    programs = [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
-    assert programs == [make(Seeded(seed), small=small, seed=seed) for seed in range(400)]
+    programs = [make(seed, small=small) for seed in range(400)]
+    assert programs == [make(seed, small=small) for seed in range(400)]
     for program in programs:
         results = {OPS[s.op].result for s in program.steps}
         assert {"row", "col"} <= results
@@ -44,7 +44,7 @@ def test_programs_come_from_their_seed_and_have_both_reductions(small: bool) -> 
 
 
 def test_every_operator_is_drawn() -> None:
-    programs = [make(Seeded(seed), small=True, seed=seed) for seed in range(2500)]
+    programs = [make(seed, small=True) for seed in range(2500)]
     assert {step.op for p in programs for step in p.steps} == OPS.keys()
     assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
     assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
@@ -53,7 +53,7 @@ def test_every_operator_is_drawn() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_smaller_programs_still_run(seed: int) -> None:
     """So does one whose steps are gone: their results are inputs then."""
-    program = make(Seeded(seed), small=True, seed=seed)
+    program = make(seed, small=True)
     candidates = list(smaller(program))
     assert candidates and program not in candidates
     for candidate in candidates[:: max(1, len(candidates) // 12)]:
@@ -220,7 +220,7 @@ def test_a_program_whose_exact_inputs_are_written_is_not_sound() -> None:
     steps = (Step("v0", "write_full", ("x", "y")), Step("v1", "above", ("x",)))
     program = dataclasses.replace(PLAIN, steps=steps, outputs=(("v1", "plain"),))
     assert not program.sound and dataclasses.replace(program, steps=steps[::-1]).sound
-    assert all(make(Seeded(seed), small=True, seed=seed).sound for seed in range(400))
+    assert all(make(seed, small=True).sound for seed in range(400))
     assert all(candidate.sound for candidate in smaller(program))
 
 
@@ -245,7 +245,7 @@ def test_shrinking_leaves_what_fails() -> None:
 
     big = next(
         p
-        for p in (make(Seeded(s), small=True) for s in range(100))
+        for p in (make(s, small=True) for s in range(100))
         if len(p.steps) > 9 and p.shape[-1] > 7 and failing(p)
     )
     pool = InProcess(failing)

@@ -45,23 +45,16 @@ def _fewer(program: Program) -> Iterator[Program]:
 
 
 def _plainer(program: Program) -> Iterator[Program]:
-    for change in (
-        {"planted": ()},
-        {"dynamic": False, "sizes": (), "oblivious": False},
-        {"oblivious": False},
-        *({"sizes": (size,)} for size in program.sizes if len(program.sizes) > 1),
-        {"layouts": ("contiguous",)},
-        {"split_size": 0},
-        {"strategy": ""},
-        {"weight_dtype": program.dtype},
-        {"dtype": "float32", "weight_dtype": "float32"},
-        {"outputs": tuple((name, "plain") for name, _ in program.outputs)},
-        {"int_dtype": "int32"},
-        {"fp8_dtype": "float8_e4m3fn"},
-        {"planted": program.planted[:1]},
-        {"backward": False},
-    ):
-        yield dataclasses.replace(program, **change)
+    """With what is usual, one thing at a time, or less of what there are several."""
+    for field in dataclasses.fields(program):
+        if field.name != "seed" and field.default is not dataclasses.MISSING:
+            yield dataclasses.replace(program, **{field.name: field.default})
+    yield dataclasses.replace(program, dtype="float32", weight_dtype="float32")
+    yield dataclasses.replace(program, outputs=tuple((name, "plain") for name, _ in program.outputs))
+    for name in ("planted", "sizes"):
+        several = getattr(program, name)
+        for i in range(len(several) if len(several) > 1 else 0):
+            yield dataclasses.replace(program, **{name: several[:i] + several[i + 1 :]})
 
 
 def _shorter(program: Program) -> Iterator[Program]:
