@@ -15,17 +15,15 @@ code. Exit status: 0, or 1 if an entry has no result.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab import arguments, duel_report
 from lab.duels import Duel, interleaved, load
-from lab.measuring import append, measuring
+from lab.measuring import append, measured
 from lab.pool import Broken
 
 ENTRY_S, TUNED_S = 120, 600  # an entry that takes longer counts as hung; tuned ones wait for each other
@@ -51,35 +49,23 @@ def chosen(entries: Sequence[Any], args: argparse.Namespace) -> list[Any]:
 
 def run(args: argparse.Namespace) -> None:
     """All entries; a line in the results as each ends."""
-    from lab.duel import Task, entries
+    from lab.duel import Task, blank, entries
 
-    started = time.monotonic()
-    todo = chosen([*entries(str(args.corpus)).values()], args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    print(f"{len(todo)} entries", flush=True)
-    with measuring("lab.duel", args.device, max(1, min(args.workers, len(todo)))) as (pool, turn):
-        where = (str(args.corpus), args.device, turn)
-        what = (not args.no_kernels, args.code, args.fuse_all, args.tuned)
-        tasks = [Task(entry.key, *where, *what) for entry in todo]
-        ends, limit = started + args.seconds, TUNED_S if args.tuned else ENTRY_S
-        until = ends - min(TO_FINISH_S, args.seconds / 4)
-        for i, (task, result) in enumerate(pool.run(tasks, limit, until, ends=ends), 1):
-            duel, code = taken(task, result)
-            append(args.out / "duels.jsonl", dataclasses.asdict(duel))
-            if code:
-                append(args.out / "code.jsonl.gz", {"key": task.key, "code": code})
-            print(f"{time.monotonic() - started:4.0f} s, {i}: {told(duel)}", flush=True)
+    def taken(task: Task, result: Any) -> Duel:
+        """The record, also of an entry whose process broke."""
+        if isinstance(result, Broken):
+            duel = blank(known[task.key])
+            duel.status, duel.message = result.how, f"exit code {result.code}"
+            return duel
+        if result.code:
+            append(args.out / "code.jsonl.gz", {"key": task.key, "code": result.code})
+        return result.duel
 
-
-def taken(task: Any, result: Any) -> tuple[Duel, str]:
-    """The record and stock's code, also of an entry whose process broke."""
-    from lab.duel import blank, entries
-
-    if not isinstance(result, Broken):
-        return result.duel, result.code
-    duel = blank(entries(task.corpus)[task.key])
-    duel.status, duel.message = result.how, f"exit code {result.code}"
-    return duel, ""
+    known = entries(str(args.corpus))
+    what = (not args.no_kernels, args.code, args.fuse_all, args.tuned)
+    tasks = [Task(e.key, str(args.corpus), args.device, "", *what) for e in chosen([*known.values()], args)]
+    limits = TUNED_S if args.tuned else ENTRY_S, TO_FINISH_S
+    measured("lab.duel", tasks, args, args.out / "duels.jsonl", limits, taken, told)
 
 
 def told(duel: Duel) -> str:

@@ -13,16 +13,14 @@ runs on the GPU runs alone. In --out: `quantise.jsonl`, a line for each recipe a
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lab import arguments
-from lab.measuring import append, measuring
+from lab.measuring import measured
 from lab.pool import Broken
 from lab.tables import table
 
@@ -36,22 +34,18 @@ def run(args: argparse.Namespace) -> list[Any]:
     """An outcome for each recipe and size, in the order in which they end."""
     from lab.quantising import Outcome, Task
 
-    started, outcomes = time.monotonic(), list[Any]()
-    args.out.mkdir(parents=True, exist_ok=True)
+    def taken(task: Task, result: Any) -> Outcome:
+        if isinstance(result, Broken):
+            message = f"{result.how}, exit code {result.code}"
+            return Outcome(task.recipe, task.rows, task.cols, message=message)
+        return result
+
     path = args.out / "quantise.jsonl"
     path.unlink(missing_ok=True)
-    tasks = [(name, *shape) for shape in args.shapes for name in args.recipes]
-    with measuring("lab.quantising", args.device, max(1, min(args.workers, len(tasks)))) as (pool, turn):
-        todo = [Task(*task, args.device, turn, args.schedules) for task in tasks]
-        ends = started + args.seconds
-        for task, result in pool.run(todo, TASK_S, ends - TO_FINISH_S, ends=ends):
-            if isinstance(result, Broken):
-                message = f"{result.how}, exit code {result.code}"
-                result = Outcome(task.recipe, task.rows, task.cols, message=message)
-            outcomes.append(result)
-            append(path, dataclasses.asdict(result))
-            print(f"{time.monotonic() - started:4.0f} s: {told(result)}", flush=True)
-    return outcomes
+    tasks = [
+        Task(name, *shape, args.device, "", args.schedules) for shape in args.shapes for name in args.recipes
+    ]
+    return measured("lab.quantising", tasks, args, path, (TASK_S, TO_FINISH_S), taken, told)
 
 
 def told(outcome: Any) -> str:

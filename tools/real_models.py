@@ -15,17 +15,15 @@ as absent. Exit status: 0; 1 if a model failed.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lab import arguments, matches
 from lab.matches import Match
-from lab.measuring import append, measuring
+from lab.measuring import measured
 from lab.pool import Broken
 
 WORKERS = 10  # each holds a model on the processor's side and one on the GPU
@@ -51,18 +49,10 @@ def run(args: argparse.Namespace) -> None:
     from lab import families
     from lab.whole import Task
 
-    started = time.monotonic()
     todo = chosen(args.families or families.names(), args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    print(f"{len(todo)} models", flush=True)
-    with measuring("lab.whole", args.device, max(1, min(args.workers, len(todo)))) as (pool, turn):
-        tasks = [Task(*one, args.device, turn, not args.no_errors) for one in todo]
-        ends = started + args.seconds
-        until = ends - min(TO_FINISH_S, args.seconds / 4)
-        for i, (task, result) in enumerate(pool.run(tasks, MODEL_S, until, ends=ends), 1):
-            match = taken(task, result)
-            append(args.out / "models.jsonl", dataclasses.asdict(match))
-            print(f"{time.monotonic() - started:4.0f} s, {i}: {told(match)}", flush=True)
+    tasks = [Task(*one, args.device, "", not args.no_errors) for one in todo]
+    path, limits = args.out / "models.jsonl", (MODEL_S, TO_FINISH_S)
+    measured("lab.whole", tasks, args, path, limits, taken, told)
 
 
 def taken(task: Any, result: Any) -> Match:

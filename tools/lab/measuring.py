@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import gzip
@@ -9,7 +10,8 @@ import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,31 @@ def measuring(module: str, device: str, workers: int, threads: int = 1) -> Itera
             yield pool, f"{folder}/turn"
         finally:
             pool.close()
+
+
+def measured(
+    module: str,
+    tasks: Sequence[Any],
+    args: argparse.Namespace,
+    path: Path,
+    limits: tuple[float, float],
+    taken: Callable[[Any, Any], Any],
+    told: Callable[[Any], str],
+) -> list[Any]:
+    """The records of tasks, each `taken` from a task and its result, and a line of `path` as it ends. Prints
+    what is `told` of it. `args` has `device`, `workers` and `seconds`, in all. `limits`: seconds of a task,
+    and from the last start of one to the end."""
+    found, started = list[Any](), time.monotonic()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with measuring(module, args.device, max(1, min(args.workers, len(tasks)))) as (pool, turn):
+        todo = [dataclasses.replace(task, turn=turn) for task in tasks]
+        ends = started + args.seconds
+        until = ends - min(limits[1], args.seconds / 4)
+        for i, (task, result) in enumerate(pool.run(todo, limits[0], until, ends=ends), 1):
+            found.append(one := taken(task, result))
+            append(path, dataclasses.asdict(one))
+            print(f"{time.monotonic() - started:4.0f} s, {i} of {len(todo)}: {told(one)}", flush=True)
+    return found
 
 
 def environment(device: str, folder: str, threads: int) -> dict[str, str]:
