@@ -63,7 +63,8 @@ class Block(nn.Module):  # attention over an odd number of tokens
 
 def spread(graph, visible, *args, mark=lowering.mark_nodes_dislike_padding):
     mark(graph, visible, *args)  # what is not padded for a result is not padded in front of launches either
-    padding._spread(graph)
+    while padding._spread(graph):
+        mark(graph, visible, *args)
 
 def kept(graph, codegen=lowering.GraphLowering.codegen):
     code, lines = codegen(graph)
