@@ -3,15 +3,16 @@
 Triton casts to bfloat16 one element at a time, by an instruction that a multiprocessor runs at an eighth of
 the rate of others. Where a value is rounded and computed with further, the instruction for two elements has
 both in a register, of which a shift and a mask give the two float32. H100, dGELU with MXFP8 both ways,
-16384x4096: 183.6 us, so 179.1. So it is with what was loaded, of which Triton
-takes the upper element by two instructions.
+16384x4096: 183.6 us, so 179.1. What was loaded is converted by a shift and a mask as well, and the second
+time by other instructions: a compiler would make one conversion of two that are alike, and hold its results.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..transform.rounding import ROUNDED, UNPACKED, UNPACKED_AGAIN
+from ..transform.held_packed import UNPACKED, UNPACKED_AGAIN
+from ..transform.rounding import ROUNDED
 from .assembly import inline, mark_of
 
 _MARK, _UNPACKED = "rounded", "unpacked"
@@ -22,7 +23,7 @@ _BODY = f".reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; {_HALVES.format('p')}"
 
 
 def called(op: str, value: str) -> str | None:
-    """Triton text of an op that `transform.rounding` put in; None for any other."""
+    """Triton text of an op of `transform.rounding` or `transform.held_packed`; None for any other."""
     if op in _BODIES:
         return inline(_UNPACKED, _BODIES[op], "=f,=f,r", [value], "tl.float32", pack=2)
     if op != ROUNDED:

@@ -11,7 +11,7 @@ import torch
 
 from ..ir.dtypes import HALVES
 from ..ir.program import BufferRole, Compute, Load, LoopProgram, Nest, Reduce, Ref, Value
-from .rounding import ROUNDED, UNPACKED
+from .rounding import ROUNDED
 
 _SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})  # of their operands
 
@@ -27,7 +27,7 @@ def halves_of(name: str, program: LoopProgram, values: Mapping[str, Value]) -> _
         return halves_of(stmt.value.name, program, values) if stmt.kind.selects else frozenset()
     if not isinstance(stmt, Compute):
         return frozenset()
-    if stmt.op in (ROUNDED, UNPACKED):
+    if stmt.op == ROUNDED:
         return frozenset({torch.bfloat16})
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":

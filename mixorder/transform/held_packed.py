@@ -2,13 +2,16 @@
 
 A tile of a norm in front of casts sums up columns before it waits, and casts behind. Both need the loaded
 tensors in float32, twice as many registers as they have in bfloat16. So they are converted again behind the
-wait, by another instruction. H100, MXFP8 both ways, 16384x4096: 96 registers of a thread and 188 us, 72 and
-178. Takes a blocked program and returns one.
+wait, by another instruction (`codegen.bfloat16`). H100, MXFP8 both ways, 16384x4096: 96 registers of a thread
+and 188 us, 72 and 178. Takes a blocked program and returns one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+
+import sympy
+import torch
 
 from ..ir.program import (
     AxisClass,
@@ -26,7 +29,9 @@ from ..ir.program import (
 )
 from ..ir.rewriting import reading
 from .cooperative import MAILBOX
-from .rounding import UNPACKED, UNPACKED_AGAIN
+
+UNPACKED = "unpacked_bfloat16"
+UNPACKED_AGAIN = "unpacked_bfloat16_again"  # by another instruction, so that no compiler makes one of both
 
 
 def hold_packed(program: LoopProgram) -> LoopProgram:
@@ -34,7 +39,29 @@ def hold_packed(program: LoopProgram) -> LoopProgram:
     if program.ahead is None:
         return program
     main, *others = program.nests
-    return dataclasses.replace(program, nests=(_in_two_phases(main), *others))
+    every = {axis.symbol for axis in main.loops if axis.kind is not AxisClass.SPLIT}
+    ahead = _unpacked(program.ahead, {program.ahead.loops[-1].symbol}, program)
+    main = _in_two_phases(_unpacked(main, every, program))
+    return dataclasses.replace(program, nests=(main, *others), ahead=ahead)
+
+
+def _unpacked(nest: Nest, along: set[sympy.Symbol], program: LoopProgram) -> Nest:
+    """The nest with an op for the conversion of each bfloat16 that varies along some axes."""
+    body = list[Statement]()
+    for stmt in nest.body:
+        if isinstance(stmt, Load) and _is_half(stmt, program) and along <= stmt.index.free_symbols:
+            name = f"{stmt.name}.half"
+            body.append(dataclasses.replace(stmt, name=name, dtype=torch.bfloat16))
+            body.append(Compute(stmt.name, UNPACKED, (Ref(name),), (), torch.float32))
+        else:
+            body.append(stmt)
+    return dataclasses.replace(nest, body=tuple(body))
+
+
+def _is_half(stmt: Load, program: LoopProgram) -> bool:
+    """Whether a load converts bfloat16 to float32."""
+    half = program.buffer(stmt.buffer).dtype == torch.bfloat16 and stmt.dtype == torch.float32
+    return half and stmt.predicate is None
 
 
 def _in_two_phases(nest: Nest) -> Nest:

@@ -7,7 +7,7 @@ from .branches import without_branches
 from .few_bits import divide_by_few_bits
 from .powers_of_two import multiply_by_reciprocals
 from .quotients import divide_by_blocks
-from .rounding import round_at_once, unpack_at_once
+from .rounding import round_at_once
 from .saturation import without_clamps
 from .single_precision import divide_in_float32
 
@@ -22,5 +22,5 @@ def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> L
         return program
     program = divide_by_blocks(without_branches(program))
     if saturates:  # these GPUs have its instruction
-        program = unpack_at_once(round_at_once(program))
+        program = round_at_once(program)
     return divide_by_few_bits(program)

@@ -11,10 +11,10 @@ from graphs import bf16, f32, traced, within_tile
 from support import quantised
 
 from mixorder.codegen import bfloat16
-from mixorder.ir.program import Compute, Load, LoopProgram, Store
+from mixorder.ir.program import Compute, LoopProgram, Store
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
-from mixorder.transform.rounding import ROUNDED, UNPACKED, round_at_once, unpack_at_once
+from mixorder.transform.rounding import ROUNDED, round_at_once
 from mixorder.transform.same_bits import same_bits_sooner
 
 GELU = [((256, 512), bf16)] * 2
@@ -69,28 +69,3 @@ def test_the_interpreter_rounds_as_torch_does() -> None:
     results = bfloat16.interpreted(body, [values])
     assert results is not None and bfloat16.interpreted("{ }", [values]) is None
     assert (results[0] == torch.from_numpy(values).bfloat16().float().numpy()).all()
-
-
-def test_two_tensors_are_unpacked_behind_what_rounds() -> None:
-    program = unpack_at_once(round_at_once(program_of(quantised.gelu_backward, GELU)))
-    verify(program, Form.BLOCKED)
-    assert ops(program).count(UNPACKED) == 2
-    assert {s.dtype for s in program.nests[0].body if isinstance(s, Load)} == {bf16}
-
-
-@pytest.mark.parametrize(
-    ("function", "count"),
-    [(quantised.mx_both, 1), (quantised.swiglu_backward, 3)],  # nothing is rounded; three tensors
-)
-def test_others_are_loaded_as_float32(function: Any, count: int) -> None:
-    program = round_at_once(program_of(function, [((256, 512), bf16)] * count))
-    assert unpack_at_once(program) == program
-
-
-def test_the_interpreter_unpacks_bits() -> None:
-    text = bfloat16.called(UNPACKED, "x")
-    assert text is not None and "pack=2" in text
-    (body,) = (part for part in text.split('"') if part.startswith("{"))
-    values = torch.tensor([1.5, -3e38, float("inf"), float("nan"), 1e-40, 0.0], dtype=bf16)
-    results = bfloat16.interpreted(body, [values.view(torch.int16).numpy().view("uint16")])
-    assert results is not None and np.array_equal(results[0], values.float().numpy(), equal_nan=True)
