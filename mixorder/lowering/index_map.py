@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..region.axes import Size, product, ratio
 from ..region.moves import Steps
+from ..region.sizes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]
 

@@ -28,7 +28,7 @@ from ..ir.program import (
     Store,
     closure,
 )
-from ..region.axes import Size, Space, product
+from ..region.axes import Space
 from ..region.moves import Steps, is_move
 from ..region.nodes import (
     fake,
@@ -41,6 +41,7 @@ from ..region.nodes import (
 )
 from ..region.realised import realised, seen_through
 from ..region.region import Region
+from ..region.sizes import Size, product
 from .index_map import Index, behind, delinearize, reshape_index
 from .tracer import Place, Traced, Tracer
 

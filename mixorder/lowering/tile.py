@@ -21,7 +21,7 @@ from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
 from ..inductor.ops import handling, unwrapped
 from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
-from ..region.axes import Space, product
+from ..region.axes import Space
 from ..region.factors import Factor, Run
 from ..region.nodes import (
     fake,
@@ -33,6 +33,7 @@ from ..region.nodes import (
     shape_of,
 )
 from ..region.region import Region
+from ..region.sizes import product
 from .index_map import Index
 from .tracer import Traced, Tracer
 

@@ -42,7 +42,6 @@ from ..ir.program import (
     operands,
 )
 from ..ir.reductions import ReductionKind
-from ..region.axes import Size
 from ..region.nodes import (
     correction,
     fake,
@@ -52,6 +51,7 @@ from ..region.nodes import (
     reduction_kind,
 )
 from ..region.region import Region
+from ..region.sizes import Size
 from .index_map import Index
 from .pointwise import Boxes, symbolic
 

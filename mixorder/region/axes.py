@@ -1,51 +1,24 @@
-"""The shared iteration space of a pair, as classified axes.
+"""The shared iteration space of a region, as classified axes.
 
-Takes the shapes that a pair's reductions run over and the dims that they reduce; gives a `Space`: the
-coarsest list of axes in memory order in which every dim of those shapes is a run of axes, each axis in one
-class by who reduces it. Plain numbers, no graph.
+Takes what reductions reduce, as runs of factors of one space; gives a `Space`: the coarsest list of axes in
+memory order in which every run is some of the axes, each axis in one class by who reduces it. Plain numbers,
+no graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
-
-import sympy
+from collections.abc import Iterable
 
 from ..errors import Decline, DeclineReason
-from ..inductor.symbols import canonical
 from ..ir.program import AxisClass
-
-Size: TypeAlias = int | sympy.Expr
+from .factors import Factor, Run, boundaries, divided, joined, ladder, within
+from .sizes import Size, product, ratio
 
 ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, AxisClass.COMMON
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    total = math.prod(sizes)
-    return total if isinstance(total, int) else plain(total)
-
-
-def plain(size: sympy.Expr) -> Size:
-    """A size as an int if it is one, else in the form that all equal ones have."""
-    if not size.is_Integer:
-        size = canonical(size)
-    return int(size) if size.is_Integer else size
-
-
-@functools.lru_cache(maxsize=4096)
-def ratio(whole: Size, part: Size) -> Size | None:
-    """`whole / part` where that is an integer for all values of the symbols, else None."""
-    if isinstance(whole, int) and isinstance(part, int):
-        return whole // part if part and whole % part == 0 else None
-    quotient = sympy.cancel(sympy.sympify(whole) / part)
-    numerator, denominator = sympy.fraction(quotient)
-    if denominator != 1:
-        return None
-    return int(numerator) if numerator.is_Integer else numerator
+_KINDS = {(False, True): ROW, (True, False): COLUMN, (False, False): BATCH, (True, True): COMMON}
+"""The class of an axis, by whether inner and outer reductions run over it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +28,27 @@ class Reduced:
     shape: tuple[Size, ...]
     dims: tuple[int, ...]
 
+    @functools.cached_property
+    def run(self) -> Run | None:
+        """The factors that it reduces of its operand's elements; None if that has none."""
+        order = divided((Factor(1, product(self.shape)),), self.shape)
+        return None if order is None else joined(factor for d in self.dims for factor in order[d])
+
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """Axes in memory order, outermost first: sizes and classes. Neighbours differ in class."""
+    """Axes in memory order, outermost first: sizes and classes. Neighbours of a pair's differ in class."""
 
     axes: tuple[tuple[Size, AxisClass], ...]
+
+    def run(self, *kinds: AxisClass) -> Run:
+        """The axes of some classes, as factors of the elements' numbers."""
+        stride, found = product(()), list[Factor]()
+        for size, kind in reversed(self.axes):
+            factor = Factor(stride, size)
+            found += [factor] if kind in kinds else []
+            stride = factor.end
+        return joined(reversed(found))
 
     def size(self, *kinds: AxisClass) -> Size:
         return product(size for size, kind in self.axes if kind in kinds)
@@ -115,49 +103,39 @@ def is_inner_like(reduced: Reduced) -> bool:
     return bool(reduced.dims) and len(reduced.dims) < len(reduced.shape) and not is_outer_like(reduced)
 
 
+def space_of(numel: Size, inner: Iterable[Run], outer: Iterable[Run], cuts: Iterable[Size] = ()) -> Space:
+    """The space of so many elements in which inner and outer reductions run over these factors. `cuts`: where
+    an axis begins besides. Raises `Decline` where the factors have no common refinement."""
+    sides = [[factor for run in runs for factor in run] for runs in (inner, outer)]
+    ends = ladder({1, numel, *cuts, *boundaries(sides[0]), *boundaries(sides[1])})
+    if ends is None:
+        raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
+    by_inner, by_outer = (within(side, ends) for side in sides)
+    axes = [
+        (ratio(high, low) or 0, _KINDS[i in by_inner, i in by_outer])
+        for i, (low, high) in enumerate(zip(ends, ends[1:], strict=False))
+    ]
+    return Space(tuple(reversed(axes)))
+
+
 def classify(inner: Reduced, outer: Reduced) -> Space:
     """The space of a pair. Raises `Decline` where its axes do not make two-dimensional tiles."""
-    cuts = _common_cuts((inner.shape, outer.shape))
-    bounds = list(zip(cuts, cuts[1:], strict=False))
-    by_inner = _reduced_bounds(inner, cuts)
-    by_outer = _reduced_bounds(outer, cuts)
-    axes: list[tuple[Size, AxisClass]] = []
-    for low, high in bounds:
-        size = ratio(high, low)
-        assert size is not None
-        kind = {
-            (False, True): ROW,
-            (True, False): COLUMN,
-            (False, False): BATCH,
-            (True, True): COMMON,
-        }[(low, high) in by_inner, (low, high) in by_outer]
-        if axes and axes[-1][1] is kind:
-            axes[-1] = (product((axes[-1][0], size)), kind)
-        else:
-            axes.append((size, kind))
-    return _checked(axes)
+    numel = product(inner.shape)
+    if inner.run is None or outer.run is None or product(outer.shape) != numel:
+        raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
+    return _checked(list(space_of(numel, [inner.run], [outer.run]).axes))
 
 
 def fits(space: Space, inner: Reduced | None, outer: Reduced | None) -> bool:
     """Whether two reductions make a pair of just this space."""
     if inner is None or outer is None:
         return False
-    try:
-        return classify(inner, outer) == space
-    except Decline:
-        return False
+    return reduces(space, inner, (COLUMN, COMMON)) and reduces(space, outer, (ROW, COMMON))
 
 
-@functools.lru_cache(maxsize=4096)
 def reduces(space: Space, what: Reduced, kinds: tuple[AxisClass, ...]) -> bool:
     """Whether a reduction of the space's elements is over all axes of `kinds`, and over no others."""
-    shape = tuple(size for size, _ in space.axes)
-    try:
-        cuts = _common_cuts((shape, what.shape))
-    except Decline:
-        return False
-    wanted = Reduced(shape, tuple(i for i, (_, kind) in enumerate(space.axes) if kind in kinds))
-    return _reduced_bounds(wanted, cuts) == _reduced_bounds(what, cuts)
+    return product(what.shape) == space.numel and what.run == space.run(*kinds)
 
 
 def columns_alone(outer: Reduced) -> Space | None:
@@ -185,35 +163,3 @@ def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
     if kinds[-1] not in (COLUMN, COMMON):
         raise Decline(DeclineReason.AXIS_CLASS, "the innermost axis is not the inner reduction's")
     return Space(tuple(axes))
-
-
-def _common_cuts(shapes: Iterable[Sequence[Size]]) -> list[Size]:
-    """Positions in the flat index at which a dim of some shape begins or ends, outermost first."""
-    cuts: list[Size] = []
-    for shape in shapes:
-        for cut in _cuts(shape):
-            if cut in cuts:
-                continue
-            place = next((i for i, other in enumerate(cuts) if ratio(other, cut) is not None), len(cuts))
-            cuts.insert(place, cut)
-    if any(ratio(high, low) is None for low, high in zip(cuts, cuts[1:], strict=False)):
-        raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
-    return cuts
-
-
-def _cuts(shape: Sequence[Size]) -> list[Size]:
-    """Products of leading sizes: [1, d0, d0 * d1, ...]."""
-    cuts: list[Size] = [1]
-    for size in shape:
-        cuts.append(product((cuts[-1], size)))
-    return cuts
-
-
-def _reduced_bounds(reduced: Reduced, cuts: list[Size]) -> set[tuple[Size, Size]]:
-    """The intervals of `cuts` that lie in reduced dims."""
-    own = _cuts(reduced.shape)
-    found: set[tuple[Size, Size]] = set()
-    for d in reduced.dims:
-        first, last = cuts.index(own[d]), cuts.index(own[d + 1])
-        found.update(zip(cuts[first:last], cuts[first + 1 : last + 1], strict=True))
-    return found

@@ -2,31 +2,31 @@
 
 The elements of a space are numbered. A `Factor` is `number // stride % size`, such as the row of an element,
 the block of its row, or its place within that block. The index along a dim of a tensor is a `Run` of factors;
-a view divides and joins them, a permutation changes their order. Plain numbers, no graph.
+a view divides and joins them, a permutation changes their order. Sizes may be symbolic. Plain numbers, no
+graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from .axes import Size
+from .sizes import Size, product, ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
     """`number // stride % size` of an element's number."""
 
-    stride: int
-    size: int
+    stride: Size
+    size: Size
 
     @property
-    def end(self) -> int:
+    def end(self) -> Size:
         """The stride of the factor that follows without a gap."""
-        return self.stride * self.size
+        return product((self.stride, self.size))
 
 
 Run: TypeAlias = tuple[Factor, ...]
@@ -42,7 +42,7 @@ def joined(factors: Iterable[Factor]) -> Run:
         if factor.size == 1:
             continue
         if found and found[-1].stride == factor.end:
-            factor = Factor(factor.stride, found.pop().size * factor.size)
+            factor = Factor(factor.stride, product((found.pop().size, factor.size)))
         found.append(factor)
     return tuple(found)
 
@@ -54,22 +54,20 @@ def flat(order: Order) -> Run:
 
 def divided(factors: Run, shape: Sequence[Size]) -> Order | None:
     """A flat index as one of `shape`, row major; None if a dim begins within a factor that it does not
-    divide, a size is symbolic, or there are no elements."""
+    divide, or there are no elements."""
     left, dims = list(factors), list[Run]()
     if 0 in shape or any(factor.size == 0 for factor in factors):
         return None
     for n in reversed(shape):
         run: list[Factor] = []
-        if not isinstance(n, int):
-            return None
-        while n > 1:
+        while n != 1:
             if not left:
                 return None
             factor = left.pop()
-            if n % factor.size == 0:
-                n //= factor.size
-            elif factor.size % n == 0:
-                left.append(Factor(factor.stride * n, factor.size // n))
+            if (rest := ratio(n, factor.size)) is not None:
+                n = rest
+            elif (rest := ratio(factor.size, n)) is not None:
+                left.append(Factor(product((factor.stride, n)), rest))
                 factor, n = Factor(factor.stride, n), 1
             else:
                 return None
@@ -85,15 +83,26 @@ def broadcast(order: Order, shape: Sequence[Size]) -> Order:
     )
 
 
-def boundaries(factors: Iterable[Factor]) -> set[int]:
+def boundaries(factors: Iterable[Factor]) -> set[Size]:
     """The strides at which factors begin and end."""
     return {at for factor in factors for at in (factor.stride, factor.end)}
 
 
-def spanned(factors: Sequence[Factor]) -> int:
+def spanned(factors: Sequence[Factor]) -> Size:
     """How many elements differ in some of the factors only; they have a common refinement."""
-    cuts = sorted(boundaries(factors))
-    pairs = zip(cuts, cuts[1:], strict=False)
-    return math.prod(
-        high // low for low, high in pairs if any(f.stride <= low and high <= f.end for f in factors)
-    )
+    ends = ladder(boundaries(factors)) or []
+    return product(ratio(ends[i + 1], ends[i]) or 1 for i in within(factors, ends)) if ends else 1
+
+
+def within(factors: Iterable[Factor], ends: list[Size]) -> set[int]:
+    """The steps of a ladder, by number, that some factors are made of."""
+    return {i for f in factors for i in range(ends.index(f.stride), ends.index(f.end))}
+
+
+def ladder(cuts: Iterable[Size]) -> list[Size] | None:
+    """Strides in ascending order, where each divides the next; None where they are no such chain."""
+    found: list[Size] = []
+    for cut in cuts:
+        place = next((i for i, other in enumerate(found) if ratio(other, cut) is not None), len(found))
+        found.insert(place, cut)
+    return found if all(ratio(high, low) for low, high in zip(found, found[1:], strict=False)) else None

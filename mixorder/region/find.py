@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
-from .axes import Reduced, Size, Space, classify, columns_alone, fits, is_inner_like, is_outer_like, product
+from .axes import Reduced, Space, classify, columns_alone, fits, is_inner_like, is_outer_like
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
@@ -21,6 +21,7 @@ from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import provenance_of
 from .region import Region, Seed
+from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, grow_tile, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from .axes import Size
 from .nodes import fake, is_readable_dtype, operands, shape_of, size_of
+from .sizes import Size
 
 aten = torch.ops.aten
 prims = torch.ops.prims

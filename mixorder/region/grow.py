@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
-from .axes import fits, product, reduces
+from .axes import fits, reduces
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
 from .moves import Steps, is_move, steps_to
@@ -35,6 +35,7 @@ from .nodes import (
 )
 from .padding import has_gaps
 from .region import Region, Seed, whole
+from .sizes import product
 from .space_analysis import takes_operands
 from .walk import by_position, descendants, needed_for, position, sweep
 

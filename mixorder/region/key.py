@@ -15,11 +15,11 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import ROUNDED
-from .axes import Size
 from .layouts import is_free, is_joined, is_read_as_stated, is_row_major
 from .nodes import fake, leaves_the_graph, size_of
 from .operators import contracted
 from .region import Region
+from .sizes import Size
 
 _PLAIN = (str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from torch.fx import Node
 
 from ..inductor.graphs import takes_stated_strides
-from .axes import Size
 from .gathers import COPIES, is_gather_view
 from .nodes import fake, is_permutation, is_view, readers, shape_of, size_of, unviewed
+from .sizes import Size
 from .space_analysis import takes_operands
 
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from torch.fx import Node
 
 from ..ir.program import AxisClass
-from .axes import Size, product
 from .gathers import is_gather_view
 from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, shape_of
 from .region import Seed
+from .sizes import Size, product
 from .space_analysis import num_bytes
 from .walk import ancestors, by_position
 

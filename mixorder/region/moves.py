@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.fx import Node
 
-from .axes import Size
 from .gathers import is_gather
 from .nodes import is_view, shape_of
+from .sizes import Size
 
 aten = torch.ops.aten
 

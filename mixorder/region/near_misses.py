@@ -16,10 +16,11 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
-from .axes import Reduced, Size
+from .axes import Reduced
 from .nodes import fake, is_bit_view, is_pointwise, operands, reduced, shape_of
 from .orders import Orders
 from .provenance import provenance_of
+from .sizes import Size
 from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
 from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
 from .walk import by_position

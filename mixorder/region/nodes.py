@@ -15,7 +15,8 @@ from ..inductor.graphs import is_lowered_pointwise
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
-from .axes import Reduced, Size, plain
+from .axes import Reduced
+from .sizes import Size, plain
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.fx import Node
 
-from .axes import Size, product
 from .factors import Factor, Order, Run, broadcast, divided, flat, joined
 from .nodes import (
     is_constant,
@@ -23,6 +22,7 @@ from .nodes import (
     reduced,
     shape_of,
 )
+from .sizes import Size, product
 
 aten = torch.ops.aten
 

@@ -13,7 +13,6 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.graphs import prepare_softmax_online
-from .axes import Size, product, ratio
 from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (
     fake,
@@ -29,6 +28,7 @@ from .nodes import (
     shape_of,
     unviewed,
 )
+from .sizes import Size, product, ratio
 from .walk import ancestors, closure
 
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written

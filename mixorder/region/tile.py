@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
-from .axes import Reduced, Size, Space, product
+from .axes import Reduced, Space, space_of
 from .factors import Run, boundaries, flat, spanned
 from .nodes import (
     fake,
@@ -34,6 +34,7 @@ from .nodes import (
 )
 from .orders import Orders, is_loop
 from .region import Region, Seed, whole
+from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .walk import ancestors, by_position, closure, dependents, following, needed_for, position, sweep
 
@@ -368,47 +369,27 @@ class _Growth:
 
     def space(self, nodes: tuple[Node, ...]) -> Space:
         """The axes that the tensors tell apart, and the reductions over each."""
-        numel = self.analysis.numel
-        assert isinstance(numel, int)
-        cuts = {1, numel}
+        cuts = set[Size]()
         by: dict[bool, list[Run]] = {False: [], True: []}
         for node in {*nodes, *(a for n in nodes for a in operands(n))}:
             cuts |= boundaries(flat(self.orders[node])) | self.gaps(node)
             if reduction_kind(node) is not None and node in self.members and node not in self.columns:
                 run = self.orders.reduced(node)
                 by[run[0].stride > 1].append(run)
-                cuts |= boundaries(run)
-        ends = sorted(cuts)
-        if any(high % low for low, high in zip(ends, ends[1:], strict=False)):
-            raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
-        axes: list[tuple[Size, AxisClass]] = []
-        for low, high in zip(ends, ends[1:], strict=False):
-            inner, outer = (any(_covers(run, low) for run in by[side]) for side in (False, True))
-            axes.insert(0, (high // low, _KINDS[inner, outer]))
-        if not any(by.values()) and not self.columns:
-            axes = [(n, AxisClass.ROW) for n, _ in axes[:-1]] + [(axes[-1][0], AxisClass.COLUMN)]
-        return Space(tuple(axes))
+        space = space_of(self.analysis.numel, by[False], by[True], cuts)
+        if any(by.values()) or self.columns:
+            return space
+        *rows, (last, _) = space.axes
+        return Space((*((n, AxisClass.ROW) for n, _ in rows), (last, AxisClass.COLUMN)))
 
-    def gaps(self, node: Node) -> set[int]:
+    def gaps(self, node: Node) -> set[Size]:
         """The boundaries between dims that a tensor in memory does not have next to each other."""
         val, shape = fake(node), shape_of(node)
         if val is None or shape is None or node in self.members:
             return set()
-        found: set[int] = set()
+        found: set[Size] = set()
         long = [d for d, n in enumerate(shape) if n != 1]
         for d, after in zip(long, long[1:], strict=False):
             if size_of(val.stride(d)) != size_of(val.stride(after)) * shape[after]:
                 found |= boundaries((*self.orders[node][d], *self.orders[node][after]))
         return found
-
-
-_KINDS = {
-    (False, True): AxisClass.ROW,
-    (True, False): AxisClass.COLUMN,
-    (False, False): AxisClass.BATCH,
-    (True, True): AxisClass.COMMON,
-}
-
-
-def _covers(run: Run, stride: int) -> bool:
-    return any(factor.stride <= stride < factor.end for factor in run)

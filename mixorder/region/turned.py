@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.fx import Node
 
-from .axes import Size, Space, product
+from .axes import Space
 from .factors import Factor, Order, boundaries, flat, joined
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
+from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, above
 from .walk import by_position, following, needed_for, position

@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from ..inductor.graphs import ROUNDED
-from ..region.axes import Size
 from ..region.nodes import fake, size_of
 from ..region.region import Region
+from ..region.sizes import Size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ from ..errors import Decline, DeclineReason
 from ..inductor.graphs import check_kernel, launch_arguments, overwritten, triton_kernel_wrapper_functional
 from ..inductor.symbols import SIZE_FUNCTIONS
 from ..ir.program import NUM_SPLITS, Buffer
-from ..region.axes import Size
 from ..region.nodes import fake, size_of
 from ..region.placement import place_of
 from ..region.region import Region
+from ..region.sizes import Size
 
 aten = torch.ops.aten
 _PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.symbols import SIZE_FUNCTIONS, canonical
-from ..region.axes import Size
+from ..region.sizes import Size
 
 aten = torch.ops.aten
 

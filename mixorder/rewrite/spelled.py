@@ -19,7 +19,6 @@ from torch.fx import Graph, Node
 
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX
-from ..region.axes import product
 from ..region.nodes import (
     fake,
     is_permutation,
@@ -32,6 +31,7 @@ from ..region.nodes import (
     shape_of,
     stated_by,
 )
+from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import position
 
