@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..region.moves import Steps
+from ..region.factors import Run, boundaries, ladder
 from ..region.sizes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]
@@ -56,16 +56,14 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
     return tuple(index)
 
 
-def behind(index: Index, steps: Steps) -> Index:
-    """An index before the first of some steps, which there are, as one behind the last."""
-    shape = steps[0].shape
-    for step in steps:
-        if step.order is None:
-            index = reshape_index(step.shape, list(zip(shape, index, strict=True)))
-            shape = step.shape
-        else:
-            index, shape = (tuple(of[d] for d in step.order) for of in (index, shape))
-    return index
+def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Sequence[Size]) -> Index:
+    """The place of an element, by factors of the numbers that an index over `axes` gives, as an index over
+    `shape`."""
+    ends = ladder({1, product(size for size, _ in axes), *boundaries(place)})
+    assert ends is not None
+    sizes = [ratio(high, low) or 0 for low, high in zip(ends, ends[1:], strict=False)]
+    at = dict(zip(ends, reversed(reshape_index(sizes[::-1], axes)), strict=False))
+    return reshape_index(shape, [(factor.size, at[factor.stride]) for factor in place])
 
 
 def _is_part(part: Size, whole: Size) -> bool:

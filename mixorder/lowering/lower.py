@@ -29,7 +29,7 @@ from ..ir.program import (
     closure,
 )
 from ..region.axes import Space
-from ..region.moves import Steps, is_move
+from ..region.moves import is_move
 from ..region.nodes import (
     fake,
     is_pair,
@@ -42,7 +42,7 @@ from ..region.nodes import (
 from ..region.realised import realised, seen_through
 from ..region.region import Region
 from ..region.sizes import Size, product
-from .index_map import Index, behind, delinearize, reshape_index
+from .index_map import Index, delinearize, index_behind, reshape_index
 from .tracer import Place, Traced, Tracer
 
 
@@ -109,9 +109,7 @@ class _RowTracer(Tracer):
             reduced_by = (AxisClass.ROW, AxisClass.COMMON)
         elif product(shape_of(node) or ()) != self.region.space.numel:
             reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
-        steps = self.region.moved.get(node)
-        shape = shape_of(node) or ()
-        index = self.moved(steps, shape) if steps else self.point(shape, without=reduced_by)
+        index = self.own(node, without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, self.strides(node)), Ref(value.name))
 
@@ -126,11 +124,13 @@ class _RowTracer(Tracer):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return reshape_index(shape, axes)
 
-    def moved(self, steps: Steps, shape: Sequence[Size]) -> Index:
-        """The current point of the loops as an index into `shape`, behind moves."""
-        if not steps:
-            return self.point(shape)
-        return self.simplified(behind(self.point(steps[0].shape), steps))
+    def own(self, node: Node, without: tuple[AxisClass, ...] = ()) -> Index:
+        """The place of a node's element at the current point of the loops, as an index into its shape."""
+        place, shape = self.region.moved.get(node), shape_of(node) or ()
+        if not place:
+            return self.point(shape, without)
+        axes = [(size, at) for (size, _), at in zip(self.region.space.axes, self.place, strict=True)]
+        return self.simplified(index_behind(axes, place, shape))
 
     def simplified(self, index: Sequence[sympy.Expr]) -> Index:
         return tuple(self.simplify(sympy.sympify(i)) for i in index)
@@ -138,11 +138,10 @@ class _RowTracer(Tracer):
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
         """The value of a node at an index over the loops' symbols."""
         index = self.simplified(index)
-        steps = self.region.moved.get(node, ())
-        if steps and (is_view(node) or is_move(node)) and index == self.moved(steps, ()):
+        if node in self.region.moved and (is_view(node) or is_move(node)) and index == self.own(node):
             # Its operand is at its own place too, which the algebra of divisions may not see.
             source: Node = node.args[0]  # type: ignore[assignment]
-            return self.value(source, self.moved(steps[:-1], shape_of(source) or ()))
+            return self.value(source, self.own(source))
         key = (node, index, None if self._predicate is None else self._predicate.name)
         if key not in self._values:
             outer, self.current = self.current, node.name

@@ -18,9 +18,10 @@ from ..errors import Decline, DeclineReason
 from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
 from .axes import fits, reduces
+from .factors import Run
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members
-from .moves import Steps, is_move, steps_to
+from .moves import is_move, place_behind
 from .nodes import (
     float_bytes,
     is_pointwise,
@@ -115,7 +116,8 @@ class _Growth:
 
     `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
     what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
-    once a node that joins needs them. `steps`: to each member behind a move. See `Members` for `writes`.
+    once a node that joins needs them. `moved`: the place of each member behind a move.
+    See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
@@ -134,7 +136,7 @@ class _Growth:
         self.members = Members(seed, writes)
         self.column: set[Node] = set()
         self.pending: set[Node] = set()
-        self.steps: dict[Node, Steps] = {}
+        self.moved: dict[Node, Run] = {}
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
         # The position of the first node that users outside do not compute again: none before depends on the
@@ -151,7 +153,7 @@ class _Growth:
         self.members.sort()
         self.trim()
         self.members.read_what_others_compute()
-        outputs = self.members.cheapest(self.members.outputs(), self.steps)
+        outputs = self.members.cheapest(self.members.outputs(), self.moved)
         nodes = self.members.needed(outputs)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
@@ -185,7 +187,7 @@ class _Growth:
             # of another row.
             if node not in self.outer and any(a in self.column for a in args):
                 return False
-            if any(a in self.steps for a in args):
+            if any(a in self.moved for a in args):
                 return False
         elif not self.follows(node, args):
             return False
@@ -215,16 +217,16 @@ class _Growth:
             return False
         if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
-            in_place = live[0] not in self.column and live[0] not in self.steps
+            in_place = live[0] not in self.column and live[0] not in self.moved
             return in_place and fitting and self.analysis.takes(node)
         if not ((self.analysis.fusible(node) or is_move(node)) and self.analysis.takes(node)):
             return False
         column = [a for a in args if a in self.column]
         size = product(shape_of(node) or ())
-        if (steps := steps_to(node, (self.steps.get(a, ()) for a in live))) is None:
+        if (place := place_behind(node, (self.moved.get(a, ()) for a in live))) is None:
             return False
-        if steps:
-            self.steps[node] = steps
+        if place:
+            self.moved[node] = place
             return not column and size == self.space.numel
         if column:
             return len(column) == len(live) and size == self.members.result_size(AxisClass.ROW)
@@ -360,7 +362,7 @@ class _Growth:
 
     def stored(self, node: Node) -> Node:
         """The tensor that a member behind a move is a view of; any other node itself."""
-        return unviewed(node, lambda n: n in self.steps and (is_view(n) or is_move(n)))
+        return unviewed(node, lambda n: n in self.moved and (is_view(n) or is_move(n)))
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.

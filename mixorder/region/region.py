@@ -12,9 +12,9 @@ from torch.fx import Node
 
 from .axes import Space
 from .comparisons import compared
-from .factors import Order
+from .factors import Order, Run
 from .gathers import is_gather
-from .moves import Steps, moved
+from .moves import moved
 from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
 from .space_analysis import SpaceAnalysis, takes_operands
 from .walk import dependents
@@ -97,13 +97,9 @@ class Region:
         return frozenset(dependents(self.outer, self.nodes))
 
     @functools.cached_property
-    def moved(self) -> dict[Node, Steps]:
-        """The steps to the index of each node behind a move."""
-        live: dict[Node, list[Node]] = {n: [] for n in (*self.inner, *self.outer)}
-        for node in self.nodes:
-            if found := [a for a in operands(node) if a in live]:
-                live[node] = found
-        return moved(self.nodes, live)
+    def moved(self) -> Mapping[Node, Run]:
+        """The place of the element of each node behind a move."""
+        return moved(self.nodes, (*self.inner, *self.outer))
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:

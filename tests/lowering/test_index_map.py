@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from mixorder.lowering.index_map import behind, delinearize, reshape_index
-from mixorder.region.moves import Step
+from mixorder.lowering.index_map import delinearize, index_behind, reshape_index
+from mixorder.region.factors import Factor
 
 X, Y = sympy.symbols("x y", integer=True, nonnegative=True)
 FACTORS = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=5)
@@ -63,8 +63,9 @@ def test_a_flat_index_per_dim() -> None:
     assert delinearize(X, [2, 3, 4]) == (FloorDiv(X, 12), ModularIndexing(X, 4, 3), ModularIndexing(X, 1, 4))
 
 
-def test_behind_steps() -> None:
+def test_behind_a_permutation() -> None:
     """Of 2 x 3 x 4 elements the first two dims swapped, and then as one dim."""
-    steps = (Step((2, 3, 4), (1, 0, 2)), Step((6, 4)))
+    place = (Factor(4, 3), Factor(12, 2), Factor(1, 4))
     for a, b, c in itertools.product(range(2), range(3), range(4)):
-        assert tuple(map(int, behind((a, b, c), steps))) == (b * 2 + a, c)
+        at = index_behind([(6, sympy.Integer(a * 3 + b)), (4, sympy.Integer(c))], place, (6, 4))
+        assert tuple(map(int, at)) == (b * 2 + a, c)
