@@ -23,7 +23,7 @@ from .provenance import provenance_of
 from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
-from .tile import TileSeed, grow_tile, is_within_tile, may_be_square, tile_seed
+from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed
 from .walk import by_position, descendants, needed_for, position, sweep
 
@@ -90,7 +90,7 @@ class _Numbered:
             tried |= used
             self.answered |= used
             try:
-                region = grow_tile(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
+                region = grow(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
                 self.count += 1
                 if (taken := (yield region)) is None:
                     continue

@@ -1,11 +1,12 @@
-"""Grow a region around a pair of reductions.
+"""Grow a region from a seed.
 
 The core of a region is its reductions and all that can be recomputed above them. One sweep in graph order
 then adds the pointwise consumers of what depends on an inner reduction (dx), outer reductions of those (a
 neighbouring Linear's bias gradient), and the epilogues of the outer reductions (dw's cast). A node joins
 only if nothing outside that it uses depends on the region, so no cycle through outside nodes can close.
 
-Reads the graph around the pair, never writes it. Raises `Decline` where the pair cannot be one kernel.
+Reductions over blocks grow by rules of their own (`tile.py`). Reads the graph around the seed, never writes
+it. Raises `Decline` where the seed cannot be one kernel.
 """
 
 from __future__ import annotations
@@ -35,15 +36,27 @@ from .nodes import (
     unviewed,
 )
 from .padding import has_gaps
-from .region import Region, Seed, whole
+from .region import Region, Seed
 from .sizes import product
 from .space_analysis import takes_operands
+from .tile import TileSeed, grow_tile
 from .walk import by_position, descendants, needed_for, position, sweep
 
 
-@whole
 def grow(seed: Seed, name: str) -> Region:
-    """The region of a seed. Raises `Decline` where it cannot be one kernel.
+    """The region of a seed, without what is made for reductions that did not join."""
+    while True:
+        region = grow_tile(seed, name) if isinstance(seed, TileSeed) else _best(seed, name)
+        members = set(region.nodes)
+        left = (made for reduction, made in seed.made_for.items() if reduction not in members)
+        without = seed.without.union(*(made for made in left if not members.isdisjoint(made)))
+        if without == seed.without:
+            return region
+        seed = dataclasses.replace(seed, without=without)
+
+
+def _best(seed: Seed, name: str) -> Region:
+    """The region of a pair's seed.
 
     Several ways are tried, and the region with the most reductions is taken; of equal ones, the first.
     A cheap member may have to be in memory for a node outside. The region then writes it, since it reads the

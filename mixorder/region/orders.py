@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.fx import Node
 
+from ..ir.program import AxisClass
 from .factors import Factor, Order, Run, broadcast, divided, flat, joined
 from .nodes import (
     is_constant,
@@ -127,6 +128,17 @@ class Orders(dict[Node, Order]):
         """Whether a factor is a part of one dim of the first tensor, and not all of it."""
         dims = (f for run in self.get(self.root, ()) for f in run)
         return any(d.stride <= factor.stride and factor.end <= d.end and factor.size < d.size for d in dims)
+
+    def over(self, node: Node) -> AxisClass | None:
+        """The class of a reduction's axes if it is over all rows, and leaves an element for each column, or
+        the other way round; None for any other."""
+        kept, gone = flat(self[node]), self.reduced(node)
+        if len(kept) != 1 or len(gone) != 1:
+            return None
+        column, row = sorted((*kept, *gone), key=lambda factor: factor.stride)
+        if (column.stride, column.end, row.end) != (1, row.stride, self.size_of(self.root)):
+            return None
+        return AxisClass.ROW if (row,) == gone else AxisClass.COLUMN
 
     def reduced(self, node: Node) -> Run:
         """The factors that a reduction reduces."""

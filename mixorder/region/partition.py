@@ -21,7 +21,7 @@ from .nodes import is_constant, is_pointwise, is_view, operands, readers, reduce
 from .placement import conflict
 from .region import Region, Seed
 from .space_analysis import SMALL
-from .tile import TileSeed, grow_tile
+from .tile import TileSeed
 from .walk import ancestors, dependents
 
 
@@ -147,6 +147,6 @@ def _behind_inner(region: Region) -> Iterator[Node]:
 
 def _grown(seed: Seed, name: str) -> Region | None:
     try:
-        return grow_tile(seed, name) if isinstance(seed, TileSeed) else grow(seed, name)
+        return grow(seed, name)
     except Decline:
         return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from torch.fx import Node
 
@@ -150,26 +149,6 @@ class Region:
             *(f"    {n.format_node()}" for n in self.nodes),
         ]
         return "\n".join(lines)
-
-
-AnySeed = TypeVar("AnySeed", bound=Seed)
-
-
-def whole(grow: Callable[[AnySeed, str], Region]) -> Callable[[AnySeed, str], Region]:
-    """Grow a region again without what is made for reductions that did not join."""
-
-    @functools.wraps(grow)
-    def grow_whole(seed: AnySeed, name: str) -> Region:
-        while True:
-            region = grow(seed, name)
-            members = set(region.nodes)
-            left = (made for reduction, made in seed.made_for.items() if reduction not in members)
-            without = seed.without.union(*(made for made in left if not members.isdisjoint(made)))
-            if without == seed.without:
-                return region
-            seed = dataclasses.replace(seed, without=without)
-
-    return grow_whole
 
 
 def _operator(node: Node) -> Node:

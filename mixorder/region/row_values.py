@@ -4,7 +4,7 @@ Such as a norm's backward in front of block-wise casts: the sums of whole rows c
 own, which has all operands of dx at hand. It can write dx, so that the tile reads one tensor instead of
 computing dx again from several.
 
-Takes a region, gives another. `grow_tile` decides what else stays.
+Takes a region, gives another. `grow` decides what else stays.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import dataclasses
 from torch.fx import Node
 
 from ..errors import Decline
+from .grow import grow
 from .nodes import fake, is_pointwise, operands, reduced_tensor, reduction_kind
 from .region import Region
-from .tile import TileSeed, above, grow_tile
+from .tile import TileSeed, above
 from .walk import ancestors, dependents
 
 
@@ -31,7 +32,7 @@ def behind_row_values(region: Region) -> tuple[Region, Node] | None:
     if (tensor := _in_front(region)) is None:
         return None
     try:
-        rest = grow_tile(dataclasses.replace(seed, without=seed.without | {tensor}), region.name)
+        rest = grow(dataclasses.replace(seed, without=seed.without | {tensor}), region.name)
     except Decline:
         return None
     kept = set(rest.nodes).issuperset((*seed.inner, *seed.outer))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from ..errors import Decline
-from .factors import flat
+from ..ir.program import AxisClass
 from .nodes import is_variance, operands, reduction_kind
 from .orders import Orders, is_loop
 from .region import Region
@@ -76,10 +76,7 @@ def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     orders.spread(by_position({n for n in above([node]) if is_loop(n)}.union(region.nodes)))
     if source not in orders or not orders.find(node):
         return False
-    kept, gone = flat(orders[node]), orders.reduced(node)
-    if len(kept) != 1 or len(gone) != 1 or gone[0].stride != 1:
-        return False
-    return (kept[0].stride, kept[0].end) == (gone[0].end, region.seed.analysis.numel)
+    return orders.over(node) is AxisClass.COLUMN
 
 
 def _is_used_elsewhere(found: set[Node], members: set[Node], region: Region) -> bool:

@@ -33,7 +33,7 @@ from .nodes import (
     unviewed,
 )
 from .orders import Orders, is_loop
-from .region import Region, Seed, whole
+from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .walk import ancestors, by_position, closure, dependents, following, needed_for, position, sweep
@@ -188,7 +188,6 @@ def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[
     return set(closure(starts, lambda n: read(n) if n not in without and is_loop(n) else ()))
 
 
-@whole
 def grow_tile(seed: TileSeed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel."""
     return _Growth(seed).grow(name)
@@ -290,12 +289,7 @@ class _Growth:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
         if reduction_kind(node) is None or is_variance(node) or not self.order(node):
             return False
-        if ends_in_tile(node, self.orders):
-            return False
-        kept, gone = flat(self.orders[node]), self.orders.reduced(node)
-        if len(kept) != 1 or len(gone) != 1 or kept[0].stride != 1:
-            return False
-        return (gone[0].stride, gone[0].end) == (kept[0].end, self.analysis.numel)
+        return not ends_in_tile(node, self.orders) and self.orders.over(node) is AxisClass.ROW
 
     def sources(self, node: Node) -> set[Node]:
         """The full-size tensors from which loops compute what a reduction reduces."""

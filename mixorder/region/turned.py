@@ -5,7 +5,7 @@ they are computed before. Only elements of one byte are taken. Inductor's tiles 
 64 x 64, 16 x 256 or 256 x 16 elements: of one byte, none has runs of 128 bytes both ways. What Inductor may
 store in the order of its inputs is no transposition: something has to read the order that the graph states.
 
-Takes the FX graph; finds seeds for `tile.grow_tile`. Reads the graph, never writes it.
+Takes the FX graph; finds seeds for `grow`. Reads the graph, never writes it.
 """
 
 from __future__ import annotations
