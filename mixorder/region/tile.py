@@ -321,16 +321,14 @@ class _Growth:
 
     def order(self, node: Node) -> bool:
         """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
-        todo = [node]
-        while todo:
-            current = todo[-1]
-            unknown = [
-                a for a in operands(current) if a not in self.orders and a not in self.asked and is_loop(a)
-            ]
-            self.asked.update(unknown)
-            todo.extend(unknown)
-            if not unknown:
-                self.orders.find(todo.pop())
+
+        def is_new(node: Node) -> bool:
+            return node not in self.orders and node not in self.asked and is_loop(node)
+
+        unknown = set(ancestors(operands(node), is_new))
+        self.asked |= unknown
+        for one in (*by_position(unknown), node):
+            self.orders.find(one)
         return node in self.orders
 
     def stays(self, node: Node) -> bool:
