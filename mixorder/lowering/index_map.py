@@ -5,12 +5,13 @@ Sizes may be symbolic; indices are sympy expressions in Inductor's division func
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..region.factors import Run, boundaries, ladder
+from ..region.factors import Run, boundaries, divided, ladder
 from ..region.sizes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]
@@ -59,6 +60,8 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
 def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Sequence[Size]) -> Index:
     """The place of an element, by factors of the numbers that an index over `axes` gives, as an index over
     `shape`."""
+    if (order := divided(place, shape)) is not None:
+        place = tuple(itertools.chain.from_iterable(order))  # cut where dims begin, nothing is divided
     ends = ladder({1, product(size for size, _ in axes), *boundaries(place)})
     assert ends is not None
     sizes = [ratio(high, low) or 0 for low, high in zip(ends, ends[1:], strict=False)]

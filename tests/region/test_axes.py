@@ -9,7 +9,16 @@ import sympy
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import AxisClass
-from mixorder.region.axes import Reduced, Space, classify, columns_alone, is_inner_like, is_outer_like
+from mixorder.region.axes import (
+    Reduced,
+    Space,
+    classify,
+    columns_alone,
+    is_inner_like,
+    is_outer_like,
+    space_of,
+)
+from mixorder.region.factors import Factor
 from mixorder.region.sizes import product, ratio
 
 ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, AxisClass.COMMON
@@ -220,3 +229,27 @@ def test_the_other_way_round_the_innermost_axis_is_not_the_inner_ones(name: str)
     with pytest.raises(Decline) as caught:
         classify(Reduced(*outer), Reduced(*inner))
     assert caught.value.reason is DeclineReason.AXIS_CLASS
+
+
+# Reductions over sets of axes: a space of N samples, G groups of C channels, and P pixels.
+
+N, G, C, P = 8, 4, 5, 9
+SAMPLES, CHANNELS, PIXELS = Factor(G * C * P, N), Factor(P, C), Factor(1, P)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "axes"),
+    [
+        ([(CHANNELS, PIXELS)], [(SAMPLES, PIXELS)], (ROW, BATCH, COLUMN, COMMON)),  # group norm
+        ([(PIXELS,), (CHANNELS,)], [(SAMPLES,)], (ROW, BATCH, COLUMN, COLUMN)),  # by partial sums of pixels
+        ([], [(SAMPLES, PIXELS)], (ROW, BATCH, ROW)),  # batch norm
+    ],
+)
+def test_reductions_over_sets_of_axes(inner: Any, outer: Any, axes: Any) -> None:
+    space = space_of(N * G * C * P, inner, outer)
+    assert tuple(kind for _, kind in space.axes) == axes and space.numel == N * G * C * P
+
+
+def test_axes_without_a_common_refinement() -> None:
+    with pytest.raises(Decline):
+        space_of(24, [(Factor(1, 4),)], [(Factor(6, 4),)])
