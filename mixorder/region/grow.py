@@ -40,7 +40,7 @@ from .region import Region, Seed
 from .sizes import product
 from .space_analysis import takes_operands
 from .tile import TileSeed, grow_tile
-from .walk import by_position, descendants, needed_for, position, sweep
+from .walk import ancestors, by_position, descendants, needed_for, position, sweep
 
 
 def grow(seed: Seed, name: str) -> Region:
@@ -273,24 +273,17 @@ class _Growth:
 
     def is_tainted(self, node: Node) -> bool:
         """Whether a node outside depends on a member that does not stay in the graph as a copy."""
-        todo = [node]
-        while todo:
-            current = todo[-1]
-            if current in self._tainted:
-                todo.pop()
-                continue
-            args = [a for a in operands(current) if position(a) >= self.start]
-            outside = [a for a in args if a not in self.members]
+
+        def is_new(node: Node) -> bool:
+            return not (node in self._tainted or node in self.members) and position(node) >= self.start
+
+        for one in by_position(ancestors([node], is_new)):
+            args = [a for a in operands(one) if position(a) >= self.start]
             uses_member = any(a in self.members and a not in self.members.copied for a in args)
-            if current in self.pending or uses_member or any(self._tainted.get(a, False) for a in outside):
-                self._tainted[current] = True
-                continue
-            unknown = [a for a in outside if a not in self._tainted]
-            if unknown:
-                todo.extend(unknown)
-            else:
-                self._tainted[current] = False
-        return self._tainted[node]
+            outside = (a for a in args if a not in self.members)
+            uses_tainted = any(self._tainted.get(a, False) for a in outside)
+            self._tainted[one] = one in self.pending or uses_member or uses_tainted
+        return self._tainted.get(node, False)
 
     def pull_operands(self) -> None:
         """Add producers that only members use, or that users outside can compute again.
