@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..region.factors import Run, boundaries, divided, ladder
+from ..region.factors import Run, boundaries, divided, ladder, within
 from ..region.sizes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]
@@ -61,12 +61,18 @@ def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Seq
     """The place of an element, by factors of the numbers that an index over `axes` gives, as an index over
     `shape`."""
     if (order := divided(place, shape)) is not None:
-        place = tuple(itertools.chain.from_iterable(order))  # cut where dims begin, nothing is divided
-    ends = ladder({1, product(size for size, _ in axes), *boundaries(place)})
+        place = tuple(itertools.chain.from_iterable(order))
+    strides = list(itertools.accumulate((size for size, _ in reversed(axes)), _times, initial=1))
+    cuts = {1, strides[-1], *boundaries(place)}
+    ends = ladder(cuts.union(strides)) or ladder(cuts)  # cut where dims and axes begin: nothing is divided
     assert ends is not None
     sizes = [ratio(high, low) or 0 for low, high in zip(ends, ends[1:], strict=False)]
-    at = dict(zip(ends, reversed(reshape_index(sizes[::-1], axes)), strict=False))
-    return reshape_index(shape, [(factor.size, at[factor.stride]) for factor in place])
+    steps = list(zip(sizes, reversed(reshape_index(sizes[::-1], axes)), strict=True))
+    return reshape_index(shape, [steps[i] for f in place for i in sorted(within([f], ends), reverse=True)])
+
+
+def _times(one: Size, other: Size) -> Size:
+    return product((one, other))
 
 
 def _is_part(part: Size, whole: Size) -> bool:
