@@ -86,9 +86,7 @@ def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
 
 def without_gathers(region: Region) -> Region | None:
     """The region that reads the results of its gathers instead of computing them; None if it has none."""
-    gathers = frozenset(filter(is_gather, region.nodes))
-    seed = region.seed
-    return _grown(dataclasses.replace(seed, without=seed.without | gathers), region.name) if gathers else None
+    return _without(region, set(filter(is_gather, region.nodes)))
 
 
 def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
@@ -102,8 +100,7 @@ def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     tables = _tables(region, heavy)
     found: list[Region] = []
     for way in (tables, tables | pieces, set(filter(is_gather, region.nodes))):
-        seed = dataclasses.replace(region.seed, without=region.seed.without | way)
-        part = _grown(seed, region.name) if way else None
+        part = _without(region, way)
         if part is not None and (part.inner, part.outer) == (region.inner, region.outer):
             found.append(part)
     return list({part.nodes: part for part in found}.values())
@@ -143,6 +140,12 @@ def _behind_inner(region: Region) -> Iterator[Node]:
     needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
     below = dependents(region.inner, region.nodes).difference(region.inner, needed)
     return filter(region.seed.analysis.is_full, below)
+
+
+def _without(region: Region, nodes: set[Node]) -> Region | None:
+    """The region that reads some nodes instead of computing them; None if there are none, or it has none."""
+    seed = dataclasses.replace(region.seed, without=region.seed.without | nodes)
+    return _grown(seed, region.name) if nodes else None
 
 
 def _grown(seed: Seed, name: str) -> Region | None:

@@ -56,15 +56,8 @@ class TileSeed(Seed):
 def block_lengths(what: Reduced) -> list[Size]:
     """Elements of each run of dims that a reduction reduces; none if it reduces all elements, or there
     are no elements."""
-    lengths, last = list[Size](), None
-    for d in what.dims:
-        if last is not None and d == last + 1:
-            lengths[-1] = product((lengths[-1], what.shape[d]))
-        else:
-            lengths.append(what.shape[d])
-        last = d
-    kept = any(n != 1 for d, n in enumerate(what.shape) if d not in what.dims)
-    return [n for n in lengths if n != 1] if kept and 0 not in what.shape else []
+    lengths = [factor.size for factor in what.run or ()]
+    return [] if product(lengths) == product(what.shape) else lengths
 
 
 def is_within_tile(node: Node, least: int = LEAST) -> bool:
@@ -147,10 +140,7 @@ def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -
 def _is_along_rows(node: Node) -> bool:
     """Whether a reduction is over the last dims of its operand and no others."""
     what = reduced(node)
-    assert what is not None
-    long = [d for d, n in enumerate(what.shape) if n != 1]
-    some = [d for d in long if d in what.dims]
-    return some == long[len(long) - len(some) :]
+    return what is not None and all(factor.stride == 1 for factor in what.run or ())
 
 
 def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
