@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import sympy
 
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..region.factors import Run, boundaries, divided, ladder, within
+from ..region.factors import Run, boundaries, divided, ladder, steps
 from ..region.sizes import Size, product, ratio
 
 Index = tuple[sympy.Expr, ...]
@@ -67,8 +67,8 @@ def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Seq
     ends = ladder(cuts.union(strides)) or ladder(cuts)  # cut where dims and axes begin: nothing is divided
     assert ends is not None
     sizes = [ratio(high, low) or 0 for low, high in zip(ends, ends[1:], strict=False)]
-    steps = list(zip(sizes, reversed(reshape_index(sizes[::-1], axes)), strict=True))
-    return reshape_index(shape, [steps[i] for f in place for i in sorted(within([f], ends), reverse=True)])
+    parts = list(zip(sizes, reversed(reshape_index(sizes[::-1], axes)), strict=True))
+    return reshape_index(shape, [parts[i] for factor in place for i in reversed(steps(factor, ends))])
 
 
 def _times(one: Size, other: Size) -> Size:

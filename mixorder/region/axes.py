@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
-from .factors import Factor, Run, boundaries, divided, joined, ladder, within
+from .factors import Factor, Run, boundaries, divided, joined, ladder, steps
 from .sizes import Size, product, ratio
 
 ROW, COLUMN, BATCH, COMMON = AxisClass.ROW, AxisClass.COLUMN, AxisClass.BATCH, AxisClass.COMMON
@@ -110,7 +110,7 @@ def space_of(numel: Size, inner: Iterable[Run], outer: Iterable[Run], cuts: Iter
     ends = ladder({1, numel, *cuts, *boundaries(sides[0]), *boundaries(sides[1])})
     if ends is None:
         raise Decline(DeclineReason.AXIS_CLASS, "the reductions' shapes cannot be reshaped into one")
-    by_inner, by_outer = (within(side, ends) for side in sides)
+    by_inner, by_outer = ({i for factor in side for i in steps(factor, ends)} for side in sides)
     axes = [
         (ratio(high, low) or 0, _KINDS[i in by_inner, i in by_outer])
         for i, (low, high) in enumerate(zip(ends, ends[1:], strict=False))

@@ -91,12 +91,13 @@ def boundaries(factors: Iterable[Factor]) -> set[Size]:
 def spanned(factors: Sequence[Factor]) -> Size:
     """How many elements differ in some of the factors only; they have a common refinement."""
     ends = ladder(boundaries(factors)) or []
-    return product(ratio(ends[i + 1], ends[i]) or 1 for i in within(factors, ends)) if ends else 1
+    spanned = {i for factor in factors for i in steps(factor, ends)} if ends else set()
+    return product(ratio(ends[i + 1], ends[i]) or 1 for i in spanned)
 
 
-def within(factors: Iterable[Factor], ends: list[Size]) -> set[int]:
-    """The steps of a ladder, by number, that some factors are made of."""
-    return {i for f in factors for i in range(ends.index(f.stride), ends.index(f.end))}
+def steps(factor: Factor, ends: Sequence[Size]) -> range:
+    """The steps of a ladder, by number, that a factor is made of."""
+    return range(ends.index(factor.stride), ends.index(factor.end))
 
 
 def ladder(cuts: Iterable[Size]) -> list[Size] | None:
