@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -64,14 +63,6 @@ def measured(args: argparse.Namespace) -> list[Row]:
     return [row for row in rows.values() if row.results or row.limit_medians]
 
 
-def parse_targets(text: str) -> dict[str, dict[str, float]]:
-    """A JSON file, or JSON itself: {"rms": {"4096x4096": 78}, "layer": {...}} in percent."""
-    try:
-        return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"targets {text!r}: {error}") from error
-
-
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; on the CPU the defaults are small shapes and two providers."""
     parser = arguments.parser(__doc__)
@@ -84,7 +75,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(PROVIDERS)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/bench")))
     parser.add_argument("--cpu-smoke", action="store_true", help="errors on the CPU, no times")
-    parser.add_argument("--targets", type=parse_targets, default={}, help="JSON file or inline")
     parser.add_argument("--time-box", type=float, default=120, help="seconds a provider may take")
     parser.add_argument(
         "--deadline", type=float, default=float("inf"), help="start no row after so many seconds"

@@ -50,11 +50,8 @@ def detail_table(rows: Sequence[Row]) -> str:
     return table(header, lines)
 
 
-def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> list[str]:
-    """A line per timed row where mixorder has no time, is not the fastest, or is below its target.
-
-    `targets` maps norm and shape to percent of the limit, for every dtype.
-    """
+def find_issues(rows: Sequence[Row]) -> list[str]:
+    """A line per timed row where mixorder has no time or is not the fastest."""
     issues = []
     for row in rows:
         result = row.results.get("mixorder")
@@ -69,9 +66,6 @@ def find_issues(rows: Sequence[Row], targets: dict[str, dict[str, float]]) -> li
         if ours and rivals and min(rivals.values()) < ours:
             best = min(rivals, key=rivals.__getitem__)
             found.append(f"{best} is faster: {rivals[best]:.1f} us, mixorder {ours:.1f} us")
-        share, target = row.share("mixorder"), targets.get(row.case.norm, {}).get(row.case.shape)
-        if share is not None and target is not None and share < target:
-            found.append(f"mixorder at {share:.1f}% of the limit, target {target:g}%")
         case = row.case
         issues += [f"{case.norm} {case.dtype} {case.shape}: {text}" for text in found]
     return issues
@@ -99,7 +93,7 @@ def report_text(head: dict[str, str], measured: Sequence[Row], args: Any) -> str
     errors = {f"{name}: {result.reason}" for name, result in results if result.error}
     parts += ["errors\n" + "\n".join(sorted(errors))] if errors else []
     if args.timed:
-        issues = find_issues(measured, args.targets) or ["none"]
+        issues = find_issues(measured) or ["none"]
         parts.append("issues\n" + "\n".join(issues))
     return "\n\n".join(parts)
 
