@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 import torch._inductor.config as config
-import torch.nn.functional as F
 from lab import arguments
+from lab.loops import Attention, Block, SwiGlu
 from lab.tables import table
 from support.compilers import Look, looking
-from torch import Tensor, nn
+from torch import nn
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import record_original_output_strides
 from torch._inductor.fx_passes.post_grad import post_grad_passes
@@ -48,53 +48,21 @@ HEAD_DIM = 128
 RUNS = 3
 
 
-class LlamaBlock(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = HuggingFaceRMSNorm(dim), HuggingFaceRMSNorm(dim)
-        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.gate, self.up = (nn.Linear(dim, 4 * dim, bias=False) for _ in range(2))
-        self.down = nn.Linear(4 * dim, dim, bias=False)
+def llama(layers: int, dim: int) -> nn.Module:
+    """RMSNorm in fp32, rotary embedding, SwiGLU, no biases."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, seq, dim = x.shape
-        y = self.norm1(x)
-        q, k, v = (
-            linear(y).view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for linear in (self.q, self.k, self.v)
-        )
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, seq, dim))
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+    def block() -> nn.Module:
+        mix = Attention(dim, dim // HEAD_DIM, rotary=True, bias=False)
+        return Block(dim, mix, SwiGlu(dim, 4 * dim), HuggingFaceRMSNorm)
+
+    return nn.Sequential(*(block() for _ in range(layers)), HuggingFaceRMSNorm(dim))
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat((-b, a), -1) * sin
-
-
-class Llama(nn.Module):
-    """RMSNorm in fp32, rotary embedding, SwiGLU, no biases; `seq` tokens."""
-
-    def __init__(self, layers: int, dim: int, seq: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(LlamaBlock(dim) for _ in range(layers))
-        self.norm = HuggingFaceRMSNorm(dim)
-        self.register_buffer("cos", torch.randn(seq, HEAD_DIM))
-        self.register_buffer("sin", torch.randn(seq, HEAD_DIM))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return self.norm(x)
-
-
-# Of layers, width and tokens; "gpt" has LayerNorm and biases, "demo" RMSNorm and biases.
-MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "gpt": lambda layers, dim, seq: Transformer(layers, dim, "layer"),
-    "demo": lambda layers, dim, seq: Transformer(layers, dim, "rms"),
-    "llama": Llama,
+# Of layers and width; "gpt" has LayerNorm and biases, "demo" RMSNorm and biases.
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "gpt": lambda layers, dim: Transformer(layers, dim, "layer"),
+    "demo": lambda layers, dim: Transformer(layers, dim, "rms"),
+    "llama": llama,
 }
 
 
@@ -117,7 +85,7 @@ def backward(model: str, layers: int, shape: tuple[int, int, int], look: Look) -
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16)
-        module, x = MODELS[model](layers, shape[2], shape[1]), torch.randn(shape, requires_grad=True)
+        module, x = MODELS[model](layers, shape[2]), torch.randn(shape, requires_grad=True)
         torch.set_default_dtype(torch.float32)
         y = torch.compile(module, backend=looking(second), dynamic=False)(x)
         try:
