@@ -1,15 +1,7 @@
-"""The model that the demo trains, and its measurements.
-
-A stack of pre-norm transformer blocks with a choice of norm; its gradients, their errors against
-float64, and on a GPU the times and kernels of a step. Prints nothing, and is independent of the command line.
-"""
+"""The model that the demo trains: a stack of pre-norm transformer blocks with a choice of norm."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import statistics
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HEAD_DIM = 64
-WARMUP_STEPS, TIMED_STEPS = 10, 50
 
 
 class HuggingFaceRMSNorm(nn.Module):
@@ -95,71 +86,10 @@ def _num_heads(dim: int) -> int:
     return next(n for n in range(most, 0, -1) if dim % n == 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """The module to train, its input and the gradient of its output, on one device."""
-
-    module: nn.Module
-    x: Tensor
-    dy: Tensor
-
-    @classmethod
-    def create(cls, layers: int, shape: tuple[int, int, int], norm: str, dtype: str, device: str) -> Problem:
-        place = {"device": device, "dtype": getattr(torch, dtype)}
-        module = Transformer(layers, shape[-1], norm).to(**place)
-        x, dy = (torch.randn(shape).to(**place) for _ in range(2))
-        return cls(module, x.requires_grad_(), dy)
-
-    def gradients(self, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        """Gradients of the input and of each parameter, in the module's order."""
-        return self.backward(function(self.x))
-
-    def backward(self, y: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(y, [self.x, *self.module.parameters()], self.dy)
-
-    def exact_gradients(self) -> tuple[Tensor, ...]:
-        """The same gradients from eager in float64."""
-        x = self.x.detach().double().requires_grad_()
-        exact = Problem(copy.deepcopy(self.module).double(), x, self.dy.double())
-        return exact.gradients(exact.module)
-
-    def errors(self, grads: Sequence[Tensor], exact: Sequence[Tensor]) -> dict[str, float]:
-        """||g - ref|| / ||ref|| of each gradient, by name."""
-        names = ["input", *(name for name, _ in self.module.named_parameters())]
-        triples = zip(names, grads, exact, strict=True)
-        return {name: float((g.double() - ref).norm() / ref.norm()) for name, g, ref in triples}
-
-    def times_ms(self, compiled: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        """Medians of the backward, and of forward and backward together, on a GPU."""
-        marks = []
-        for _ in range(WARMUP_STEPS + TIMED_STEPS):
-            start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-            start.record()
-            y = compiled(self.x)
-            middle.record()
-            self.backward(y)
-            end.record()
-            marks.append((start, middle, end))
-        torch.cuda.synchronize()
-        timed = marks[WARMUP_STEPS:]
-        return (
-            statistics.median(middle.elapsed_time(end) for _, middle, end in timed),
-            statistics.median(start.elapsed_time(end) for start, _, end in timed),
-        )
-
-    def backward_kernels(self, compiled: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
-        """Names of the kernels that one backward launches on a GPU, without memsets and memcpys."""
-        from torch.profiler import ProfilerActivity, profile
-
-        y = compiled(self.x)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            self.backward(y)
-            torch.cuda.synchronize()
-        return tuple(
-            event.name
-            for event in profiler.events()
-            if event.device_type == torch.autograd.DeviceType.CUDA
-            and not event.is_user_annotation
-            and not event.name.lower().startswith(("memset", "memcpy"))
-        )
+def example(
+    layers: int, shape: tuple[int, int, int], norm: str, dtype: str, device: str
+) -> tuple[nn.Module, tuple[Tensor], dict[str, Any]]:
+    """The module and its input, as a factory of the commands gives them."""
+    place = {"device": device, "dtype": getattr(torch, dtype)}
+    module = Transformer(layers, shape[-1], norm).to(**place)
+    return module, (torch.randn(shape).to(**place).requires_grad_(),), {}

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         check_versions()  # before a model is made, which may take long
         example = make(parser, args.factory, device)
-        report = _report(parser, example, options, dynamic)
+        report = report_of(parser, example, options, dynamic)
     except CannotExplain as error:
         parser.error(str(error))
     for i in (args.kernel, args.graph):
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.regions else 1
 
 
-def _report(parser: Parser, example: Example, options: dict[str, int], dynamic: bool | None) -> Report:
+def report_of(parser: Parser, example: Example, options: dict[str, int], dynamic: bool | None) -> Report:
     """The report of a model; ends with status 2 if the model fails by itself. Raises `CannotExplain`."""
     from mixorder.errors import CannotExplain
     from mixorder.inspection.capture import explain

@@ -16,13 +16,11 @@ TINY = ("--device", "interpreter", "--layers", "1", "--batch", "2", "--seq", "8"
 def test_rms_norm_in_fp32_shows_its_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--norm", "rms", "--dtype", "fp32", "--show-kernel", *TINY]) == 0
     out = capsys.readouterr().out
-    regions = re.findall(r"^  region\d+ .*$", out, re.MULTILINE)
-    assert len(regions) == 5
-    (errors,) = re.findall(r"^ *largest gradient error  +(\S+)  +(\S+)$", out, re.MULTILINE)
-    assert all(0 < float(error) < 3e-6 for error in errors)
+    assert "5 regions: " in out and "Norm modules in a region: 3 of 3" in out
     names = re.findall(r"@triton\.jit\ndef (\w+)\(", out)
     assert len(names) == len(set(names)) >= 2
-    assert all(line.split()[-1] in names for line in regions)
+    errors = re.findall(r"  f32  .*  (\S+)  +(\S+)  +\S+$", out, re.MULTILINE)
+    assert len(errors) > 5 and all(0 < float(error) < 3e-6 for row in errors for error in row)
 
 
 def test_a_decline_is_shown_and_nothing_fused_fails(
@@ -34,5 +32,4 @@ def test_a_decline_is_shown_and_nothing_fused_fails(
     monkeypatch.setattr("mixorder.region.legality.check", refuse)
     assert demo.main(["--norm", "hf", "--dtype", "fp16", *TINY]) == 1
     out = capsys.readouterr().out
-    assert "cycle: for the test. Fusing the region would" in out
-    assert "FAILED: no region was fused." in out
+    assert "for the test" in out and "FAILED: nothing was fused" in out
