@@ -20,7 +20,6 @@ from lab.corpus import Entry, Input, Place, save
 from lab.duel import kind_of, moved, propagated
 from lab.duels import Duel, Way, interleaved, load, parse
 from lab.exact import NoReference, exact
-from lab.output_code import described
 from lab.processes import EXIT_TIMEOUT, Turn
 from lab.stopwatch import medians_of_rounds
 from support import compilers
@@ -99,49 +98,6 @@ def test_kernels_of_rounds_without_the_flush() -> None:
     rounds += [(flush, 90.0), ("a", 4.0), ("b", 9.0)]
     assert medians_of_rounds(rounds, 3) == [("a", 4.0), ("b", 1.0)]
     assert medians_of_rounds(rounds[:-1], 3) == [] == medians_of_rounds([], 3)
-
-
-CODE = """
-# Topologically Sorted Source Nodes: [sum_1], Original ATen: [aten.sum]
-triton_red_fused_sum_0 = async_compile.triton('triton_red_fused_sum_0', '''
-@triton_heuristics.reduction(
-    size_hints={'x': 4096, 'r0_': 128},
-    reduction_hint=ReductionHint.OUTER,
-    filename=__file__,
-    triton_meta={'signature': {'in_ptr0': '*bf16', 'out_ptr0': '*fp32', 'XBLOCK': 'constexpr'}, 'device': 0},
-    inductor_meta={'mutated_arg_names': [], 'num_load': 2, 'num_reduction': 1, 'tiling_scores': {'x': 9}}
-)
-@triton.jit
-def triton_red_fused_sum_0(in_ptr0, out_ptr0, XBLOCK):
-    pass
-''')
-
-        assert_size_stride(arg0_1, (128, 4096), (4096, 1))
-        with torch.cuda._DeviceGuard(0):
-            buf0 = empty_strided_cuda((4096, ), (1, ), torch.float32)
-            triton_red_fused_sum_0.run(arg0_1, buf0, 4096, 128, stream=stream0)
-"""
-
-
-def test_what_output_code_says_of_its_kernels() -> None:
-    assert described(CODE) == {
-        "kernels": {
-            "triton_red_fused_sum_0": {
-                "heuristic": "reduction",
-                "size_hints": {"x": 4096, "r0_": 128},
-                "hint": "OUTER",
-                "signature": {"in_ptr0": "*bf16", "out_ptr0": "*fp32", "XBLOCK": "constexpr"},
-                "num_load": 2,
-                "num_reduction": 1,
-                "tiling_scores": {"x": 9},
-            }
-        },
-        "calls": [["triton_red_fused_sum_0", "arg0_1, buf0, 4096, 128"]],
-        "sizes": {
-            "arg0_1": ["(128, 4096)", "(4096, 1)"],
-            "buf0": ["(4096, )", "(1, )", "float32"],
-        },
-    }
 
 
 def _hold(path: str, pipe: Any) -> None:

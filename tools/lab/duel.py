@@ -34,7 +34,6 @@ from mixorder.tune import measure
 from .corpus import Entry, load
 from .duels import Duel, Way
 from .exact import exact
-from .output_code import described
 from .processes import Turn, cpu_seconds
 from .stopwatch import stopwatch
 
@@ -161,9 +160,7 @@ def compiled(
     declines = [record for record in records if isinstance(record, Decline)]
     way.declined = dict(Counter(decline.reason.value for decline in declines))
     way.details = [decline.detail[:MOST_DETAIL] for decline in declines]
-    text = texts[-1] if texts else ""
-    way.code = described(text) if text else {}
-    return call, text
+    return call, texts[-1] if texts else ""
 
 
 def plain(record: RegionRecord) -> dict[str, Any]:
@@ -236,7 +233,7 @@ class Bout:
         if self.duel.ours.same_code:
             names = ("compile_s", "declined", "details")
             kept = {name: getattr(self.duel.ours, name) for name in names}
-            self.duel.ours = dataclasses.replace(self.duel.stock, same_code=True, code={}, **kept)
+            self.duel.ours = dataclasses.replace(self.duel.stock, same_code=True, **kept)
 
     @contextlib.contextmanager
     def _step(self, name: str) -> Iterator[None]:

@@ -27,8 +27,7 @@ class Way:
     copies of a call. `kernels`: name and microseconds, in order. `peak`: bytes beyond the inputs. `errors`:
     of each result, relative, by the norm. `compile_s`: processor seconds. `regions`: of mixorder, what of a
     `RegionRecord` is plain numbers and names. `declined`: reason to number; `details`: of
-    each, in words. `code`: what `output_code.described` finds.
-    """
+    each, in words."""
 
     status: str = "ok"  # or failed
     message: str = ""
@@ -44,7 +43,6 @@ class Way:
     regions: list[dict[str, Any]] = field(default_factory=list)
     declined: dict[str, int] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
-    code: dict[str, Any] = field(default_factory=dict)
     same_code: bool = False  # as stock's: not timed again
 
 
