@@ -1,12 +1,14 @@
 """Round float32 to bfloat16 and convert it back, two elements at a time (`codegen.bfloat16`).
 
-Takes a program and returns one.
+A value of a whole row stays as it is: where a tile has one row it is a single element, and Triton refuses an
+instruction for two. Takes a program and returns one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+import sympy
 import torch
 
 from ..ir.program import Compute, LoopProgram, Nest, Statement, Value, live
@@ -16,20 +18,23 @@ ROUNDED = "rounded_to_bfloat16"
 
 def round_at_once(program: LoopProgram) -> LoopProgram:
     """The program with one op for each pair of casts, from float32 to bfloat16 and back."""
-    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
+    tile = {axis.symbol for axis in program.tile_axes}
+    return dataclasses.replace(program, nests=tuple(_of_nest(nest, tile) for nest in program.nests))
 
 
-def _of_nest(nest: Nest) -> Nest:
+def _of_nest(nest: Nest, tile: set[sympy.Symbol]) -> Nest:
     values = {s.name: s for s in nest.statements if isinstance(s, Value)}
-    body = tuple(_rounded(s, values) for s in nest.body)
+    deps = nest.dependence()
+    body = tuple(
+        _rounded(s, values) if isinstance(s, Compute) and tile <= deps[s.name] else s for s in nest.body
+    )
     return dataclasses.replace(nest, body=live(body)) if body != nest.body else nest
 
 
-def _rounded(stmt: Statement, values: dict[str, Value]) -> Statement:
-    """The op in place of a cast back to float32; any other statement as it is."""
+def _rounded(stmt: Compute, values: dict[str, Value]) -> Compute:
+    """The op in place of a cast back to float32; any other op as it is."""
     if not _casts(stmt, torch.float32):
         return stmt
-    assert isinstance(stmt, Compute)
     half = values[stmt.args[0].name]
     if not _casts(half, torch.bfloat16):
         return stmt

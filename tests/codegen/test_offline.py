@@ -280,3 +280,23 @@ def test_tensors_along_the_rows_are_read_and_written_in_whole_accesses(target: s
     assert re.search(r"ld\.global(\.[a-zA-Z0-9:_]+)*\.v4\.", text) and "st.global.v4" in text
     assert "cp.async" not in text  # nothing is loaded ahead
     assert not re.search(r"(ld|st)\.global(\.[a-zA-Z0-9:_]+)*\.[bu]16 ", text)
+
+
+@pytest.mark.parametrize("cols", [4096, 16384])
+def test_values_of_a_row_that_are_rounded(cols: int) -> None:
+    """A tile of one row has values of one element each. `emulate_precision_casts` rounds these as well."""
+
+    def function(x: Any, dy: Any) -> Any:
+        scale = (x * dy).sum(-1, keepdim=True) * 0.5
+        return x * (scale * dy), (dy * scale).sum(0)
+
+    gpu, device = TARGETS["sm_90"]
+    full = ((4096, cols), bf16)
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        graph = traced(function, full, full)
+        for node in graph.nodes:
+            node.meta["low_precision_pointwise_barrier"] = True
+        program, _, sources = graphs.kernels(graphs.only(graph), device)
+    assert "mixorder_rounded" in sources[0].text
+    for source in sources:
+        assert compiled(program, source, gpu).asm["cubin"]
