@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 
-import sympy
 import torch
 
-from ..ir.program import Compute, LoopProgram, Nest, Statement, Value, live
+from ..ir.program import AxisClass, Compute, LoopProgram, Nest, Statement, Value, live
 
 ROUNDED = "rounded_to_bfloat16"
 
 
 def round_at_once(program: LoopProgram) -> LoopProgram:
     """The program with one op for each pair of casts, from float32 to bfloat16 and back."""
-    tile = {axis.symbol for axis in program.tile_axes}
-    return dataclasses.replace(program, nests=tuple(_of_nest(nest, tile) for nest in program.nests))
+    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
 
 
-def _of_nest(nest: Nest, tile: set[sympy.Symbol]) -> Nest:
+def _of_nest(nest: Nest) -> Nest:
     values = {s.name: s for s in nest.statements if isinstance(s, Value)}
+    cols = {axis.symbol for axis in nest.loops if axis.kind in (AxisClass.COLUMN, AxisClass.COMMON)}
     deps = nest.dependence()
     body = tuple(
-        _rounded(s, values) if isinstance(s, Compute) and tile <= deps[s.name] else s for s in nest.body
+        _rounded(s, values) if isinstance(s, Compute) and cols & deps[s.name] else s for s in nest.body
     )
     return dataclasses.replace(nest, body=live(body)) if body != nest.body else nest
 
