@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.tensors import padded_strides
-from .nodes import fake, is_view, leaves_the_graph, operands
+from .nodes import fake, is_pair, is_view, leaves_the_graph, operands
 from .space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -118,8 +118,8 @@ def update_views(node: Node) -> None:
 
 
 def _is_strided(node: Node) -> bool:
-    """Whether a node is its operand with other strides."""
-    return is_view(node) or node.target is aten.permute.default
+    """Whether a node is its operand with other strides; a pair of results is not."""
+    return (is_view(node) and not is_pair(node)) or node.target is aten.permute.default
 
 
 def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.inductor.tensors import padded_strides
 from mixorder.options import Options
-from mixorder.region.padding import fills_gaps, is_filled
+from mixorder.region.padding import fills_gaps, has_gaps, is_filled
 from mixorder.region.peak_memory import Timeline
 
 ROWS, COLS = 48, 1100  # of two bytes: a multiple of 128 bytes is 64 elements
@@ -89,6 +89,28 @@ def test_what_products_read_has_gaps(function: Callable[..., Any], x: Any) -> No
 @pytest.mark.parametrize("function", [returned, convolved, flattened, gaps_elsewhere, loops_only])
 def test_what_others_read_has_none(function: Callable[..., Any]) -> None:
     assert gaps(function, WIDE if function is gaps_elsewhere else X) == []
+
+
+@pytest.mark.parametrize(
+    ("reader", "gaps"),
+    [
+        (lambda g: torch.var_mean(g, -1), True),
+        (lambda g: g.max(-1)[0], True),
+        (lambda g: g.aminmax(dim=-1), True),
+        (lambda g: g.max(-1), True),
+        (lambda g: g.topk(2), False),
+        (lambda g: g.split(100, -1)[0].cos(), False),
+    ],
+    ids=["moments", "maximum", "two extrema", "maximum and index", "topk", "split"],
+)
+def test_readers_of_gaps_that_give_several_tensors(reader: Callable[..., Any], gaps: bool) -> None:
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        g = gradient(x, dy)
+        return g @ w, reader(g)
+
+    graph = traced(function, X, X, W)
+    (g,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert has_gaps(g) == gaps
 
 
 @pytest.mark.parametrize(
