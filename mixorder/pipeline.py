@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError, TooWide
 from .inductor.config import emulates_precision_casts
-from .inductor.graphs import round_as_eager, save_for_backward
+from .inductor.graphs import leave_to_inductor, round_as_eager, save_for_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form
@@ -39,7 +39,7 @@ from .planning import (
     with_contiguous,
 )
 from .record import RegionRecord
-from .region.checkpointed import readers_in_half_precision, small_sums
+from .region.checkpointed import other_sums, readers_in_half_precision, small_sums
 from .region.comparisons import roundings
 from .region.find import RegionSearch, find_regions, next_region
 from .region.layouts import is_joined
@@ -91,9 +91,9 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 
 def mark_joint(graph: Graph, options: Options) -> bool:
     """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
-    it compares round as eager does, and small sums are not computed again. Returns whether nodes have other
-    names then. Raises only in strict mode."""
-    rounding = list[Node]()
+    it compares round as eager does, small sums are not computed again, and no region has the others that are.
+    Returns whether nodes have other names then. Raises only in strict mode."""
+    rounding, left = list[Node](), list[Node]()
 
     def compared() -> None:
         rounding.extend(roundings(graph))
@@ -101,6 +101,7 @@ def mark_joint(graph: Graph, options: Options) -> bool:
     def saved() -> None:
         found = small_sums(graph)
         rounding.extend(reader for node in found for reader in readers_in_half_precision(node))
+        left.extend(other_sums(graph, found))
         for node in found:
             save_for_backward(node)
 
@@ -110,7 +111,9 @@ def mark_joint(graph: Graph, options: Options) -> bool:
             _or_warn(runner, functools.partial(runner.step, stage, mark))
     for node in rounding:
         round_as_eager(node)
-    return bool(rounding)
+    for node in left:
+        leave_to_inductor(node)
+    return bool(rounding or left)
 
 
 def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:

@@ -33,6 +33,9 @@ ROUNDED = "low_precision_pointwise_barrier"
 RECOMPUTE = "recompute"
 """Metadata of a node in a joint graph: its policy of activation checkpointing."""
 
+AGAIN = "mixorder_again"
+"""Metadata of a node that a backward computes again, and that has to have the bits of the forward."""
+
 
 @functools.cache
 def is_lowered_pointwise(target: object) -> bool:
@@ -102,11 +105,27 @@ setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called 
 
 
 def round_as_eager(node: torch.fx.Node) -> None:
-    """Let Inductor's lowering of a node round its operands and its result to their half precision. The node's
-    name says so too: caches of compiled graphs compare the code of graphs, not their metadata."""
-    if not node.meta.get(ROUNDED):
-        node.meta[ROUNDED] = True
-        node._rename(f"{node.name}_rounded")
+    """Let Inductor's lowering of a node round its operands and its result to their half precision."""
+    _mark(node, ROUNDED, "rounded")
+
+
+def leave_to_inductor(node: torch.fx.Node) -> None:
+    """Let no region have a node, in the forward and where the backward computes it again."""
+    _mark(node, AGAIN, "again")
+
+
+def _mark(node: torch.fx.Node, key: str, word: str) -> None:
+    """Mark a node of a joint graph, for the graphs that it is divided into. The node's name says so too:
+    caches of compiled graphs compare the code of graphs, not their metadata."""
+    if not node.meta.get(key):
+        node.meta[key] = True
+        node._rename(f"{node.name}_{word}")
+
+
+def is_computed_again(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph is checkpointed, so that the backward computes it again if it needs the
+    result and does not save it."""
+    return node.meta.get(RECOMPUTE) in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 
 
 def may_be_saved(node: torch.fx.Node) -> bool:

@@ -1,17 +1,20 @@
-"""Sums of a checkpointed forward that its backward should read instead of computing them again.
+"""Sums of a checkpointed forward: which its backward should read, and which it has to compute again.
 
 The last bits of a sum depend on the order of its elements, and a region adds up in another order than
 Inductor's kernel in the forward. All that follows from the sum would have other bits than it had there: a
-router that picks the largest elements may then pick others than in the forward.
+router that picks the largest elements may then pick others than in the forward. So the backward reads small
+sums, and no region has the others.
 
 Takes nodes of a joint graph, answers questions, changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import may_be_saved
+from ..inductor.graphs import is_computed_again, may_be_saved
 from .nodes import float_bytes, is_pair, is_pointwise, is_view, reduction_kind, stated_by
 from .spans import bytes_of
 
@@ -25,12 +28,18 @@ def small_sums(graph: Graph) -> list[Node]:
     again = [n for n in graph.nodes if may_be_saved(n)]
     room = sum(bytes_of(n) for n in again if not is_view(n)) // SHARE
     found = list[Node]()
-    for node in sorted(filter(_gives_sums, again), key=_bytes_saved):
+    for node in sorted(filter(_gives_small_sums, again), key=_bytes_saved):
         room -= _bytes_saved(node)
         if room < 0:
             break
         found.append(node)
     return found
+
+
+def other_sums(graph: Graph, saved: Collection[Node]) -> list[Node]:
+    """The sums that the backward has to compute again, once some operators' are saved."""
+    again = (n for n in graph.nodes if is_computed_again(stated_by(n)) and stated_by(n) not in saved)
+    return list(filter(_is_sum, again))
 
 
 def readers_in_half_precision(node: Node) -> list[Node]:
@@ -40,19 +49,21 @@ def readers_in_half_precision(node: Node) -> list[Node]:
     return [reader for one in halves for reader in _readers(one) if is_pointwise(reader)]
 
 
-def _gives_sums(node: Node) -> bool:
-    """Whether a node is an operator whose results are such sums."""
+def _gives_small_sums(node: Node) -> bool:
+    """Whether a node is an operator whose results are sums that may be read."""
     results = _results(node) if stated_by(node) is node else []
-    return bool(results) and all(map(_is_sum, results))
+    return bool(results) and all(_is_sum(one) and _may_be_read(one) for one in results)
 
 
 def _is_sum(node: Node) -> bool:
-    """Whether a node adds up or multiplies floating-point numbers, and whatever reads the result in half
-    precision can round it."""
-    kind, size = reduction_kind(node), float_bytes(node)
-    if kind is None or kind.selects or kind.of_truth or not size:
-        return False
-    return size > 2 or all(is_pointwise(r) or r.op == "output" for r in _readers(node))
+    """Whether a node adds up or multiplies floating-point numbers."""
+    kind = reduction_kind(node)
+    return kind is not None and not (kind.selects or kind.of_truth) and float_bytes(node) > 0
+
+
+def _may_be_read(node: Node) -> bool:
+    """Whether all that reads a sum in half precision can round it."""
+    return float_bytes(node) > 2 or all(is_pointwise(r) or r.op == "output" for r in _readers(node))
 
 
 def _results(node: Node) -> list[Node]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import is_lowered_pointwise
+from ..inductor.graphs import AGAIN, is_lowered_pointwise
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
@@ -230,8 +230,9 @@ def keeps_dims(node: Node) -> bool:
 
 
 def reduced(node: Node) -> Reduced | None:
-    """What a reduction node reduces; None for any other node, or a source of data-dependent size."""
-    if reduction_kind(node) is None or not isinstance(node.args[0], Node):
+    """What a reduction node reduces; None for any other node, a source of data-dependent size, and a sum that
+    is left to Inductor, as its bits have to be those of another graph."""
+    if reduction_kind(node) is None or not isinstance(node.args[0], Node) or node.meta.get(AGAIN):
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))
