@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
@@ -26,15 +25,12 @@ needs_a_compiler = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
 )
 
-# Of CUDA devices, those whose programs do not share rows: these are read twice there.
-ALONE = dataclasses.replace(H200, name="H200, no exchange", exchanges=False)
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),
     "sm_90": (GPUTarget("cuda", 90, 32), H200),
     "sm_100": (GPUTarget("cuda", 100, 32), B200),
     "sm_120": (GPUTarget("cuda", 120, 32), RTX),
     "gfx942": (GPUTarget("hip", "gfx942", 64), MI300),
-    "sm_90 alone": (GPUTarget("cuda", 90, 32), ALONE),
 }
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
