@@ -19,7 +19,7 @@ from .gathers import is_made_of_pieces
 from .grow import grow
 from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
-from .provenance import provenance_of
+from .provenance import about
 from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
@@ -99,8 +99,7 @@ class _Numbered:
                 for analysis in self.analyses.values():
                     analysis.forget(used)
             except Decline as decline:
-                decline.provenance = provenance_of(by_position(used))
-                yield decline
+                yield about(decline, by_position(used))
 
     def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:
@@ -157,7 +156,7 @@ class _Numbered:
                 taken = yield region
                 used = set((taken or region).nodes)
         except Decline as decline:
-            decline.provenance = provenance_of(by_position(used))
+            about(decline, by_position(used))
             self.answered |= used
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline

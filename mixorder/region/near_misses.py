@@ -19,7 +19,7 @@ from ..errors import Decline, DeclineReason
 from .axes import Reduced
 from .nodes import fake, is_bit_view, is_pointwise, operands, reduced, shape_of
 from .orders import Orders
-from .provenance import provenance_of
+from .provenance import about
 from .sizes import Size
 from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
 from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
@@ -42,16 +42,13 @@ def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
         swept.add(root := roots[0])
         found = _group(root)
         if found and seen.isdisjoint(found) and (decline := _reason(root, found)) is not None:
-            decline.provenance = provenance_of(by_position(found))
-            yield decline
+            yield about(decline, by_position(found))
         seen.update(found)
     for node in graph.nodes:
         if may_be_turned(node) and not has_known_sizes(node) and turned_seed(node):
             sizes = " x ".join(map(str, shape_of(node) or ()))
             detail = f"a transposed result of {sizes}, of which every size must be known"
-            decline = Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name)
-            decline.provenance = provenance_of([node])
-            yield decline
+            yield about(Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name), [node])
     if answered:
         yield from _casts_of_exponents(graph)
 
@@ -63,9 +60,7 @@ def _casts_of_exponents(graph: Graph) -> Iterator[Decline]:
         values = [fake(n) for n in (node, *operands(node))] if is_pointwise(node) else []
         if not is_bit_view(node) and any(v is not None and v.dtype == torch.float8_e8m0fnu for v in values):
             detail = "a cast of torch.float8_e8m0fnu: shift an exponent in uint8, and view that as e8m0"
-            decline = Decline(DeclineReason.UNSUPPORTED_DTYPE, detail, node.name)
-            decline.provenance = provenance_of([node])
-            yield decline
+            yield about(Decline(DeclineReason.UNSUPPORTED_DTYPE, detail, node.name), [node])
             return
 
 

@@ -66,11 +66,15 @@ def _users_frame(trace: str) -> str:
     return f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['code'].strip()}"
 
 
+def about(decline: Decline, nodes: Iterable[Node]) -> Decline:
+    """A decline that says where the nodes come from that it is about."""
+    decline.provenance = provenance_of(nodes)
+    return decline
+
+
 def located(decline: Decline, found: Region | Decline | None) -> Decline:
     """A decline that says where the reductions of the region come from that it is about."""
-    if isinstance(found, Region):
-        decline.provenance = provenance_of(found.named_after)
-    return decline
+    return about(decline, found.named_after) if isinstance(found, Region) else decline
 
 
 def label(region: Region) -> str:
