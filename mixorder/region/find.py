@@ -171,7 +171,7 @@ def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
 
     Fused into that loop, the reduction does not read the tensor again.
     """
-    if analysis.depends_on(outer, analysis.inner, set()) or not _leaves(analysis, outer):
+    if analysis.depends_on(outer, analysis.inner, set()) or not analysis.leaves(outer):
         return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
@@ -187,7 +187,7 @@ def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
 
 def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:
     """The outer reductions of the same space and level that share a full-size read with `outer`."""
-    reads, space = _leaves(analysis, outer), columns_alone(_reduced(outer))
+    reads, space = analysis.leaves(outer), columns_alone(_reduced(outer))
     sharing = analysis.outer.intersection(_walk_down(analysis, reads, frozenset()))
     alone = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
     return by_position(n for n in alone if columns_alone(_reduced(n)) == space)
@@ -214,12 +214,12 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     later = _behind_results(inner, outers, outer)
     inner, outers = inner - later, outers - later
     inner = _of_this_norm(analysis, inner, outer, outers)
-    known = _leaves(analysis, outer).union(*(_leaves(analysis, n) for n in inner))
+    known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
     outers = {
         n
         for n in outers
-        if n is outer or not analysis.depends_on(n, analysis.inner, set()) or _leaves(analysis, n) <= known
+        if n is outer or not analysis.depends_on(n, analysis.inner, set()) or analysis.leaves(n) <= known
     }
     return by_position(inner), by_position(outers | _of_same_reads(analysis, inner, outers))
 
@@ -227,11 +227,11 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
 def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:
     """The outer reductions that read nothing but what others read anyway. Of two norms of one activation, the
     second one's db reads a gradient that its dw reads as well."""
-    read = frozenset[Node]().union(*(_leaves(analysis, n) for n in (*inner, *outers)))
+    read = frozenset[Node]().union(*(analysis.leaves(n) for n in (*inner, *outers)))
     return {
         n
         for n in analysis.outer - outers
-        if (leaves := _leaves(analysis, n))
+        if (leaves := analysis.leaves(n))
         and leaves <= read
         and not analysis.depends_on(n, analysis.inner, set())
     }
@@ -256,7 +256,7 @@ def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers
     """
     related = [n for n in outers if _is_related(analysis, n, outer)]
     above = {n for other in related for n in analysis.above(other)}
-    reads = [_leaves(analysis, n) for n in related]
+    reads = [analysis.leaves(n) for n in related]
     least, most = frozenset.intersection(*reads), frozenset.union(*reads)
     reduced_by_outer = {reduced_tensor(n) for n in outers}
     own = {
@@ -264,19 +264,15 @@ def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers
         for n in inner
         if n in above
         or reduced_tensor(n) in reduced_by_outer
-        or any(least <= _leaves(analysis, m) <= most for m in _uses(analysis, n))
+        or any(least <= analysis.leaves(m) <= most for m in _uses(analysis, n))
     }
     return own or inner
 
 
 def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
     """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
-    mine, other = _leaves(analysis, outer), _leaves(analysis, node)
+    mine, other = analysis.leaves(outer), analysis.leaves(node)
     return mine <= other or other <= mine
-
-
-def _leaves(analysis: SpaceAnalysis, node: Node) -> frozenset[Node]:
-    return frozenset(read for read in analysis.full_reads(node) if not analysis.fusible(read))
 
 
 def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:

@@ -90,6 +90,7 @@ class SpaceAnalysis:
         self._fusible: dict[Node, bool] = {}
         self._computable: dict[Node, bool] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
+        self._leaves: dict[Node, frozenset[Node]] = {}
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -156,11 +157,18 @@ class SpaceAnalysis:
         reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
+    def leaves(self, reduction: Node) -> frozenset[Node]:
+        """Those of its full-size reads that a loop would not compute."""
+        if reduction not in self._leaves:
+            self._leaves[reduction] = frozenset(n for n in self.full_reads(reduction) if not self.fusible(n))
+        return self._leaves[reduction]
+
     def forget(self, nodes: set[Node]) -> None:
         """Remove reductions that a region has taken, and cached answers that a rewrite may change."""
         self.inner -= nodes
         self.outer -= nodes
         self._sources.clear()
+        self._leaves.clear()
 
     def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:
         """Whether one of some inner reductions lies above a node, not looking above the nodes of `ignoring`.

@@ -31,9 +31,10 @@ def closure(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) 
     while todo:
         node = todo.pop()
         yield node
-        new = [n for n in dict.fromkeys(following(node)) if n not in found]
-        found |= dict.fromkeys(new)
-        todo += new
+        for other in following(node):
+            if other not in found:
+                found[other] = None
+                todo.append(other)
 
 
 def ancestors(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
