@@ -11,7 +11,6 @@ regions keep the digits, as Inductor does.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -23,7 +22,7 @@ from ..inductor.lowerings import context
 from ..inductor.ops import handling, unwrapped
 from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
 from ..region.axes import Space
-from ..region.factors import Run, steps
+from ..region.factors import Factor, Run
 from ..region.nodes import (
     fake,
     float_bytes,
@@ -85,21 +84,26 @@ class _TileTracer(Tracer):
         super().__init__(region, axes)
         assert region.orders is not None
         self.orders = region.orders
-        self.inner_first = axes[::-1]
-        sizes = (int(axis.size) for axis in self.inner_first)
-        self.ends = list(itertools.accumulate(sizes, operator.mul, initial=1))
+        self.strides_of: dict[int, Axis] = {}
+        stride = 1
+        for axis in reversed(axes):
+            self.strides_of[stride] = axis
+            stride *= int(axis.size)
         self._at: dict[Node, Traced] = {}
         self._as_eager = any(map(_is_discrete, region.outputs))
         self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
 
-    def axes_of(self, run: Run) -> list[Axis]:
-        """The axes of a run's factors, outermost first."""
-        return [self.inner_first[i] for factor in run for i in reversed(steps(factor, self.ends))]
+    def axes_of(self, factor: Factor) -> list[tuple[int, Axis]]:
+        """The axes of a factor, outermost first, and the stride of each in the factor's index. Where no
+        tensor tells two dims apart, the inner one has the axis of both."""
+        inside = [(s, a) for s, a in self.strides_of.items() if factor.stride <= s < factor.end]
+        return [(stride // factor.stride, axis) for stride, axis in sorted(inside, reverse=True, key=_first)]
 
     def at(self, run: Run) -> sympy.Expr:
         index: sympy.Expr = sympy.S.Zero
-        for axis in self.axes_of(run):
-            index = index * axis.size + axis.symbol
+        for factor in run:
+            own = (stride * axis.symbol for stride, axis in self.axes_of(factor))
+            index = index * factor.size + sum(own, sympy.S.Zero)
         return sympy.expand(index)
 
     def index(self, node: Node) -> Index:
@@ -168,7 +172,8 @@ class _TileTracer(Tracer):
         what = reduced(node)
         assert what is not None
         source = operands(node)[0]
-        symbols = tuple(axis.symbol for d in what.dims for axis in self.axes_of(self.orders[source][d]))
+        factors = [factor for d in what.dims for factor in self.orders[source][d]]
+        symbols = tuple(axis.symbol for f in factors for _, axis in self.axes_of(f))
         count = product((shape_of(source) or ())[d] for d in what.dims)
         return self.combined(node, self.value(source), symbols, count)
 
@@ -177,3 +182,7 @@ def _is_discrete(node: Node) -> bool:
     """Whether a rounding before may change a result by far more than its own rounding."""
     dtype = fake(node).dtype  # type: ignore[union-attr]
     return not dtype.is_floating_point or dtype.itemsize == 1
+
+
+def _first(pair: tuple[int, Axis]) -> int:
+    return pair[0]

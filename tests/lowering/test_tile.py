@@ -132,3 +132,15 @@ def test_a_value_is_rounded_where_it_is_compared_with_a_stored_one() -> None:
 
     half = ((256, 512), bf16)
     assert casts_to(lowered(function, half, half, half), bf16) == 1
+
+
+def test_pixels_of_two_dims_are_one_axis() -> None:
+    """A norm over channels leaves the pixels' two dims apart, and no tensor tells them apart."""
+
+    def function(x: Any) -> Any:
+        x = x.permute(0, 2, 3, 1)
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        return ((x - mean) * torch.rsqrt(variance + 1e-6)).contiguous()
+
+    program = lowered(function, ((8, 64, 28, 28), f32))
+    assert [int(axis.size) for axis in program.nests[0].loops] == [8, 64, 784]
