@@ -277,7 +277,7 @@ def improved(
         moved = cost.Traffic(0, 0, workspace, 0, 0)
         return fused_kernels(loops, tried, facts, moved).us(device, CHOOSING)
 
-    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
+    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us, device)
 
 
 def predicted(

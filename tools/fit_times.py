@@ -41,14 +41,24 @@ LIMITS = {  # what is physically possible; else a number takes over what another
     "instructions_sm_us": (150_000.0, 320_000.0),  # 128 threads each cycle, of which counting misses some
     "requests_sm_us": (5000.0, 56000.0),  # 32 threads each cycle
     "lines_sm_us": (790.0, 930.0),  # measured: docs/tuning.md, "First-level cache and narrow loads"
+    "program_us": (0.001, 0.3),
     "row_us": (0.005, 0.3),
+    "turn_us": (0.02, 1.0),
     "tile_us": (0.005, 0.5),
     "in_flight_us": (0.5, 2.0),
+    "full_warps": (3.0, 64.0),
+    "full_chains": (4.0, 256.0),
     "uneven": (0.05, 1.5),
+    "step_us": (0.01, 1.0),
+    "level_us": (0.01, 0.5),
+    "warps_us": (0.005, 0.5),
+    "exchange_us": (0.01, 4.0),
+    "parts_us": (0.001, 0.5),
     "load_us": (0.3, 3.0),
     "narrow": (0.05, 1.5),
     "spill_us": (0.005, 2.0),
     "tree_us": (0.02, 1.2),
+    "plain_tree_us": (0.02, 1.2),
 }
 LEVEL, LEVEL_US = 0.03, 1.0  # of two times that count as equal
 
@@ -104,7 +114,7 @@ def changes(times: Times) -> list[Callable[[Times, float], Times]]:
 
         return change
 
-    kinds = ("share", "latency_us")
+    kinds = ("share", "latency_us", "turn_us", "tile_us")
     names = [f.name for f in dataclasses.fields(times) if f.name not in (*kinds, "memory_mb_us", "fused")]
     found = [
         *map(number, names),

@@ -19,13 +19,16 @@ from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, Facts
 from .kernel_time import Kind, Times, moving_us
 from .schedule import Schedule
-from .work import Access, Work, accesses, against, computing, full_inputs, total
+from .work import Access, Work, accesses, against, computing, full_inputs, masks, total
 
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
-# the other one, 32 threads with 4 elements each find what they read in 2 of them.
-# Where such a tensor repeats its elements along a row, three regions took 1.3 to 3.5 times what was predicted
-# without REPEATED (H200).
+# the other one, 32 threads with 4 elements each find what they read in 2 of them. Where such a tensor repeats
+# its elements along a row, three regions took 1.3 to 3.5 times what was predicted without REPEATED (H200).
 BANK_CONFLICTS, REPEATED = 16, 1.6
+# The share of these where nothing is staged and all that is read lies along the rows: only results are turned
+# around. H200 and H100, 5 such kernels: 1.29 to 1.41 of the measured times are predicted with 1, 0.99 to 1.06
+# with 0.5. Where tensors that are read lie both ways, 8 kernels: 1.02 of it with 1, 0.94 with 0.5 (medians).
+ONLY_RESULTS_TURNED = 0.5
 
 # A thread's elements of a tensor lie next to each other, and there are as many as 16 bytes of the narrowest
 # tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or
@@ -33,9 +36,19 @@ BANK_CONFLICTS, REPEATED = 16, 1.6
 # integers of 8 bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
 LINES_OF_ACCESS, WIDER = 8, 1.5
 
-# Of each copy. H200 and H100, copies of 198 kernels: 2.0 us for 1.5 predicted without this, 3.8 for 3.2, 11.1
-# for 8.6 (medians by size).
-COPY_US = 1.0
+# L2 still has a copy of so many bytes at most when the main kernel reads it, and nothing of one of so many.
+# The copy itself moves twice as many; L2 has 50 MB. H200 and H100, 169 kernels with copies: p95 of the error
+# 56% without this, 38% with it.
+L2_HAS, L2_LOST = 20e6, 26e6
+
+# Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0
+# us for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by
+# size).
+COPY_US, COPYING = 1.0, 1.2
+
+# A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
+# of wider tensors are apart from those of its neighbours, and each moves a whole sector for half of one.
+HALVES = 2
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
@@ -49,7 +62,8 @@ NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 BOTH_WAYS_COLS, BOTH_WAYS_AHEAD = 256, 2.5
 
 # A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the
-# error 31.0% with 64, 36.3% with 32, 39.3% without.
+# error 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64
+# rows and 32 warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
 TREE_LANES = 64
 
 # A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such
@@ -60,11 +74,14 @@ ONE_WARP = 0.5
 @dataclasses.dataclass(frozen=True)
 class Fused:
     """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
-    multiprocessor at once; `chains`: elements of a chunk that a thread has; `steps`: the tiles of a program,
-    of `rows` rows; `ahead`: tiles that are loaded while one is computed with; `tile_bytes` of loads, `width`
-    bytes at a time; `spilled`: words of all threads and steps without a register; `sums` over the rows.
-    `finalising`: programs of the last kernel, if there is one. `crossed`: what is loaded ahead lies both
-    ways, in wide rows. Bytes of the workspace and of copied inputs, of which there are `copies`."""
+    multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`:
+    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `warps_of_row`; `ahead`:
+    tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
+    `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
+    between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
+    last kernel, if there is one. `waits`: for loads of a tile that are too narrow to be issued ahead, while
+    others are. `crossed`: what is loaded ahead lies both ways, in wide rows. Bytes of the workspace and of
+    copied inputs, of which there are `copies`."""
 
     launches: int
     work: Work
@@ -74,15 +91,21 @@ class Fused:
     resident: int
     steps: int
     rows: int
+    levels: int
+    warps_of_row: int
     ahead: int
     tile_bytes: float
     width: int
     spilled: float
     sums: int
+    exchanges: int
+    parts: int
+    depth: int
     finalising: int
     workspace: int
     copied: int
     copies: int = 0
+    waits: bool = False
     crossed: bool = False
 
     def us(self, device: DeviceInfo, times: Times) -> float:
@@ -101,48 +124,66 @@ class Fused:
         if not self.copied:
             return 0.0
         moving = moving_us(2 * self.copied, device, times) - times.latency_us[Kind.POINTWISE.value]
-        return COPY_US * self.copies + moving
+        return COPY_US * self.copies + COPYING * moving
 
     def main_us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of the main kernel, without its launch."""
         own, work = times.fused, self.work
         each = self.programs / device.num_sm
-        at_once = min(self.resident, math.ceil(each))
+        at_once, turns = self._turns(each)
         busy = min(1.0, each) * device.num_sm
         uneven = math.ceil(each / at_once) * at_once / each if each > 1 else 1.0
         needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
         in_flight = at_once * self.tile_bytes * self.ahead
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
-        computed = work.light / (times.instructions_sm_us * busy)
+        hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
+        # A scheduler issues another element's instruction while one waits for its operands.
+        mixed = min(1.0, min(each, at_once) * self.warps * self.chains / own.full_chains)
+        computed = (work.light / mixed + work.heavy / hidden) / (times.instructions_sm_us * busy)
         parts = (
             device.slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             work.lines / (times.lines_sm_us * busy),
+            turns * self.steps * self._step_us(times),
             max(1.0, each / self.resident)
             * self.steps
             * own.load_us
             * self._more_loads() ** own.narrow
-            / self.ahead,
+            / (1 if self.waits else self.ahead),
             own.spill_us * self.spilled / 1e6,
+            each * times.program_us,
         )
         alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
+        added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
         lanes = self.chains * self.warps * WARP / self.rows
-        levels = math.log2(min(self.rows, own.tree_rows) * self.warps + 1) * min(1.0, lanes / TREE_LANES)
-        tree = own.tree_us * self.sums * levels * (ONE_WARP if self.warps == 1 else 1.0)
+        levels = math.log2(added * self.warps + 1) * min(1.0, lanes / TREE_LANES)
+        levels *= ONE_WARP if self.warps == 1 else 1.0
+        tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
         longer = (NARROW_ALONE if alone else 1.0) * (BOTH_WAYS_AHEAD if self.crossed else 1.0)
         return own.latency_us + longer * times.joined(parts) + tree
+
+    def _turns(self, each: float) -> tuple[int, int]:
+        """Programs that run at once on a multiprocessor, and how often others take their place."""
+        return min(self.resident, math.ceil(each)), max(1, math.ceil(each / self.resident))
 
     def _more_loads(self) -> float:
         """A thread's loads over those of 16 bytes each."""
         each = self.tile_bytes / (self.warps * WARP)
         return max(1.0, each / self.width) / max(1.0, each / ACCESS)
 
+    def _step_us(self, times: Times) -> float:
+        """Microseconds of a tile that nothing overlaps."""
+        own = times.fused
+        level = own.level_us + own.warps_us * math.log2(self.warps_of_row)
+        exchange = own.exchange_us / self.depth + own.parts_us * math.log2(self.parts)
+        return own.step_us + self.levels * level + self.exchanges * exchange
+
 
 def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
-    tile = schedule.tile
+    tile, shared = schedule.tile, schedule.parts > 1
     programs = schedule.num_splits * schedule.parts * facts.batch
     steps = math.ceil(facts.rows / (tile.xblock * schedule.num_splits))
     threads = tile.num_warps * WARP
@@ -151,6 +192,7 @@ def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: T
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, schedule, facts)
+    work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
     cols = facts.cols / schedule.parts
     return Fused(
         2
@@ -165,17 +207,28 @@ def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: T
         _resident(schedule, facts, given * threads),
         steps,
         tile.xblock,
+        facts.levels,
+        max(1, min(tile.num_warps, schedule.chunk // (WARP * min(elements, facts.per_access)))),
         _ahead(tile.num_stages, steps, width),
         tile.xblock * cols * facts.load_bytes,
         width,
         spilled * threads * steps * programs,
         len(loops.role(BufferRole.WORKSPACE)),
+        facts.exchanges if shared else 0,
+        schedule.parts,
+        max(1, schedule.depth),
         0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.final_block),
         moved.workspace,
         moved.copied + moved.joined,
         moved.copies + (moved.joined > 0),
+        steps > 1 and tile.num_stages > 1 and _is_too_narrow(schedule, facts),
         tile.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
+
+
+def _from_l2(copied: int) -> float:
+    """Bytes of copies that the main kernel finds in L2."""
+    return copied * min(1.0, max(0.0, (L2_LOST - copied) / (L2_LOST - L2_HAS)))
 
 
 def _ahead(stages: int, steps: int, width: int) -> int:
@@ -184,6 +237,11 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     if steps == 1:
         return limits.MAX_STAGES - 1
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
+
+
+def _is_too_narrow(schedule: Schedule, facts: Facts) -> bool:
+    """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
+    return schedule.per_thread(schedule.chunk) * facts.item_bytes < ASYNC_BYTES
 
 
 def _registers(schedule: Schedule, facts: Facts, elements: int) -> tuple[int, int]:
@@ -214,9 +272,14 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts) -> tuple[Wor
     tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
     moves = total(found)
-    beside = _lines_beside(loops, schedule, facts, found)
+    if (bytewise := masks(loops, found)) and bytewise < full_inputs(loops, found):
+        moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
     conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
-    turned = Work(0, 0, requests=conflicts * against(found), lines=beside)
+    if schedule.tile.num_stages == 1 and facts.along_rows and not facts.both_ways:
+        conflicts *= ONLY_RESULTS_TURNED
+    turned = Work(
+        0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, schedule, facts, found)
+    )
     lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
@@ -245,9 +308,17 @@ def _lines_beside(loops: LoopProgram, schedule: Schedule, facts: Facts, found: S
 
 
 def _width(found: Sequence[Access], read: Collection[str], schedule: Schedule, facts: Facts) -> int:
-    """Bytes of the widest accesses of what is `read` that all rows can have: those that start at the same
-    distance from a boundary."""
+    """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
+    boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
+    which begin anywhere, those of most elements."""
+    if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
+        return min(min(a.width, schedule.tile.xblock * facts.item_bytes) for a in found if a.turned)
     if schedule.period > 1:
         return ACCESS
-    widths = (a.width for a in found if a.buffer in read and a.tiled)
-    return min(math.gcd(facts.cols * facts.item_bytes, ACCESS), *widths)
+    widths = sorted((a.width, a.tiled) for a in found if a.buffer in read and a.tiled)
+    half, below = sum(tiled for _, tiled in widths) / 2, 0.0
+    for width, tiled in widths:
+        below += tiled
+        if below > half:
+            return min(width, math.gcd(facts.cols * facts.item_bytes, ACCESS))
+    return math.gcd(facts.cols * facts.item_bytes, ACCESS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.hardware import MAX_WARPS
 from .device import DeviceInfo
 from .facts import Facts
-from .limits import floor_power_of_2, registers_of
+from .limits import MAX_STAGES, floor_power_of_2, registers_of
 from .schedule import Tile, next_power_of_2
 
 # What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
@@ -32,20 +32,24 @@ MANY_PROGRAMS = 32
 # 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
 # 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
 STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
+# The same where half of the loads are of 16 bytes and others of 4 at most, in rows of so many lanes. H100,
+# with 8 elements and 24 warps, and with these: 16448x768 60.4 and 55.9 us, 200768x456 338 and 269, 12544x640
+# 73.0 and 61.6, 16384x256 25.9 and 26.1; 16384x4096 in blocks of 2048 249 and 351.
+HALF_WIDE_WARPS, HALF_WIDE_ELEMENTS, HALF_WIDE_LANES = 16, 16, 1024
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
 # Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
 # and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
 # 8 rows: 60 and 21 us, as whole rows 98 and 45.
-SECTOR_WARPS, SECTOR_ELEMENTS = 16, 32
+SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 
 
 def unstaged(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = loads_again(facts)
+    repeated = loads_again(facts, tile)
     if stalls(facts):
         return _with_many_warps(facts, tile, lanes, device)
     if not (many or repeated):
@@ -68,9 +72,14 @@ def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) ->
     return max(per_sm, warps // num_warps)
 
 
-def loads_again(facts: Facts) -> bool:
+def loads_again(facts: Facts, tile: Tile) -> bool:
     """Whether loads ahead would take shared memory for what the first-level cache has anyway."""
-    return facts.hot or facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
+    return facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1)
+
+
+def is_repeated(facts: Facts) -> bool:
+    """Whether tiles would load most of what they load ahead again."""
+    return facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
 
 
 def stalls(facts: Facts) -> bool:
@@ -83,14 +92,22 @@ def stalls(facts: Facts) -> bool:
 def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
     if facts.sector_rows > 1:
-        xblock, most = facts.sector_rows, MAX_WARPS
-        per_thread, warps_of_sm = SECTOR_ELEMENTS, SECTOR_WARPS
+        xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
+        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
     else:
         xblock, most = tile.xblock, 1
-        per_thread = NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
-        warps_of_sm = STALLED_WARPS
+        per_thread, warps_of_sm = _of_stalled(facts, lanes)
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(MAX_WARPS, floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
+
+
+def _of_stalled(facts: Facts, lanes: int) -> tuple[int, int]:
+    """Elements of a thread, and warps of a multiprocessor, where no tensor lies along the rows."""
+    if not facts.narrow:
+        return AGAINST_ELEMENTS, STALLED_WARPS
+    if facts.half_wide and lanes <= HALF_WIDE_LANES:
+        return HALF_WIDE_ELEMENTS, HALF_WIDE_WARPS
+    return NARROW_ELEMENTS, STALLED_WARPS

@@ -20,7 +20,7 @@ ROUND = dataclasses.replace(
     l2_mb_us=10.0,
     instructions_sm_us=1000.0,
     requests_sm_us=100.0,
-    row_us=0.0,
+    program_us=0.0,
     sharpness=1000.0,  # the largest alone
     share={kind.value: 1.0 for kind in Kind} | {"looped": 0.5},
     latency_us={kind.value: 0.0 for kind in Kind} | {"mixed": 3.0},
@@ -40,8 +40,9 @@ def us(work: Work, kind: Kind = Kind.POINTWISE, times: Times = ROUND, **how: flo
         (Work(100 * MB, 100 * MB), 25),  # L2 is faster
         (Work(100 * MB, 400 * MB), 40),
         (Work(0, 0, light=SM * 7000), 7),
+        (Work(0, 0, heavy=SM * 7000), 7),
         (Work(0, 0, requests=SM * 900), 9),
-        (Work(100 * MB, 100 * MB, SM * 30000, SM * 100), 30),
+        (Work(100 * MB, 100 * MB, SM * 9000, SM * 21000, SM * 100), 30),  # instructions share their units
     ],
 )
 def test_the_longest_part_decides(work: Work, expected: float) -> None:
@@ -81,6 +82,12 @@ def test_few_programs_leave_multiprocessors_idle() -> None:
     assert us(computing, programs=SM / 2) == pytest.approx(14, rel=1e-2)
     assert us(computing, programs=2 * SM) == us(computing) == pytest.approx(7, rel=1e-2)
     assert us(moving, programs=SM / 2) == us(moving)
+
+
+def test_each_program_has_to_start() -> None:
+    times = dataclasses.replace(ROUND, program_us=0.25)
+    assert us(Work(MB, MB), times=times, programs=200 * SM) == pytest.approx(50, rel=1e-2)
+    assert us(Work(MB, MB), times=times) == us(Work(MB, MB))
 
 
 def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:

@@ -19,6 +19,7 @@ from mixorder.schedule.work import (
     Work,
     accesses,
     computing,
+    in_both_orders,
     total,
 )
 from mixorder.transform.column_blocks import in_blocks
@@ -70,6 +71,17 @@ def test_across_memory_a_row_moves_sectors_and_a_square_does_not() -> None:
     assert (square.dram, square.l2) == (4 * N, 4 * N)
 
 
+@pytest.mark.parametrize(("rows", "bytes_of_line"), [(1, 4), (8, 32), (32, 128)])
+def test_a_tile_touches_lines_that_it_does_not_fill(rows: int, bytes_of_line: int) -> None:
+    """Of a transposed tensor, a line for each column, and as many of its bytes as the tile has rows for."""
+    specs = ((COLS, ROWS), f32), FULL
+    found = inner(lambda x, dy: pair(x.t(), dy), *specs, tile=(rows, COLS))
+    beyond = 4 * N / bytes_of_line - 4 * N / 128
+    assert found["in0"].lines == pytest.approx(beyond)
+    assert found["in1"].lines == 0 == total([found["in1"]]).lines
+    assert total(found.values()).lines == pytest.approx(beyond + found["out0"].lines)
+
+
 @pytest.mark.parametrize(("channels", "sectors"), [(64, 1), (4, 2)])
 def test_channels_beside_a_slice_share_sectors(channels: int, sectors: int) -> None:
     """Channels are the last dim in memory, of which a slice is read; a program has one of them."""
@@ -104,6 +116,20 @@ def test_what_lies_along_the_rows_is_turned() -> None:
     assert sorted(a.turned for a in found.values()) == [0, 0, 0, N]
     vectors = inner(lambda x, dy, r, c: pair(x * r * c, dy), FULL, FULL, ((ROWS, 1), f32), ((COLS,), f32))
     assert {a.turned for a in vectors.values()} == {0}
+
+
+@pytest.mark.parametrize(("width", "turned"), [(48, 1), (49, 0)])
+def test_a_picture_of_any_width_with_its_channels_first_lies_across(width: int, turned: int) -> None:
+    """Its elements are next to each other along the rows, even if no access has two of them."""
+
+    def of_pictures(x: Any, dy: Any) -> Any:
+        return pair(x.permute(0, 2, 1).reshape(-1, COLS), dy)
+
+    found = inner(of_pictures, ((64, COLS, width), f32), ((64 * width, COLS), f32))
+    elements = 64 * width * COLS
+    assert (found["in0"].across, found["in0"].turned) == (elements, turned * elements)
+    assert found["in1"].across == 0
+    assert in_both_orders(found.values()) == elements
 
 
 @pytest.mark.parametrize(("boundary", "each"), [(100, 4), (99, 1)])
@@ -160,7 +186,7 @@ def test_a_division_of_an_index_costs_instructions_once_for_each_request() -> No
 
 def test_instructions_are_those_of_each_element() -> None:
     """An exponential of a row's value takes its instructions for each row, those of each element for each; a
-    reduction takes one for each element."""
+    reduction takes one for each element. The branches of a hyperbolic tangent are counted apart."""
 
     def function(x: Any, dy: Any, of_rows: Any) -> Any:
         return pair(x * of_rows.exp(), dy.tanh())
@@ -169,7 +195,7 @@ def test_instructions_are_those_of_each_element() -> None:
     nest = program.nests[0]
     found = computing(program, nest, nest.statements)
     # Once per element: two products, the sum's addition, a product and a difference.
-    assert found == Work(0, 0, 5 * N + cost_of("exp") * ROWS + cost_of("tanh") * N)
+    assert found == Work(0, 0, 5 * N + cost_of("exp") * ROWS, cost_of("tanh") * N)
 
 
 def test_blocks_of_columns_compute_and_ask_again_for_what_they_share() -> None:
@@ -216,11 +242,29 @@ def test_a_tensor_is_moved_once_from_device_memory() -> None:
         Access("in0", 50, 200, 200, 20),
         Access("in1", 8, 32, 32, 1),
     ]
-    assert total(reads) == Work(200 + 32, 100 + 200 + 32, 1, 31)
+    assert total(reads) == Work(200 + 32, 100 + 200 + 32, 1, 0, 31)
 
 
 def test_idle_lanes_compute_and_ask_but_move_nothing() -> None:
     work = Work(100, 200, 30, 40, 50)
-    assert work.scaled(1.5) == Work(100, 200, 45, 60, 50)
-    assert work.idle() == Work(100, 200, 0, 40, 50)
+    assert work.scaled(1.5) == Work(100, 200, 45, 60, 75)
+    assert work.idle() == Work(100, 200, 0, 0, 50)
     assert work + Work(1, 2, 3, 4, 5) == Work(101, 202, 33, 44, 55)
+
+
+@pytest.mark.parametrize(("beside", "sectors"), [(True, 8**0.5), (False, 8)])
+def test_inductor_has_both_directions_of_a_picture_in_a_tile(beside: bool, sectors: int) -> None:
+    """Channels in front of a picture, for a region that has them last, beside a tensor that lies so."""
+    channels, picture = 768, 4096
+
+    def function(x: Any, dy: Any) -> Any:
+        last = x.reshape(64, channels, picture).transpose(1, 2).reshape(64, -1) + dy
+        return last, last.sum(0)
+
+    flat = ((64, channels * picture), f32)
+    program = merged(only(traced(function, flat, flat)))
+    nest = program.nests[0]
+    found = accesses(program, nest, nest.body, (1, 2048), beside=beside)
+    turned, plain, stored = (next(a for a in found if a.buffer == name) for name in ("in0", "in1", "out0"))
+    assert plain.dram == plain.touched == stored.touched
+    assert turned.dram == pytest.approx(sectors * turned.touched)
