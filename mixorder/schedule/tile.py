@@ -41,21 +41,42 @@ from .work import Work, computing
 
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
+# Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
+ELEMENTS_TURNED = 32768
+# Of one with few programs of so many elements for each multiprocessor. H200, us by 256x128 and by 128x64
+# (programs): second pass of `rowwise`, all kernels, 4096x4096 (4) 34.9 and 34.8, 16384x4096 (16) 108.6 and
+# 107.1, 8192x28672 (54) 457 and 464, 131072x7168 (217) 1463 and 1500; turned cast, 4096x4096 18.3 and 17.9,
+# 16384x4096 54.4 and 54.5, 32768x4096 (31) 101.3 and 103.6.
+FEW_TURNED, ELEMENTS_FEW_TURNED = 24, 8192
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
-MOST_PER_THREAD = 128  # of larger blocks and of no reductions
+MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
+# Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
+# lane of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements
+# of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
+# columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
+PER_THREAD_OF_NORM = 16
 # Partial results go through shared memory in a tile of one result that is turned, with so many elements of a
 # thread. H200, dGELU 134.5 and 130.7 us. Of two results, ptxas spills: dSwiGLU 195 and 203,
 # H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
 MOST_THROUGH_MEMORY = 64
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
-# Tiles in a band. H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with
-# 16; 16384x4096 242, 232 and 233. Tiles that write whole lines take 1% more.
-BAND = 8
+# H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
+# 242, 232 and 233. Tiles that write whole lines take 1% more. Where all tiles of some rows move less, L2
+# still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
+# 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
+BAND, BAND_BYTES = 16, 4e6
+# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
+# the sizes of `staged.MOST_COMPUTED`: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6, 80.6 and 81.7, and
+# without bands 77.2, 79.3, 81.1 and 81.7; behind a norm, without bands, 58.2 and 59.1, 62.9 and 62.7, 62.9
+# and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1 and 83.9, 86.1 and
+# 88.7, 84.3 and 77.4, 84.3 and 84.6.
+BAND_STAGED, WIDEST = 8, 256
 PARTS = ("extents", "r0_block"), ("tile", "programs"), ("backwards",)
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
-EXCHANGED_US = 0.1  # of a million elements that are reduced, or exchanged for a transposed store
+REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
+TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
@@ -80,29 +101,61 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     while True:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
-        if not possible or math.prod(extents) >= _most(facts, min(possible)[0]):
+        if not possible or math.prod(extents) >= _most(facts, min(possible)[0], device):
+            break
+        if facts.of_norm and min(possible)[0] >= 2 * SECTOR and _free(facts, extents) >= WARP:
             break
         larger = list(extents)
         larger[-min(possible)[1]] *= 2
         if all(got >= SECTOR for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
+    chosen = _completed(extents, facts, device)
+    if chosen.staged and not facts.light and (wide := _wide(facts, extents)) != extents:
+        other = _completed(wide, facts, device)
+        chosen = other if other.staged else chosen
+    return with_finalisation(chosen, facts, device, constants)
+
+
+def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> Schedule:
+    """The schedule of a tile of these elements, but for the finalisation."""
     chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
     if facts.row_axes:
-        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, device)
-    return with_finalisation(_with_staging(chosen, facts, device), facts, device, constants)
+        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, facts.loads, device)
+    return _with_staging(chosen, facts, device)
+
+
+def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
+    """A tile with one block along the first axis instead of several, and more along the columns: each warp
+    has whole blocks then, so that none waits for another one's."""
+    wide = list(extents)
+    if len(wide) == 4 and facts.whole == {1, 3} and facts.turned:
+        most = min(facts.sizes[2], WIDEST // wide[3])
+        wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], most))
+    return wide
 
 
 def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
     moved = facts.load_bytes + facts.store_bytes
-    staged = pays(facts.small, facts.sizes, schedule.extents, moved, device)
-    return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps)
+    staged = pays(facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device)
+    # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
+    staged &= not facts.heavy or facts.turned > 0
+    band = schedule.band
+    if staged and not facts.light and not schedule.ahead:
+        band = max(band, _band(facts, schedule.extents, BAND_STAGED, 0))
+    return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps, band=band)
 
 
-def _most(facts: TileFacts, run: int) -> int:
+def _free(facts: TileFacts, extents: Sequence[int]) -> int:
+    """Elements of a tile for each place along the axes that are reduced."""
+    return math.prod(extent for i, extent in enumerate(extents) if i not in facts.whole)
+
+
+def _most(facts: TileFacts, run: int, device: DeviceInfo) -> int:
     """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
     if not facts.reductions:
-        return ELEMENTS
+        few = facts.numel < FEW_TURNED * ELEMENTS_TURNED * device.num_sm
+        return ELEMENTS_FEW_TURNED if few else ELEMENTS_TURNED
     if not _roomy(facts):
         return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS
@@ -121,6 +174,8 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
     order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
     lanes, warps = WARP, schedule.tile.num_warps
+    if facts.of_norm:  # Triton spreads threads over all rows first
+        return order
     each, own = facts.per_access, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
@@ -129,12 +184,16 @@ def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
     return dataclasses.replace(dealt, through_memory=facts.turned == 1 and own <= MOST_THROUGH_MEMORY)
 
 
-def _band(facts: TileFacts, extents: Sequence[int]) -> int:
-    """Tiles along the first axis in a row, where several of them write one line of a transposed result."""
+def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
+    """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
+    all tiles of some rows move more than `least` bytes."""
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
     shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
-    return BAND if shortest < LINE and len(several) == 2 and several[0] % BAND == 0 else 1
+    if shortest >= LINE or len(several) != 2 or several[0] % band:
+        return 1
+    moved = facts.numel * (facts.load_bytes + facts.store_bytes) / several[0]
+    return band if moved > least else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -156,8 +215,10 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     """The warps of a program with a tile of these elements."""
     elements, whole = math.prod(extents), math.prod(facts.sizes[i] for i in facts.whole)
     each = PER_THREAD if _roomy(facts) else PER_THREAD // 2
-    if whole > ELEMENTS or not facts.reductions:
-        each = MOST_PER_THREAD
+    if facts.of_norm:
+        each = PER_THREAD_OF_NORM
+    elif whole > ELEMENTS or not facts.reductions:
+        each = MOST_PER_THREAD if facts.loads <= 1 else MOST_PER_THREAD // 2
     return max(1, min(MOST_WARPS, elements // WARP // each))
 
 
@@ -202,12 +263,12 @@ def expected_of_tile(
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
     assert isinstance(facts, TileFacts)
-    exchanges = EXCHANGED_US * (facts.reductions + facts.turned) * facts.numel / 1e6
-    exchanges *= H200.num_sm / (device.num_sm or H200.num_sm)
     again = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
     once += 2 * moved.joined
     idle = Work(once, once + again)
     launch = times.start_us + times.fused.latency_us
+    exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
+    exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     staged, sizes, extents = 0, facts.sizes, schedule.extents
     if schedule.staged:
         staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
@@ -299,7 +360,7 @@ class TileSpace:
         assert isinstance(facts, TileFacts)
         for tile in tiles:
             with contextlib.suppress(TooWide):
-                yield with_rows_ahead(tile, facts.sizes, facts.row_axes, self.device)
+                yield with_rows_ahead(tile, facts.sizes, facts.row_axes, facts.loads, self.device)
 
     def walking(self, schedule: Schedule, per_sm: int, stages: int) -> Schedule:
         """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""

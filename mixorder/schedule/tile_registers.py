@@ -14,14 +14,25 @@ REGISTERS_OF_MANY = 168
 # Where a thread computes much, more programs gain more than a few spilled registers cost; a kernel that would
 # spill many is compiled with more (`inductor.launch_options.fit`). H200, MXFP8 both ways, us without a limit
 # and so: dGELU 139 and 130, with its results in bfloat16 as well 169 and 155; SiLU 117 and 103; dSwiGLU 202
-# and 190; dGeGLU 225 and 205. GELU 103.8 and 105.0.
+# and 190; dGeGLU 225 and 205 (with 96 202). GELU 103.8 and 105.0.
 FEWEST = 72
-MOST = 56  # instructions for an element. With more: MXFP4 (59) 213.6 and 215.5, dMish (81) 224 and 228
+# Instructions for an element. With fewer, two results of two tensors (14): 156 us, and 161 with a limit; with
+# more, MXFP4 (59): 213.6 and 215.5, dMish (81): 224 and 228.
+MUCH, MOST = 24, 56
+# Of three loads otherwise, us with 96, 128 and no limit: one result, of a residual and a gate, 175, 222 and
+# 184; two with much to compute, dGeGLU, 202, 218 and 225; two with little, dReGLU, 215, 178 and 187.
+REGISTERS_OF_THREE, REGISTERS_OF_LITTLE = 96, 128
 
 
 def most_registers(facts: TileFacts, own: int) -> int:
     """The most that a thread with `own` elements gets; 0 where the compiler decides."""
     if own > MANY and facts.reductions:
         return REGISTERS_OF_MANY
-    much = not facts.light and facts.instructions <= MOST and facts.turned > 0
-    return FEWEST if much and own <= FEW else 0
+    if facts.light or not facts.turned:
+        return 0
+    if own <= FEW and MUCH <= facts.instructions <= MOST:
+        return FEWEST
+    if facts.loads != 3:
+        return 0
+    few = own <= FEW and (facts.turned == 1 or facts.instructions > MOST)
+    return REGISTERS_OF_THREE if few else REGISTERS_OF_LITTLE

@@ -83,10 +83,10 @@ def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: i
 
 def test_the_groups_of_a_schedule() -> None:
     program, schedule, source = kernel_of(16384, 4096)
-    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((2, 32, 2, 32), 6, 1)
+    assert (schedule.extents, schedule.ahead, schedule.ahead_rows) == ((1, 32, 4, 32), 14, 1)
     groups = groups_of(TILE.facts(program).sizes, 2, schedule)  # type: ignore[attr-defined]
-    assert groups == Groups(rows=64, values=64, tiles=64, row_tiles=256, needed=16384)
-    assert source.grid == (256 + 6) * 128
+    assert groups == Groups(rows=32, values=32, tiles=32, row_tiles=512, needed=16384)
+    assert source.grid == (512 + 14) * 64
     assert source.buffers[-4:] == ("mailbox", "ws0", "stage0", "stage1") and MAILBOX in source.written
 
 
@@ -95,12 +95,12 @@ def test_the_kernel_begins_with_its_number() -> None:
     _, body = source.text.split(f"def {source.name}(")
     assert body.splitlines()[1:8] == [
         '    number = tl.atomic_add(mailbox_ptr + 16384, 1, sem="relaxed") + 1',
-        "    group = number // 128",
-        "    turn = number % 128",
-        "    if turn < 64:",
-        "        if group * 64 + turn < 16384:",
-        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 64 + turn)",
-        "    elif group >= 6:",
+        "    group = number // 64",
+        "    turn = number % 64",
+        "    if turn < 32:",
+        "        if group * 32 + turn < 16384:",
+        "            row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, group * 32 + turn)",
+        "    elif group >= 14:",
     ]
     _, _, several = kernel_of(16384, 1024)
     assert "(1024 * at_r[:, None] + at_c[None, :])" in several.text  # a load of rows has a dim for these

@@ -317,7 +317,7 @@ def test_it_compiles(name: str, target: str, tmp_path: Path) -> None:
     gpu, device = TARGETS[target]
     kernel = compiled(program, source, gpu)
     assert kernel.metadata.shared <= device.shared_memory
-    allowed = 80 if source.registers else 0  # bytes; more threads are worth a few
+    allowed = 64 if source.registers else 0  # bytes; more threads are worth a few
     assert (spilled(kernel, tmp_path) or 0) <= allowed
     if target == "sm_90":
         ptx = kernel.asm["ptx"]

@@ -60,21 +60,22 @@ def test_what_is_saved_is_that_of_all_requests() -> None:
         ("mx_in_place", 16384, False),  # its column scales lie along columns
         ("squares", 16384, False),
         ("gelu_backward", 16384, True),
+        ("mx4_both", 16384, False),  # computing takes much longer
     ],
 )
 def test_where_it_pays(name: str, rows: int, staged: bool) -> None:
     facts = facts_of(name, rows)
     schedule = tile.choose(facts, H200)
     assert schedule.staged == schedule.overlap == staged
-    moved = facts.load_bytes + facts.store_bytes
-    assert pays(facts.small, facts.sizes, schedule.extents, moved, H200) == staged
+    moved, instructions = facts.load_bytes + facts.store_bytes, facts.instructions
+    assert pays(facts.small, facts.sizes, schedule.extents, moved, instructions, H200) == staged
     assert f"staged = {staged}" in str(schedule)
 
 
 def test_nothing_is_staged_where_the_rate_of_memory_is_not_known() -> None:
     facts = facts_of("swiglu_backward")
     unknown = dataclasses.replace(H200, bandwidth=0)
-    assert not pays(facts.small, facts.sizes, TILE, 10, unknown)
+    assert not pays(facts.small, facts.sizes, TILE, 10, 31, unknown)
 
 
 def test_the_second_kernel_takes_a_launch_and_its_bytes() -> None:
