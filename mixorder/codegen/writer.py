@@ -23,7 +23,6 @@ import torch
 from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
 from ..inductor.symbols import INT32_LIMIT, wide_symbols
 from ..ir.dtypes import INTEGERS, computed_in
-from ..ir.hardware import ACCESS
 from ..ir.program import (
     SPLIT_SYMBOL,
     Accumulated,
@@ -51,9 +50,6 @@ from .source import KernelSource, LaunchConfig
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
-
-STORED = ACCESS // 4  # partial results of 32 bits that a thread stores at once
-LOADED = ACCESS // 2  # elements of 16 bits that it loads at once, and columns that it then has partials of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,35 +359,7 @@ class Writer:
     def store_partial(self, stmt: PartialAccumulate) -> None:
         with self.ops.active():
             for value in self.totals(stmt):
-                if self.stores_as_loaded(stmt):
-                    self.store_as_loaded(stmt, value)
-                else:
-                    self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
-
-    def stores_as_loaded(self, stmt: PartialAccumulate) -> bool:
-        """Whether threads have partials of `LOADED` columns, since they load as many elements at once. Not in
-        cooperative kernels, which have no registers to spare (H200, LayerNorm 8192x32768: 87.2% of the limit
-        with an exchange, 81.0 without)."""
-        y, buffer = self.dims[1], self.program.buffer(stmt.buffer)
-        loads = (s for s in self.nest.body if isinstance(s, Load) and self.tiled <= self.symbols(s.index))
-        narrowest = min((self.program.buffer(s.buffer).dtype.itemsize for s in loads), default=0)
-        whole = y.extent.isdigit() and int(y.extent) % LOADED == 0 and self.phase is None
-        shared = self.program.role(BufferRole.MAILBOX)
-        return whole and not shared and buffer.dtype.itemsize == 4 and narrowest * LOADED == ACCESS
-
-    def store_as_loaded(self, stmt: PartialAccumulate, value: str) -> None:
-        """Store partials by two accesses of each thread. Triton would first exchange them through shared
-        memory, at two barriers for 8 columns of a thread, so that a warp's accesses have no gaps
-        (LayerNorm 2048x2048: 60.6% of the limit with an exchange, 74.0 without)."""
-        y, line = self.dims[1], self.code.writeline
-        group = f"tl.arange(0, {y.block} // {LOADED})[:, None]"
-        mask = f", {group} * {LOADED} < {int(y.extent) - y.start}" if y.masked else ""
-        shape = f"[{y.block} // {LOADED}, {LOADED // STORED}, {STORED}]"
-        line(f"first, second = tl.split(tl.permute(tl.reshape({value}, {shape}), (0, 2, 1)))")
-        for i, part in enumerate(("first", "second")):
-            at = self.ops.offset(stmt.index.xreplace({y.symbol: sympy.Integer(y.start + i * STORED)}))
-            place = f"{group} * {LOADED} + tl.arange(0, {STORED})[None, :]"
-            line(f"tl.store({self.pointer(stmt.buffer)} + ({place} + {at}), {part}{mask})")
+                self.store(stmt.buffer, stmt.index, value, self.symbols(stmt.index))
 
     def empty(self, stmt: PartialAccumulate) -> None:
         """Begin a partial's accumulators with the identity of its reduction."""

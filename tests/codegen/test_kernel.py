@@ -19,7 +19,6 @@ from mixorder.codegen.source import KernelSource
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
-from mixorder.strategies import COOPERATIVE
 
 FULL = ((4096, 768), f32)
 
@@ -57,7 +56,7 @@ class TestWhole(TestCase):
             self.show(graphs.layer_norm_backward(32768, 768)),
             """\
 @triton.jit
-def triton_mixorder_test_f703d20e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_test_90672346(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -90,12 +89,8 @@ def triton_mixorder_test_f703d20e(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, o
         tmp19 = tmp4 * tmp18
         tl.store(out0_ptr + (y + 768*x), tmp19, ymask)
     s = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.launch_dependents; mov.b32 $0, $1; }", "=r,r", [s], dtype=tl.int32, is_pure=True, pack=1)
-    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws0_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws0_ptr + (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 + tl.arange(0, 4)[None, :] + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    tl.store(ws0_ptr + (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 + tl.arange(0, 4)[None, :] + 4 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    first, second = tl.split(tl.permute(tl.reshape(tl.sum(ws1_acc, 0)[None, :], [R0_BLOCK // 8, 2, 4]), (0, 2, 1)))
-    tl.store(ws1_ptr + (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 + tl.arange(0, 4)[None, :] + 768*s), first, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
-    tl.store(ws1_ptr + (tl.arange(0, R0_BLOCK // 8)[:, None] * 8 + tl.arange(0, 4)[None, :] + 4 + 768*s), second, tl.arange(0, R0_BLOCK // 8)[:, None] * 8 < 768)
+    tl.store(ws0_ptr + (y + 768*s), tl.sum(ws0_acc, 0)[None, :], ymask)
+    tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
 
 
 @triton.jit
@@ -354,27 +349,3 @@ BINARY = {
 @pytest.mark.parametrize("part", range(2))
 def test_other_pointwise_ops_are_printed(part: int) -> None:
     loads_with([*BINARY.values()][part::2], f32)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "cols", "whole"),
-    [
-        (bf16, 768, True),
-        (f16, 64, True),
-        (bf16, 8, True),
-        (f32, 768, False),
-        (bf16, 100, False),
-        (f64, 64, False),
-    ],
-)
-def test_partials_of_columns_that_are_loaded_eight_at_a_time_are_not_exchanged(
-    dtype: torch.dtype, cols: int, whole: bool
-) -> None:
-    main, final = graphs.kernels(only(graphs.rms_norm_backward(64, cols, dtype)))[2]
-    assert ("first, second = tl.split(" in main.text) == whole and "tl.split(" not in final.text
-
-
-def test_partials_of_rows_that_are_shared_are_exchanged() -> None:
-    program = graphs.merged(only(graphs.rms_norm_backward(4096, 16384)))
-    loops, schedule = graphs.run_by(COOPERATIVE, program)
-    assert "first, second" not in COOPERATIVE.generate(loops, schedule, "test")[0].text
