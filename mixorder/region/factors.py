@@ -55,7 +55,7 @@ def flat(order: Order) -> Run:
 def divided(factors: Run, shape: Sequence[Size]) -> Order | None:
     """A flat index as one of `shape`, row major; None if a dim begins within a factor that it does not
     divide, or there are no elements."""
-    left, dims = list(factors), list[Run]()
+    left, dims = [factor for factor in factors if factor.size != 1], list[Run]()
     if 0 in shape or any(factor.size == 0 for factor in factors):
         return None
     for n in reversed(shape):

@@ -172,6 +172,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.virtualized.V.get_ops_handler": called(0),
     "torch._inductor.virtualized.V.graph.current_node": ANYTHING,
     "torch._inductor.virtualized.V.graph.graph_outputs": Perhaps(called(0)),  # once a graph is lowered
+    "torch._inductor.virtualized.V.graph.never_reuse_buffers.add": Perhaps(called(1)),
     "torch._inductor.virtualized.V.graph.sizevars.evaluate_expr": called(1),
     "torch._inductor.virtualized.V.graph.sizevars.simplify_with_ranges": called(2),
     "torch._inductor.virtualized.V.graph.sizevars.stride_vars": called(2),

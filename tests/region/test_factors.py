@@ -70,3 +70,7 @@ def test_the_elements_that_some_factors_span() -> None:
     assert spanned([Factor(1, 32), Factor(4096, 32)]) == 1024
     assert spanned([Factor(1, 32), Factor(1, 128)]) == 128
     assert spanned([Factor(4096, 32), Factor(4096, 32), Factor(1, 4)]) == 128
+
+
+def test_a_single_element_has_no_factors() -> None:
+    assert divided((Factor(1, 1),), (1, 1)) == ((), ())
