@@ -25,7 +25,8 @@ def has_gaps(node: Node) -> bool:
     """Whether an output is written with gaps: a matrix product reads it, Inductor would pad it, and all that
     reads it can do so through strides."""
     val = fake(node)
-    if val is None or leaves_the_graph(node) or not val.is_contiguous() or not _are_between_rows(val):
+    # Last, as it adds a guard where sizes are symbolic: these are not padded.
+    if val is None or leaves_the_graph(node) or not _are_between_rows(val) or not val.is_contiguous():
         return False
     try:
         readers = list(_readers(node, with_gaps(val)))
@@ -102,8 +103,8 @@ def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
             found.append(None)
             continue
         made = node.target in PRODUCTS or takes_operands(node)
-        stride = padded_strides(val) if made and i not in seen and val.is_contiguous() else None
-        found.append(stride or tuple(val.stride()))
+        stride = padded_strides(val) if made and i not in seen else None
+        found.append(stride if stride and val.is_contiguous() else tuple(val.stride()))
     return found
 
 
