@@ -66,7 +66,6 @@ setup(
         "torch": ["torch>=2.11"],  # no triton: which one belongs to a torch, `doctor` says
         "test": [name + BOUNDS[name] for name in TEST],
         "plot": ["matplotlib"],
-        "progress": ["tqdm"],
         "peers": ["liger-kernel", "quack-kernels"],
     },
     # `import torch` calls every entry point of this group, so the option exists without `import mixorder` in

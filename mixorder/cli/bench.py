@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.factory import HELP, Example, add_factory, make
 from mixorder.cli.parser import Parser
-from mixorder.cli.progress import progress
 from mixorder.cli.values import at_least
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ examples:
 
 In the repository, tools/bench.py times the backward of norms, and tools/real_models.py whole models."""
 
-WARMUP, MOST_DIFFERENT = 5, 0.05
+WARMUP, STEPS, MOST_DIFFERENT = 5, 30, 0.05
 NO_GPU = (
     "this torch finds no GPU (`python -m mixorder explain` needs none; `python -m mixorder doctor` says why)"
 )
@@ -41,8 +41,14 @@ NO_GPU = (
 
 @dataclasses.dataclass
 class Way:
-    """One way to compile, and its results: seconds of the first step, with compilation; milliseconds of later
-    forwards and whole steps; regions fused; the first step's gradients, and their parameters."""
+    """One way to compile, and its results.
+
+    `compile_s`: seconds of the first step, with compilation.
+    `fused`: how many regions.
+    `times`: milliseconds of later forwards and whole steps.
+    `peak`: bytes of tensors at the peak of a step.
+    `difference`: the largest of a gradient from the first way's.
+    """
 
     name: str
     options: dict[str, Any]
@@ -50,8 +56,8 @@ class Way:
     compile_s: float = 0.0
     fused: int = 0
     times: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    gradients: Sequence[Tensor | None] = ()
-    parameters: Sequence[Tensor] = ()
+    peak: int = 0
+    difference: float = 0.0
 
     def median(self, which: int) -> float:
         """0 is the forward's milliseconds, 1 the whole step's."""
@@ -69,39 +75,49 @@ def main(argv: Sequence[str]) -> int:
     ways = [Way("stock", {"mixorder": False}), Way("mixorder", {"mixorder": True})]
     if args.autotune:
         ways.append(Way("tuned", {"mixorder": True, "mixorder_autotune": True}))
-    measure(ways, make(parser, args.factory, "cuda"), args.steps, cuda_clock)
+    measure(ways, make(parser, args.factory, "cuda"), args.steps)
     print(table(ways))
     return judged(ways)
 
 
-def measure(ways: Sequence[Way], example: Example, steps: int, clock: Clock) -> list[Stepper]:
-    """Fill in each way. The first step compiles, and its gradients are kept. Returns the compiled models."""
+def measure(
+    ways: Sequence[Way],
+    example: Example,
+    steps: int = STEPS,
+    clock: Clock | None = None,
+    peak: Peak | None = None,
+) -> None:
+    """Fill in each way. The first step compiles, and gives the gradients that are compared."""
     import torch
 
     from mixorder.inductor.config import without_autograd_cache
     from mixorder.report import RegionRecord, collect
 
+    clock, peak = clock or cuda_clock, peak or cuda_peak
     torch.compiler.reset()
-    steppers = []
-    for way in progress(ways, "compiling"):
+    steppers, gradients = [], []
+    for way in ways:
+        print(f"Compiling: {way.name}.", file=sys.stderr, flush=True)
         stepper = Stepper(example, way.options, way.dynamic)
         start = time.perf_counter()
         with without_autograd_cache(), collect() as records:
             torch.manual_seed(0)
-            way.gradients = stepper.first()
+            gradients.append(stepper.first())
             clock([lambda: None])  # waits for the device
-        way.parameters = stepper.into
         way.compile_s = time.perf_counter() - start
         way.fused = sum(isinstance(record, RegionRecord) for record in records)
+        way.difference = difference(gradients[-1], gradients[0])
         steppers.append(stepper)
+    gradients.clear()  # else they count as memory
     for _ in range(WARMUP):
         for stepper in steppers:
             clock(stepper.phases)
-    for _ in progress(range(steps), "steps"):
+    for _ in range(steps):
         for way, stepper in zip(ways, steppers, strict=True):
             forward, backward = clock(stepper.phases)
             way.times.append((forward, forward + backward))
-    return steppers
+    for way, stepper in zip(ways, steppers, strict=True):
+        way.peak = peak(stepper)
 
 
 class Stepper:
@@ -156,6 +172,24 @@ def cuda_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
     return [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
 
 
+Peak = Callable[[Stepper], int]
+"""Bytes of tensors at the peak of a step."""
+
+
+def cuda_peak(stepper: Stepper) -> int:
+    """By PyTorch's allocator."""
+    import torch
+
+    stepper.roots = []
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    for phase in stepper.phases:
+        phase()
+    torch.cuda.synchronize()
+    stepper.roots = []
+    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+
+
 def difference(ours: Sequence[Tensor | None], stock: Sequence[Tensor | None]) -> float:
     """The largest of ||a - b|| / ||b|| over the gradients."""
     pairs = [(a, b) for a, b in zip(ours, stock, strict=True) if a is not None and b is not None]
@@ -163,7 +197,7 @@ def difference(ours: Sequence[Tensor | None], stock: Sequence[Tensor | None]) ->
 
 
 def table(ways: Sequence[Way]) -> str:
-    """A column per way."""
+    """A column per way, and how much longer each takes than the first."""
     from mixorder.inspection.table import table as aligned
 
     stock = ways[0]
@@ -173,20 +207,38 @@ def table(ways: Sequence[Way]) -> str:
         ["  forward", *(f"{way.median(0):.3f}" for way in ways)],
         ["  backward", *(f"{way.median(1) - way.median(0):.3f}" for way in ways)],
         ["speedup of the step", *(f"{stock.median(1) / way.median(1):.3f}" for way in ways)],
+        ["peak memory, MiB", *(f"{way.peak / 2**20:.1f}" for way in ways)],
         ["first step, with compiling, s", *(f"{way.compile_s:.1f}" for way in ways)],
         ["regions fused", *(str(way.fused) for way in ways)],
-        [
-            "largest difference of a gradient",
-            "-",
-            *(f"{difference(way.gradients, stock.gradients):.1e}" for way in ways[1:]),
-        ],
+        ["largest difference of a gradient", "-", *(f"{way.difference:.1e}" for way in ways[1:])],
     ]
-    return aligned(rows)
+    said = (
+        f"Medians of {len(stock.times)} steps (forward and backward) each, in turns; stock: without mixorder"
+    )
+    return "\n".join([said, aligned(rows), *(_longer(way, stock) for way in ways[1:])])
+
+
+def _longer(way: Way, stock: Way) -> str:
+    """How much longer a way's steps take, turn by turn, with the quartiles."""
+    differences = [b[1] - a[1] for a, b in zip(stock.times, way.times, strict=True)]
+    low, middle, high = statistics.quantiles(differences, n=4)
+    share = f"{middle:+.3f} ms a step ({middle / stock.median(1):+.1%})"
+    spread = ", which is less than its spread" if low <= 0 <= high else ""
+    return f"{way.name} - stock: {share}, quartiles {low:+.3f} to {high:+.3f}{spread}"
+
+
+def beside_predicted(example: Example, options: dict[str, Any], dynamic: bool | None, saved_us: float) -> str:
+    """The table of a model without and with mixorder, and what a step was predicted to save."""
+    ours = Way("mixorder", {"mixorder": True, **options}, dynamic)
+    ways = [Way("stock", {"mixorder": False}, dynamic), ours]
+    measure(ways, example)
+    predicted = f"{-saved_us / 1e3:+.3f} ms, {-saved_us / 1e3 / ways[0].median(1):+.1%} of stock's step"
+    return f"{table(ways)}\nPredicted: {predicted}."
 
 
 def judged(ways: Sequence[Way]) -> int:
     """The exit status: 0 if all gradients are stock's up to rounding; otherwise prints the difference."""
-    off = [w.name for w in ways[1:] if not difference(w.gradients, ways[0].gradients) < MOST_DIFFERENT]
+    off = [w.name for w in ways[1:] if not w.difference < MOST_DIFFERENT]
     if off:
         print(f"\nFAILED: the gradients of {', '.join(off)} are not stock's (a random op in the model?).")
     return int(bool(off))
@@ -195,6 +247,6 @@ def judged(ways: Sequence[Way]) -> int:
 def _parser() -> Parser:
     parser = Parser("python -m mixorder bench", DESCRIPTION, EPILOG)
     add_factory(parser)
-    parser.add_argument("--steps", type=at_least(1), default=30, help="timed steps (default: %(default)s)")
+    parser.add_argument("--steps", type=at_least(2), default=STEPS, help="timed steps (default: %(default)s)")
     parser.add_argument("--autotune", action="store_true", help="also time mixorder with mixorder_autotune")
     return parser

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixorder.cli import check, step
+from mixorder.cli import bench, check
 from mixorder.cli.explain import report_of
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         texts = dict.fromkeys(kernel.text for region in report.regions for kernel in region.kernels)
         print("\nKernels", *texts, sep="\n\n")
     if on_gpu:
-        print("", step.timed(model, options, None, report.totals.saved_us), sep="\n", flush=True)
+        print("", bench.beside_predicted(model, options, None, report.totals.saved_us), sep="\n", flush=True)
     found = check.checked(model, options, None, on_gpu)
     print("", check.text(found), sep="\n")
     return check.status(found)

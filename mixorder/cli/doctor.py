@@ -10,7 +10,6 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,19 +18,17 @@ from importlib import metadata
 from pathlib import Path
 
 from mixorder.cli.parser import Parser
-from mixorder.cli.progress import progress
 from mixorder.cli.values import new_file
 from mixorder.inductor import versions
 
 DESCRIPTION = """\
-Check versions, the plugin, the GPU, and that a kernel can be compiled and gives right results. Without a GPU,
-the kernel is compiled for an H200 and run by the Triton interpreter. Takes about half a minute.
+Check versions, the plugin, variables, the GPU, and that kernels give right results. Without a GPU the Triton
+interpreter runs them. Takes about half a minute.
 
 Each line begins with "ok", "note" (it works, but read this) or "FAILED". The line below says what to do. The
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-OLDEST_PYTHON = (3, 10)
 VARIABLES = ("MIXORDER", "TORCH", "TRITON", "CUDA_VISIBLE", "PYTORCH")
 TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
 SWITCH = "MIXORDER"
@@ -57,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
     args = parser.parse_args(argv)
     findings = []
-    for check in progress(CHECKS, "checking"):
+    for check in CHECKS:
         findings.append(finding := check())
         print(finding, flush=True)
         if finding.status == FAILED and check in NEEDED:
@@ -105,13 +102,6 @@ def without_paths(text: str) -> str:
 # Versions.
 
 
-def python() -> Finding:
-    found = platform.python_version()
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return Finding(FAILED, f"Python {found}", "mixorder needs Python 3.10 or newer.")
-    return Finding(OK, f"Python {found}")
-
-
 def torch_version() -> Finding:
     try:
         found = metadata.version("torch")
@@ -142,31 +132,24 @@ def triton_version() -> Finding:
 # The plugin.
 
 
-def installed() -> Finding:
+def plugin() -> Finding:
     import mixorder
 
-    version = next(iter(_metadata_of("mixorder")), "")
-    if version and version != mixorder.__version__:
-        remedy = (
-            f"Install it again from the folder that it runs from: {Path(mixorder.__file__).parent.parent}"
-        )
-        return Finding(NOTE, f"installed as mixorder {version}, but {mixorder.__version__} runs", remedy)
-    if any(point.name == "mixorder" for point in metadata.entry_points(group="torch.backends")):
-        return Finding(OK, f"mixorder {version}: `import torch` loads it".replace("  ", " "))
-    remedy = "pip install mixorder, or `import mixorder` before the first compile."
-    return Finding(NOTE, "mixorder is not installed as a plugin of torch", remedy)
-
-
-def loads_by_itself() -> Finding:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         remedy = "`import mixorder` before the first compile, or unset it."
         return Finding(NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins", remedy)
+    runs = mixorder.__version__
+    version = next(iter(_metadata_of("mixorder")), runs)
+    if version != runs:
+        folder = Path(mixorder.__file__).parent.parent
+        remedy = f"Install it again from the folder that it runs from: {folder}"
+        return Finding(NOTE, f"installed as mixorder {version}, but {runs} runs", remedy)
     code = "import torch; torch.compile(lambda x: x, options={'mixorder': True})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode == 0:
-        return Finding(OK, "torch.compile knows the option without `import mixorder`")
+        return Finding(OK, f"mixorder {version}: `import torch` loads it")
     said = done.stderr.strip().splitlines()[-1:]
-    remedy = "Reinstall mixorder, or `import mixorder` before the first compile."
+    remedy = "pip install mixorder, or `import mixorder` before the first compile."
     return Finding(NOTE, f"torch.compile does not know the option by itself: {' '.join(said)}", remedy)
 
 
@@ -188,19 +171,6 @@ def switched_on() -> Finding:
     if found:
         return Finding(OK, f"on for every compile that does not say otherwise{why}")
     return Finding(OK, f"off by default{why}; {USE}, or {SWITCH}=1 for every compile")
-
-
-def cache_folder() -> Finding:
-    from mixorder.inductor.config import cache_dir
-
-    remedy = "Set TORCHINDUCTOR_CACHE_DIR to a folder of yours."
-    try:
-        folder = cache_dir()  # makes it
-    except OSError as error:
-        return Finding(FAILED, f"no folder for caches: {error}", remedy)
-    if not os.access(folder, os.W_OK):
-        return Finding(FAILED, f"cannot write to {folder}", remedy)
-    return Finding(OK, f"caches in {folder}")
 
 
 # The GPU and a kernel.
@@ -226,37 +196,6 @@ def gpu() -> Finding:
         remedy = "Older than Ampere: programs cannot share wide rows, and bf16 is slow."
         return Finding(NOTE, ", ".join(names), remedy)
     return Finding(OK, ", ".join(names))
-
-
-def compiles() -> Finding:
-    """Compile a region's two kernels to machine code, for this machine's GPU or for an H200."""
-    import torch
-
-    import mixorder
-    from mixorder.tune.compile import compile_job, job_of
-
-    with torch.device("meta"):
-        example = torch.nn.LayerNorm(1024), torch.randn(4096, 1024, requires_grad=True)
-    (record,) = mixorder.explain(example[0])(example[1]).regions
-    target: tuple[str, int | str, int] = ("cuda", 90, 32)
-    if torch.cuda.is_available():
-        import triton
-
-        found = triton.runtime.driver.active.get_current_target()
-        target = (found.backend, found.arch, found.warp_size)
-    try:
-        for kernel in record.kernels:
-            compile_job(job_of(record.loops, kernel, target))
-    except Exception as error:  # whatever a broken toolchain raises is the finding
-        compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
-        remedy = "Reinstall triton in the version that torch wants" + ("." if compiler else "; install gcc.")
-        return Finding(FAILED, f"kernels do not compile: {type(error).__name__}: {error}"[:500], remedy)
-    return Finding(OK, f"the kernels of a LayerNorm compile for {_named(*target[:2])}")
-
-
-def _named(backend: str, arch: int | str) -> str:
-    """A target in the words of its vendor, such as `CUDA sm_90`."""
-    return f"CUDA sm_{arch}" if backend == "cuda" else f"{backend} {arch}"
 
 
 def is_right() -> Finding:
@@ -289,14 +228,5 @@ def _metadata_of(name: str) -> list[str]:
 
 
 Check = Callable[[], Finding]
-NEEDED: tuple[Check, ...] = (python, torch_version, triton_version)
-CHECKS: tuple[Check, ...] = (
-    *NEEDED,
-    installed,
-    loads_by_itself,
-    switched_on,
-    cache_folder,
-    gpu,
-    compiles,
-    is_right,
-)
+NEEDED: tuple[Check, ...] = (torch_version, triton_version)
+CHECKS: tuple[Check, ...] = (*NEEDED, plugin, switched_on, gpu, is_right)

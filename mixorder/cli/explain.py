@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixorder.cli import check, step
-from mixorder.cli.bench import NO_GPU
+from mixorder.cli import bench, check
 from mixorder.cli.factory import HELP, Example, add_factory, error_of, make
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
@@ -78,8 +77,7 @@ def main(argv: Sequence[str]) -> int:
     if args.html:
         print(f"Written: {report.html(args.html)}", file=sys.stderr)
     if args.time:
-        print("Compiling both ways.", file=sys.stderr, flush=True)
-        print("", step.timed(example, options, dynamic, report.totals.saved_us), sep="\n")
+        print("", bench.beside_predicted(example, options, dynamic, report.totals.saved_us), sep="\n")
     if args.check:
         try:
             found = check.checked(example, options, dynamic, device == "cuda")
@@ -113,7 +111,7 @@ def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> N
         parser.error("--json, --kernel and --graph print one thing: leave them out with --time and --check")
     if args.time and device != "cuda":
         parser.error(
-            f"--time: {NO_GPU}" if args.device is None else f"--time needs --device cuda, not {device}"
+            f"--time: {bench.NO_GPU}" if args.device is None else f"--time needs --device cuda, not {device}"
         )
     if args.check and device == "meta":
         parser.error("--check computes gradients, and on the meta device there are only sizes")

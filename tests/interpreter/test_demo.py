@@ -1,4 +1,4 @@
-"""`python -m mixorder demo` in this process, which has the interpreter; tests/cli/test_main.py runs it as a
+"""`python -m mixorder demo` in this process, which has the interpreter; tests/cli/test_cli.py runs it as a
 user does."""
 
 from __future__ import annotations
