@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from mixorder.errors import Decline, DeclineReason, TooWide
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM, registers_of
+from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.facts import ALIGNMENT, Facts
 from mixorder.schedule.persistent import MAX_COLS
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.schedule import Schedule
 
 EXCHANGING = (H200, A100, RTX, B200, TINY)
 
 RMS = Facts(rows=4096, cols=16384, staged_bytes=4, carried_bytes=4, column_words=2, exchanged=1, exchanges=1)
-COLS = [8193, 10000, 12288, 16383, 16384, 16400, 20000, 32768, 33000, 50257, 65536, 100_000, 131_072]
 
 
 def check_schedule(work: Facts, device: DeviceInfo, schedule: Schedule) -> None:
@@ -54,6 +53,8 @@ def check_schedule(work: Facts, device: DeviceInfo, schedule: Schedule) -> None:
     device=st.sampled_from(EXCHANGING),
 )
 @example(1, 131_072, 12, 1, TINY)
+@example(4096, 8193, 4, 2, H200)
+@example(4096, 100_000, 4, 2, H200)
 @example(1_000_000, 50257, 6, 1, RTX)
 @example(2, 8193, 2, 1, A100)
 @example(8192, 5120, 4, 3, B200)
@@ -93,71 +94,60 @@ def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int
         check_schedule(work, device, schedule)
 
 
-def test_the_widest_rows_of_norms_are_taken() -> None:
-    for cols in COLS:
-        assert choose_shared(dataclasses.replace(RMS, cols=cols), H200).parts >= 2
-
-
-def test_tiles_are_halved_where_there_is_no_other_way() -> None:
-    """What is held of 32 elements per thread takes more registers than there are."""
-    work = Facts(
-        4096, MAX_COLS + 1, staged_bytes=4, carried_bytes=16, column_words=4, exchanged=1, exchanges=1
+def of(cols: int, *numbers: int, rows: int = 4096, mixed: bool = False) -> Facts:
+    """Facts of so many bytes and words: staged, carried, of columns, exchanged, exchanges."""
+    staged, carried, words, exchanged, exchanges = numbers
+    return Facts(
+        rows,
+        cols,
+        staged_bytes=staged,
+        carried_bytes=carried,
+        column_words=words,
+        exchanged=exchanged,
+        exchanges=exchanges,
+        mixed=mixed,
     )
-    schedule = choose_shared(work, H200)
-    assert schedule.tile.xblock * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
-    with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(work, cols=MAX_COLS), H200)
 
 
-def test_loads_of_several_widths_take_registers() -> None:
-    """A gradient in bf16 beside activations in fp32, as under autocast: half the tile, and two rows of it."""
-    work = Facts(16384, 6144, staged_bytes=6, carried_bytes=6, column_words=7, exchanged=2, exchanges=1)
-    assert choose_shared(work, H200).tile == Tile(4, 2, 4)
-    mixed = dataclasses.replace(work, mixed=True)
-    schedule = choose_shared(mixed, H200)
-    assert (schedule.tile, schedule.depth) == (Tile(2, 2, 3), 2)
-    assert 2 * schedule.r0_block == 16 * 32 * schedule.tile.num_warps
-    more = registers_of(mixed, schedule.tile, schedule.r0_block, 2)
-    assert more - registers_of(work, schedule.tile, schedule.r0_block, 2) == 64
+# Rows, warps and stages of a tile, its lanes, and the depth; none where no schedule fits.
+CHOSEN: list[tuple[Facts, tuple[int, ...] | None]] = [
+    *((of(cols, 4, 4, 2, 1, 1), None) for cols in (2**18 + 8, 2**20)),  # 32 programs do not hold it
+    (of(2**18, 4, 4, 2, 1, 1), (1, 8, 4, 8192, 2)),
+    (of(16384, 4, 12, 2, 1, 1), (2, 4, 3, 2048, 1)),
+    (of(16384, 4, 24, 2, 1, 1), None),
+    (of(16384, 4, 4, 20, 1, 1), None),
+    (of(16384, 4, 4, 2, 1, 1, rows=1), (1, 8, 3, 8192, 2)),  # one row is not put beside another
+    # Tiles are halved where there is no other way: for rows that no program holds.
+    (of(MAX_COLS + 1, 4, 16, 4, 1, 1), (2, 8, 3, 2048, 2)),
+    (of(MAX_COLS, 4, 16, 4, 1, 1), None),
+    # Loads of several widths take registers: half the tile, and two rows of it.
+    (of(6144, 6, 6, 7, 2, 1), (4, 2, 4, 512, 2)),
+    (of(6144, 6, 6, 7, 2, 1, mixed=True), (2, 2, 3, 512, 2)),
+    # Much that the last phase loads.
+    (of(6144, 8, 4, 3, 2, 1), (2, 2, 3, 512, 3)),
+    (of(6144, 10, 4, 3, 2, 1), None),
+    (of(6144, 10, 4, 3, 0, 0), (2, 2, 3, 512, 3)),
+    # Tiles of four rows where two would spill: LayerNorm beside a residual.
+    (of(16384, 6, 4, 3, 2, 1), (4, 4, 4, 1024, 2)),
+    (of(16384, 4, 4, 3, 2, 1), (2, 4, 3, 2048, 2)),
+    # Where little streams in, a thread has no more than was measured: by bytes alone 64 elements.
+    (of(32000, 2, 0, 1, 1, 1), (2, 4, 4, 2048, 3)),
+]
 
 
-def test_much_that_the_last_phase_loads_is_declined() -> None:
-    work = Facts(16384, 6144, staged_bytes=8, carried_bytes=4, column_words=3, exchanged=2, exchanges=1)
-    assert choose_shared(work, H200)
-    with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(work, staged_bytes=10), H200)
-    assert choose_shared(dataclasses.replace(work, staged_bytes=10, exchanges=0, exchanged=0), H200)
+@pytest.mark.parametrize(("work", "chosen"), CHOSEN)
+def test_what_is_chosen(work: Facts, chosen: tuple[int, ...] | None) -> None:
+    if chosen is None:
+        with pytest.raises(TooWide):
+            choose_shared(work, H200)
+    else:
+        schedule = choose_shared(work, H200)
+        assert (*dataclasses.astuple(schedule.tile), schedule.r0_block, schedule.depth) == chosen
 
 
-def test_tiles_of_four_rows_where_two_would_spill() -> None:
-    """LayerNorm beside a residual: three accumulators and weights, and a tensor that the last stage loads."""
-    work = Facts(4096, 16384, staged_bytes=6, carried_bytes=4, column_words=3, exchanged=2, exchanges=1)
-    assert choose_shared(work, H200).tile == Tile(4, 4, 4)
-    assert choose_shared(dataclasses.replace(work, staged_bytes=4), H200).tile.xblock == 2
-
-
-def test_a_thread_has_no_more_than_was_measured_where_little_streams_in() -> None:
-    """One tensor of two bytes: by bytes alone a turn would be 64 elements per thread."""
-    work = Facts(4096, 32000, staged_bytes=2, carried_bytes=0, column_words=1, exchanged=1, exchanges=1)
-    schedule = choose_shared(work, H200)
-    assert schedule.tile.xblock * schedule.r0_block == 32 * 32 * schedule.tile.num_warps
-
-
-def test_too_many_columns_are_declined() -> None:
-    with pytest.raises(TooWide) as caught:
+def test_too_many_columns_say_how_many_fit() -> None:
+    with pytest.raises(TooWide, match="32 programs that share a row hold at most 262144 columns"):
         choose_shared(dataclasses.replace(RMS, cols=2**20), H200)
-    assert caught.value.detail == "32 programs that share a row hold at most 262144 columns"
-    assert choose_shared(dataclasses.replace(RMS, cols=2**18), H200).parts == MAX_PARTS
-    with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(RMS, cols=2**18 + 8), H200)
-
-
-def test_too_much_held_is_declined() -> None:
-    assert choose_shared(dataclasses.replace(RMS, carried_bytes=12), H200)
-    with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(RMS, carried_bytes=24), H200)
-    with pytest.raises(TooWide):
-        choose_shared(dataclasses.replace(RMS, column_words=20), H200)
 
 
 def test_what_holds_more_is_fewer_tiles_deep() -> None:
@@ -170,11 +160,6 @@ def test_a_device_without_exchange_declines() -> None:
     with pytest.raises(Decline) as caught:
         choose_shared(RMS, alone)
     assert caught.value.reason is DeclineReason.ROW_TOO_WIDE and not isinstance(caught.value, TooWide)
-
-
-def test_one_row_is_not_put_beside_another() -> None:
-    schedule = choose_shared(dataclasses.replace(RMS, rows=1), H200)
-    assert schedule.tile.xblock == 1 and schedule.num_splits == 1
 
 
 def test_workload_of_norms() -> None:
