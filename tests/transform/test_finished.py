@@ -8,16 +8,14 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from expecttest import TestCase
 from graphs import bf16, f32, merged, only, traced
 
-from mixorder.ir.program import BufferRole, Store
-from mixorder.ir.verify import Form, verify
+from mixorder.ir.program import Store
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import FINAL_LOADS, facts_of
 from mixorder.schedule.persistent import WHOLE, choose
 from mixorder.schedule.schedule import Schedule
-from mixorder.strategies import COLUMN_BLOCKS, PERSISTENT
+from mixorder.strategies import COLUMN_BLOCKS
 from mixorder.transform.finished import finished
 
 
@@ -32,33 +30,6 @@ def small(rows: int = 32, batch: int = 32, cols: int = 16, dtype: torch.dtype = 
     return merged(only(traced(groups, full, full, column)))
 
 
-class TestLoops(TestCase):
-    def test_the_finalisation_follows_the_loop_over_rows(self) -> None:
-        program = verify(small(), Form.MERGED)
-        one = finished(program)
-        assert not one.role(BufferRole.WORKSPACE) and one.role(BufferRole.ACCUMULATOR)
-        self.assertExpectedInline(
-            str(one.nests[0]),
-            """\
-for k in batch(32):
-  for s in split(num_splits):
-    for x in row(32):
-      for y in column(16):
-        %dy_1: f32 = load in1[16*k + 512*x + y]
-        %x_1: f32 = load in0[16*k + 512*x + y]
-        %mul: f32 = mul(%x_1, %dy_1)
-        partial_accumulate ws0[16*k + 512*s + y] add= %mul
-      %sum_1: f32 = sum[y](%mul)
-      for y in column(16):
-        %sub: f32 = sub(%dy_1, %sum_1)
-        store out0[16*k + 512*x + y] = %sub
-after: %sum_2.partial: f32 = accumulated ws0[16*k + 512*s + y]
-after: %w_1: f32 = load in2[16*k + y]
-after: %mul_1: f32 = mul(%sum_2.partial, %w_1)
-after: store out1[16*k + y] = %mul_1""",
-        )
-
-
 def test_values_of_the_main_nest_keep_their_names() -> None:
     """What both nests compute has two names in one nest."""
 
@@ -71,42 +42,6 @@ def test_values_of_the_main_nest_keep_their_names() -> None:
     nest = finished(merged(only(traced(function, full, full, column)))).nests[0]
     names = [s.name for s in nest.statements if not isinstance(s, Store) and hasattr(s, "name")]
     assert len(names) == len(set(names)) and any(name.endswith(".after") for name in names)
-
-
-class TestKernel(TestCase):
-    def test_one_kernel_without_a_workspace(self) -> None:
-        program = small()
-        schedule = choose(facts_of(program), H200)
-        assert schedule.finishes and schedule.num_splits == 1 and schedule.partials == 0
-        (kernel,) = PERSISTENT.generate(program, schedule, "test")
-        assert not any(name.startswith("ws") for name in kernel.buffers)
-        assert "griddepcontrol" not in kernel.text and kernel.grid == 32
-        self.assertExpectedInline(
-            kernel.text,
-            """\
-@triton.jit
-def triton_mixorder_test_187ac55a(in0_ptr, in1_ptr, in2_ptr, out0_ptr, out1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
-    R0_BLOCK: tl.constexpr = 16
-    program = tl.program_id(0)
-    k = (program % 32)
-    s = program // 32
-    y = tl.arange(0, R0_BLOCK)[None, :]
-    ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(32, XBLOCK), 1, num_stages=NUM_STAGES):
-        x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-        tmp0 = tl.load(in1_ptr + (y + 16*k + 512*x), eviction_policy='evict_first')
-        tmp1 = tl.load(in0_ptr + (y + 16*k + 512*x), eviction_policy='evict_first')
-        tmp2 = tmp1 * tmp0
-        ws0_acc = ws0_acc + tmp2
-        tmp3 = tl.sum(tmp2, 1)[:, None]
-        tmp4 = tmp0 - tmp3
-        tl.store(out0_ptr + (y + 16*k + 512*x), tmp4)
-    tmp5 = tl.sum(ws0_acc, 0)[None, :]
-    tmp6 = tl.load(in2_ptr + (y + 16*k))
-    tmp7 = tmp5 * tmp6
-    tl.store(out1_ptr + (y + 16*k), tmp7)
-""",  # noqa: E501
-        )
 
 
 @pytest.mark.parametrize(("rows", "cols", "whole"), [(32, 10, True), (64, 49, True), (256, 49, False)])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
 import pytest
 import torch
-from expecttest import TestCase
 from graphs import bf16, f16, f32, f64, only, traced
 
 from mixorder.ir.program import Compute, LoopProgram
@@ -34,20 +32,6 @@ def sums(program: LoopProgram) -> list[str]:
     """What the main loop adds and subtracts, above what it stores."""
     body = program.nests[0].body
     return [str(s) for s in body if isinstance(s, Compute) and s.op in ("add", "sub", "fma", "neg")]
-
-
-class TestPrinted(TestCase):
-    def test_rms_norm_in_fp32(self) -> None:
-        graph = graphs.rms_norm_backward(4096, 256, f32)
-        before, after = sums(merged(graph)), sums(contracted(graph))
-        self.assertExpectedInline(
-            "\n".join([*before, "->", *after]),
-            """\
-%sub: f32 = sub(%mul, %mul_3)
-->
-%sub.minus: f32 = neg(%mul_3)
-%sub: f32 = fma(%dy_1, %w_1, %sub.minus)""",
-        )
 
 
 def norm(combine: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,31 +56,6 @@ def test_nothing_that_was_converted_is_held_across_the_wait() -> None:
     assert all(isinstance(s, Load) or len(deps[s.name]) < 4 for s in held)
 
 
-def test_values_of_whole_rows_convert_all_that_has_columns_two_at_a_time() -> None:
-    """The weights as well: in a tile they are loaded for a column, here for each element."""
-    ahead = hold_packed(program_of()).ahead
-    assert ahead is not None
-    assert ops(ahead.body).count(UNPACKED) == 3
-    assert not any(
-        isinstance(s, Load) and s.dtype == f32 and len(s.index.free_symbols) > 1 for s in ahead.body
-    )
-    whole = hold_packed(program_of(dtype=f32)).ahead
-    assert whole is not None and UNPACKED not in ops(whole.body)
-
-
-def test_each_end_is_there_once_and_of_the_same_values() -> None:
-    """But for names: a value that is computed again is computed by the same statements."""
-    before = program_of().nests[0].body
-    after = hold_packed(program_of()).nests[0].body
-    ends = [[str(s) for s in b if isinstance(s, Store | PartialAccumulate)] for b in (before, after)]
-    assert sorted(ends[0]) == sorted(end.replace(".again", "") for end in ends[1])
-    known = {str(s) for s in before if not isinstance(s, Load) or s.buffer == MAILBOX}
-    again = [str(s).replace(".again", "").replace(UNPACKED_AGAIN, UNPACKED) for s in after]
-    converted = {s.name for s in after if isinstance(s, Compute) and s.op == UNPACKED}
-    assert known == {s for s in again if not re.match(r"%(\w+)(\.half)?: \w+ = (load in|unpacked)", s)}
-    assert converted < {s.name for s in before if isinstance(s, Load)}
-
-
 def without_sums(*args: Any) -> Any:
     return norm_backward(*args)[:-1]
 
@@ -94,18 +68,6 @@ def test_where_nothing_comes_before_the_wait() -> None:
     assert all(isinstance(s, Load) for s in body[:wait]) and waits(before.nests[0].body) > [wait]
     stores = [[str(s) for s in b if isinstance(s, Store)] for b in (before.nests[0].body, body)]
     assert sorted(stores[0]) == sorted(stores[1])
-
-
-def test_a_residual_is_converted_again_as_well() -> None:
-    def behind_a_residual(x: Any, dy: Any, w: Any, rstd: Any, residual: Any) -> Any:
-        normed, scaled = x.float() * rstd, dy.float() * w.float()
-        dx = rstd * (scaled - normed * (normed * scaled).mean(-1, keepdim=True)) + residual.float()
-        return *mx_both(dx.to(bf16)), (dy.float() * normed).sum(0)
-
-    body = hold_packed(program_of(behind_a_residual, others=[((512, 1024), bf16)])).nests[0].body
-    (wait,) = waits(body)
-    assert ops(body[:wait]).count(UNPACKED) == ops(body[wait:]).count(UNPACKED_AGAIN) == 2
-    assert ops(body[wait:]).count(UNPACKED) == 1  # the residual's, which nothing needs before
 
 
 @pytest.mark.parametrize("dtype", [f16, f32])
