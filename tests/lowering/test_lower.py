@@ -1,4 +1,7 @@
-"""From a region to two nests: what is loaded, computed, reduced and stored, at which index."""
+"""From a region to two nests: what is rounded and cast, and what is read under a condition.
+
+Results are compared in tests/transform/test_results.py.
+"""
 
 from __future__ import annotations
 
@@ -101,12 +104,13 @@ def test_lowering_leaves_the_graph_alone() -> None:
     assert graphs.snapshot(graph) == before
 
 
-# Gathers: what is read, where, and under which condition.
-
-
 def test_a_predicate_is_an_operand_of_its_load() -> None:
     """So that every transform keeps it, and its value's axes are the load's."""
-    program = gathered("cat")
+
+    def function(x: Any, z: Any) -> Any:
+        return pair(x, torch.cat([z[:, 9:].exp(), z[:, :4], z[:, 4:9]], 1))
+
+    program = graphs.merged(only(traced(function, *[((8, 16), f32)] * 2)))
     nest = program.nests[0]
     deps = nest.dependence()
     guarded = [s for s in nest.statements if isinstance(s, Load) and s.predicate is not None]

@@ -1,4 +1,7 @@
-"""The one nest of a region whose reductions all end within a tile."""
+"""The one nest of a region whose reductions all end within a tile: what is not rounded, and its axes.
+
+Results are compared in tests/transform/test_results.py.
+"""
 
 from __future__ import annotations
 

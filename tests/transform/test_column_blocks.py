@@ -1,4 +1,4 @@
-"""Columns as blocks: every index stays where it was, and a program that needs whole rows keeps them."""
+"""Columns as blocks: which programs need whole rows, and results in place of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that programs share: stages, what is exchanged at their ends, and what is carried over them."""
+"""Rows that programs share: the slots of the mailbox, and what is declined."""
 
 from __future__ import annotations
 

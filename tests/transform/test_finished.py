@@ -1,4 +1,4 @@
-"""Sums that a main kernel finishes, since each program has all rows: the IR, the kernel and its results."""
+"""Sums that a main kernel finishes, since each program has all rows: names, and where it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One loop order, then one nest: before and after, and what must not move."""
+"""One loop order, then one nest: in this order, once, and whatever the order of the nests."""
 
 from __future__ import annotations
 

@@ -215,6 +215,9 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((same | (one.isnan() & other.isnan())).all())
 
 
+TOLERANCE = {bf16: 2e-2, f16: 2e-3, f64: 0.0}
+
+
 def of_eager(region: Region, program: LoopProgram, inputs: Results) -> Iterator[tuple[Any, Any]]:
     found = evaluated(program, inputs).values()
     return zip(found, alone(region, program.hint).module()(*inputs.values()), strict=True)
@@ -225,7 +228,7 @@ def test_a_lowered_region_over_rows(name: str) -> None:
     """Eager rounds each value to half precision."""
     program = verify(lower(region_of(name)), Form.LOWERED)
     inputs = inputs_of(region_of(name), program)
-    tolerance = max({bf16: 2e-2, f16: 2e-3}.get(tensor.dtype, 1e-5) for tensor in inputs.values())
+    tolerance = max(TOLERANCE.get(tensor.dtype, 1e-5) for tensor in inputs.values())
     for mine, eager in of_eager(region_of(name), program, inputs):
         most = tolerance * eager.double().abs().max().item()
         torch.testing.assert_close(mine.double(), eager.double(), rtol=0, atol=most)

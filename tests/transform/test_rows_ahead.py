@@ -1,4 +1,4 @@
-"""Values of whole rows: what the programs ahead compute, and what is left to the tiles."""
+"""Values of whole rows: which ones the programs ahead cannot compute."""
 
 from __future__ import annotations
 

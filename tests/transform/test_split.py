@@ -1,4 +1,4 @@
-"""Outer reductions become partial sums and a finalisation: before and after, and what is untouched."""
+"""Outer reductions become partial sums: their dtype, which are compensated, and what is untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small results through a workspace: the stores to it, and the copies."""
+"""Small results through a workspace: where there are none, and where a copy is missing."""
 
 from __future__ import annotations
 

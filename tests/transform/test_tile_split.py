@@ -1,4 +1,4 @@
-"""Sums over all rows beside blocks: what a tile writes of them, and the finalisation."""
+"""Sums over all rows beside blocks: none, and those whose results lie in another order."""
 
 from __future__ import annotations
 
