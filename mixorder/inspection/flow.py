@@ -24,6 +24,7 @@ _TITLES = {
     Kind.FINAL: "over partial sums",
 }
 _PARTIAL = "partial sums"
+_ADDS_UP = "adds up partial sums"
 _SMALL = "small results"
 
 
@@ -77,19 +78,9 @@ def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow
         direct = tuple(b for b in outputs if b not in summed)
         kernels.append(Kernel(_TITLES[one.kind], 1, reads, direct + partial))
         if summed:
-            kernels += _sums(one.launches - 1, partial, summed)
+            kernels.append(Kernel(_ADDS_UP, one.launches - 1, partial, tuple(summed)))
         written.update(outputs)
     return _flow(kernels, record, loops, graph)
-
-
-def _sums(launches: int, partial: tuple[str, ...], results: list[str]) -> list[Kernel]:
-    """The kernels that add up partial sums and, some of them, cast the sums: as many for each result, if they
-    can be divided so."""
-    title = "adds up partial sums"
-    each, rest = divmod(launches, len(results))
-    if rest or not each:
-        return [Kernel(title, launches, partial, tuple(results))]
-    return [Kernel(title, each, partial, (result,)) for result in results]
 
 
 def after(record: RegionRecord, graph: GraphRecord) -> Flow:
@@ -100,7 +91,7 @@ def after(record: RegionRecord, graph: GraphRecord) -> Flow:
     kernels = [_kernel([main], _TITLES[kind])]
     if others:
         sums = [nest for nest in others if nest.over_splits]
-        titles = ["adds up partial sums"] * bool(sums) + [f"places {_SMALL}"] * (len(others) > len(sums))
+        titles = [_ADDS_UP] * bool(sums) + [f"places {_SMALL}"] * (len(others) > len(sums))
         kernels.append(_kernel(others, " and ".join(titles)))
     return _flow(kernels, record, loops, graph)
 

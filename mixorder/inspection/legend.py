@@ -1,4 +1,4 @@
-"""The words of a report's table, explained: those that occur in it."""
+"""The words of a report's table, explained."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ _AXES = {
     "common": "all reduce it",
     "column": "only inner reductions reduce it",
 }
+_REGION = """The numbers of the regions: operators that become one kernel, and a small second one. Regions
+with the same kernels share a line, and its figures are those of one of them. The Triton text of region I:
+`--kernel I`, in Python `report.kernel(I)`. Its loops: `--graph I`, `report.graph(I)`."""
+_DTYPES = "The dtypes of the tensors of full size (rows x cols). b8: bools, such as a dropout's mask."
+_REDUCTIONS = """The reductions along a row (inner), which dx needs, and over the rows (outer), which give dw
+and db. x 2: there are two of them."""
+_SCHEDULE = """The rows x columns of a tile, which a program holds at once, and into how many equal chunks its
+columns are divided; its warps; its stages: how many tiles it loads ahead, this one included; the number of
+programs."""
+_BYTES = "Megabytes that the kernels read and write: without mixorder, a lower bound -> with mixorder."
+_US = "Microseconds, predicted from measurements on an H200: without mixorder -> with mixorder."
+_LIMIT = "The time of torch.add(x, dy, out=dx) for as many bytes as the regions have to read and write."
 
 
 def legend(regions: Sequence[RegionRecord], width: int) -> str:
@@ -29,61 +41,23 @@ def legend(regions: Sequence[RegionRecord], width: int) -> str:
 
 
 def terms(regions: Sequence[RegionRecord]) -> Iterator[tuple[str, str]]:
-    """The table's columns, and what each means."""
-    yield (
-        "region",
-        "The numbers of the regions: operators that become one kernel, and a small second one. Regions with "
-        "the same kernels share a line, and its figures are those of one of them. "
-        "The Triton text of region I: `--kernel I`, in Python `report.kernel(I)`. Its loops: `--graph I`, "
-        "`report.graph(I)`.",
-    )
-    yield "from", "The modules that the reductions belong to. * stands for any number."
-    yield "rows x cols", _space(regions)
-    bools = any(t.dtype == "b8" for r in regions for t in (*r.inputs, *r.outputs))
-    b8 = " b8: bools, such as a dropout's mask." if bools else ""
-    yield "dtypes", f"The dtypes of the tensors of full size (rows x cols).{b8}"
-    yield (
-        "inner, outer",
-        "The reductions along a row (inner), which dx needs, and over the rows (outer), which give dw and "
-        "db. x 2: there are two of them.",
-    )
-    yield (
-        "strategy",
-        "How programs, which are instances of a Triton kernel, divide the rows. "
-        + " ".join(
-            f"{s.name}: {s.meaning}."
-            for s in STRATEGIES
-            if any(map(s.is_titled, (r.strategy for r in regions)))
-        ),
-    )
-    chunks = any(region.schedule.chunks > 1 for region in regions)
-    in_chunks = " (columns divided into so many equal chunks)" if chunks else ""
-    yield (
-        "schedule",
-        f"The rows x columns of a tile, which a program holds at once{in_chunks}; its warps; its stages: how "
-        "many tiles it loads ahead, this one included; the number of programs.",
-    )
-    yield "launches", "The number of kernel launches: without mixorder -> with mixorder."
-    yield (
-        "MB",
-        "Megabytes that the kernels read and write: without mixorder, a lower bound -> with mixorder.",
-    )
-    yield (
-        "us",
-        "Microseconds, predicted from measurements on an H200: without mixorder -> with mixorder.",
-    )
-    yield (
-        "the limit",
-        "The time of torch.add(x, dy, out=dx) for as many bytes as the regions have to read and write.",
-    )
-
-
-def _space(regions: Sequence[RegionRecord]) -> str:
-    """The sizes' meaning, with the kinds of axes that occur."""
-    said = "The sizes of the axes that the reductions run over"
+    """The table's columns, and what each means; of axes and strategies, those that occur."""
     kinds = [kind for kind in _AXES if any(f"{kind} " in region.space for region in regions)]
-    if kinds:
-        said += ": " + "; ".join(f"{kind}: {_AXES[kind]}" for kind in kinds)
-    if any(isinstance(region.rows, str) for region in regions):
-        said += ". A letter with a number is a size that may change"
-    return f"{said}."
+    axes = "".join(f"; {kind}: {_AXES[kind]}" for kind in kinds)
+    titles = [region.strategy for region in regions]
+    strategies = [f"{s.name}: {s.meaning}." for s in STRATEGIES if any(map(s.is_titled, titles))]
+    programs = "How programs, which are instances of a Triton kernel, divide the rows."
+    sizes = (
+        "The sizes of the axes that the reductions run over; a letter with a number is a size that may change"
+    )
+    yield "region", _REGION
+    yield "from", "The modules that the reductions belong to. * stands for any number."
+    yield "rows x cols", f"{sizes}{axes}."
+    yield "dtypes", _DTYPES
+    yield "inner, outer", _REDUCTIONS
+    yield "strategy", " ".join([programs, *strategies])
+    yield "schedule", _SCHEDULE
+    yield "launches", "The number of kernel launches: without mixorder -> with mixorder."
+    yield "MB", _BYTES
+    yield "us", _US
+    yield "the limit", _LIMIT

@@ -1,4 +1,4 @@
-"""A report as one HTML page: the table, and each kind of region before and after as a picture in SVG.
+"""A report as one HTML page: its text, and each kind of region before and after as a picture in SVG.
 
 No script, no font, no file beside it. What is wider than the screen scrolls by itself.
 """
@@ -6,26 +6,11 @@ No script, no font, no file beside it. What is wider than the screen scrolls by 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
 
 from .findings import Findings
 from .flow import after, before
-from .legend import terms
 from .picture import picture
-from .table import (
-    HEADER,
-    cells,
-    grouped,
-    heading,
-    memory,
-    near_misses,
-    norms,
-    nothing,
-    rises,
-    schedule_of,
-    source,
-    totals,
-)
+from .table import grouped, schedule_of, source, text
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #222; --back: #fff; --soft: #f6f6f4; --line: #8a8f98; --edge: #666;
@@ -33,17 +18,11 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --text: #e6e6e3; --back: #17191c; --soft: #22252a;
   --line: #8a8f98; --edge: #9aa0a8;
   --input: #23405f; --result: #24492b; --between: #57431f; --kernel: #2d3138; } }
-* { box-sizing: border-box; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1em; max-width: 88em;
   color: var(--text); background: var(--back); overflow-wrap: anywhere; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 .wide { overflow-x: auto; overflow-wrap: normal; }
-table { border-collapse: collapse; font-size: 13px; min-width: 64em; }
-th, td { text-align: left; vertical-align: top; padding: .3em .6em; border-bottom: 1px solid var(--line); }
-td.number, th { white-space: nowrap; }
 pre { background: var(--soft); padding: .8em; font-size: 12.5px; line-height: 1.35; }
-pre.text { white-space: pre-wrap; }
-dt { font-weight: 600; } dd { margin: 0 0 .4em 1em; }
 .pair { display: flex; flex-wrap: wrap; gap: 1em 2em; }
 figure { margin: 0; max-width: 100%; flex: 1 1 30em; } figcaption { font-weight: 600; margin-bottom: .3em; }
 svg { display: block; width: 100%; min-width: 34em; max-width: 46em; }
@@ -56,12 +35,6 @@ svg rect, .key { stroke: var(--edge); }
 .kernel { fill: var(--kernel); background: var(--kernel); }
 .key { border: 1px solid var(--edge); border-radius: 4px; padding: .1em .6em; margin-right: .4em; }
 .keys { line-height: 2.2; } summary { cursor: pointer; padding: .4em 0; }
-@media (max-width: 44em) { /* a phone: a line of the table is a list */
-  table { min-width: 0; } thead { display: none; }
-  tr { display: block; padding: .5em 0; border-bottom: 2px solid var(--line); }
-  td { display: grid; grid-template-columns: 7em 1fr; border: 0; padding: .1em 0; }
-  td::before { content: attr(data-column); font-weight: 600; }
-  figcaption::after { content: " (scroll to the right for the results)"; font-weight: normal; } }
 """
 _KEYS = {
     "input": "input",
@@ -73,59 +46,25 @@ _READ = """The kernels of each region, and the tensors that they read and write.
 read or written; a wider line has more bytes. dx: a gradient with an element for each row and column; dw, db:
 gradients of weights and biases, sums over the rows. Other names are those of the graph's nodes. Times are
 predicted."""
-_NARROW = {"rows x cols", "inner", "outer", "launches", "MB", "us", "region"}
 
 
 def page(report: Findings) -> str:
     """The whole page."""
+    kinds = grouped(report.regions)
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'><title>mixorder</title>",
         f"<style>{_STYLE}</style></head><body><h1>What mixorder does to this model</h1>",
-        _text(heading(report)),
+        _code(text(report)),
     ]
-    kinds = grouped(report.regions)
-    if kinds:
-        parts += [_table([cells(report.regions, kind) for kind in kinds])]
-        parts += [f"<p>{html.escape(line)}</p>" for line in (totals(report) + memory(report)).splitlines()]
-        parts += [_text(text) for text in rises(report.regions)]
-        meanings = _words(terms(report.regions))
-        parts += [f"<details><summary>What the words of the table mean</summary>{meanings}</details>"]
-    else:
-        parts.append(f"<p>{html.escape(nothing(report))}</p>")
-    parts += [_text(near_misses(report.misses))] if report.misses else []
-    parts += [_text(norms(report))] if report.norms else []
     if kinds:
         keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KEYS.items())
         parts.append(f"<h2>Pictures</h2><p class='keys'>{keys}</p><p>{html.escape(_READ)}</p>")
     return "\n".join([*parts, *(_section(report, kind) for kind in kinds), "</body></html>"])
 
 
-def _text(text: str) -> str:
-    return f"<pre class='text'>{html.escape(text)}</pre>"
-
-
 def _code(text: str) -> str:
     return f"<pre class='wide'>{html.escape(text)}</pre>"
-
-
-def _table(rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=number' * (name in _NARROW)} data-column='{name}'>{html.escape(cell)}</td>"
-            for name, cell in zip(HEADER, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _words(pairs: Iterable[tuple[str, str]]) -> str:
-    listed = "".join(f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in pairs)
-    return f"<dl>{listed}</dl>"
 
 
 def _section(report: Findings, kind: list[int]) -> str:

@@ -21,7 +21,6 @@ from mixorder.inspection.explanation import Report
 from mixorder.inspection.flow import Flow, Tensor, after, before
 from mixorder.inspection.page import page
 from mixorder.inspection.picture import picture
-from mixorder.inspection.table import HEADER
 from mixorder.schedule.device import H200
 
 VOID = {"meta"}
@@ -61,10 +60,8 @@ def test_the_page_is_one_valid_file_without_fixed_widths(report: Report) -> None
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parser.found
     assert "@media (prefers-color-scheme: dark)" in text and "color-scheme: light dark" in text
     assert not [tag for tag, attrs in parser.found if "width" in attrs and tag not in ("rect", "meta")]
-    # What can be wider than a phone is in a container that scrolls.
-    assert len(re.findall("<div class='wide'><(?:table|svg)", text)) == text.count("<table") + text.count(
-        "<svg"
-    )
+    # What can be wider than a phone scrolls by itself.
+    assert text.count("<div class='wide'><svg") == text.count("<svg") and "<pre>" not in text
     assert not re.search(r"[^-]width: \d+(?:px|em)", text)
 
 
@@ -73,19 +70,15 @@ FRAME = """<!DOCTYPE html>
 <iframe id=f width={width} height=800 srcdoc="{page}"></iframe><pre id=found></pre>
 <script>
 f.onload = () => {{
-  const page = f.contentDocument, cells = [...page.querySelectorAll("tbody tr:first-child td")];
-  const sizes = e => [e.scrollWidth, e.clientWidth];
-  const name = e => f.contentWindow.getComputedStyle(e, "::before").content;
-  const wide = [page.documentElement, page.querySelector("table").parentElement, ...cells];
-  found.textContent = JSON.stringify({{sizes: wide.map(sizes), names: cells.map(name)}});
+  const page = f.contentDocument.documentElement;
+  found.textContent = JSON.stringify([page.scrollWidth, page.clientWidth]);
 }}
 </script>"""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no browser")
 @pytest.mark.parametrize("width", [360, 1280])
-def test_in_a_browser_nothing_is_cut_off(report: Report, tmp_path: Path, width: int) -> None:
-    """On a phone each cell has its column's name beside it; the page itself never scrolls sideways."""
+def test_in_a_browser_the_page_never_scrolls_sideways(report: Report, tmp_path: Path, width: int) -> None:
     shown = tmp_path / "shown.html"
     shown.write_text(FRAME.format(width=width, page=html.escape(page(report), quote=True)))
     quiet = [f"--disable-{name}" for name in ("gpu", "background-networking", "component-update", "sync")]
@@ -93,10 +86,8 @@ def test_in_a_browser_nothing_is_cut_off(report: Report, tmp_path: Path, width: 
     dumped = [*command, "--dump-dom", shown.as_uri()]
     done = subprocess.run(dumped, capture_output=True, text=True, timeout=120)
     (text,) = re.findall(r"<pre id=\"found\">(.*?)</pre>", done.stdout)
-    found = json.loads(html.unescape(text))
-    assert len(found["names"]) == len(HEADER) and len(found["sizes"]) == 2 + len(HEADER)
-    assert all(scrolled <= visible for scrolled, visible in found["sizes"])
-    assert found["names"] == ([f'"{name}"' for name in HEADER] if width == 360 else ["none"] * len(HEADER))
+    scrolled, visible = json.loads(html.unescape(text))
+    assert scrolled <= visible > width / 2
 
 
 def test_colours_have_a_key_in_both_modes(report: Report) -> None:
@@ -114,8 +105,7 @@ def test_pictures_show_the_kernels_of_both_ways(report: Report) -> None:
     for i, region in enumerate(report.regions):
         graph = report.graph_of(i)
         apart, fused = before(region, graph, report.device), after(region, graph)
-        assert len(apart.kernels) == region.expected.launches_apart > 2  # a box for each
-        assert all(k.launches == 1 for k in apart.kernels)
+        assert sum(k.launches for k in apart.kernels) == region.expected.launches_apart > 2
         assert sum(k.launches for k in fused.kernels) == region.expected.launches == 2
         for flow, svg in zip((apart, fused), pictures[2 * i : 2 * i + 2], strict=True):
             words = [t.text for t in svg.iter("text")]
