@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
     example = make(parser, args.factory, "cuda")
     torch.compiler.reset()
-    print("Compiling; what takes long says so.", flush=True)
+    print("Compiling, and timing schedules: some seconds for each region.", flush=True)
     with without_autograd_cache(), collect() as records:
         Stepper(example, {"mixorder": True, "mixorder_autotune": True}).first()
         torch.cuda.synchronize()

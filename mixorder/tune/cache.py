@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -21,9 +20,7 @@ from typing import Any
 from ..schedule.schedule import Schedule
 from .search import Beside, Candidate, Tuning
 
-FORMAT = 2  # of the files; a file of another format is foreign
-
-_unwritten: dict[Path, str] = {}  # files that could not be written, kept while the process runs
+FORMAT = 3  # of the files; a file of another format is foreign
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -36,33 +33,24 @@ def load(folder: Path, key: str, templates: Mapping[str, Schedule]) -> tuple[Can
 
     `templates`: a schedule of each variant, whose fields and types a stored one must have.
     """
-    path = folder / f"{key}.json"
     try:
-        text = _unwritten[path] if path in _unwritten else path.read_text(encoding="utf-8")
-        return _parsed(json.loads(text), key, templates)
-    except (OSError, ValueError, RecursionError):  # no file, no JSON, not what is expected
+        text = (folder / f"{key}.json").read_text(encoding="utf-8")
+        return _parsed(text, key, templates)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # no file, or not what is expected
         return None
 
 
 def store(folder: Path, key: str, best: Candidate, tuning: Tuning) -> None:
-    """Write a winner atomically; if the directory is not writable, keep it in this process."""
+    """Write a winner atomically; nothing where the folder cannot be written."""
     data = {
         "format": FORMAT,
         "key": key,
         "variant": best.variant,
         "schedule": dataclasses.asdict(best.schedule),
-        "heuristic_us": tuning.heuristic_us,
-        "best_us": tuning.best_us,
-        "candidates": tuning.candidates,
-        "seconds": tuning.seconds,
-        "beside": dataclasses.asdict(tuning.beside) if tuning.beside else None,
+        "tuning": dataclasses.asdict(tuning),
     }
-    path, text = folder / f"{key}.json", json.dumps(data, indent=1)
-    try:
-        _replace(path, text)
-        _unwritten.pop(path, None)
-    except OSError:
-        _unwritten[path] = text
+    with contextlib.suppress(OSError):
+        _replace(folder / f"{key}.json", json.dumps(data, indent=1))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -79,24 +67,19 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _parsed(data: Any, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning]:
-    """The winner in a file; ValueError where anything differs from what `store` writes."""
-    times_of = ("heuristic_us", "best_us", "seconds")
-    names = {"format", "key", "variant", "schedule", "candidates", "beside", *times_of}
-    if not isinstance(data, dict) or set(data) != names or (data["format"], data["key"]) != (FORMAT, key):
+def _parsed(text: str, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning]:
+    """The winner in a file; an error where anything differs from what `store` writes."""
+    data = json.loads(text, parse_constant=_no_number)
+    if (data["format"], data["key"]) != (FORMAT, key):
         raise ValueError("not a winner of this format and key")
-    if not isinstance(data["variant"], str) or data["variant"] not in templates:
-        raise ValueError(f"unknown variant {data['variant']!r}")
-    heuristic_us, best_us, seconds = times = [data[name] for name in times_of]
-    beside = _like(Beside(1.0, 1.0), data["beside"]) if data["beside"] is not None else None
-    times += [beside.fused_us, beside.inductor_us] if beside else []
-    if not all(type(t) is float and math.isfinite(t) and t >= 0 for t in times):
-        raise ValueError("times must be finite")
-    if type(data["candidates"]) is not int or data["candidates"] < 1:
-        raise ValueError("a number of candidates must be a positive integer")
+    beside = Beside(1.0, 1.0) if data["tuning"]["beside"] is not None else None
+    tuning = _like(Tuning(1.0, 1.0, 1, 1.0, beside), data["tuning"])
     schedule = _like(templates[data["variant"]], data["schedule"])
-    tuning = Tuning(heuristic_us, best_us, data["candidates"], seconds, beside, from_cache=True)
-    return Candidate(data["variant"], schedule), tuning
+    return Candidate(data["variant"], schedule), dataclasses.replace(tuning, from_cache=True)
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} where a number is expected")
 
 
 def _like(template: Any, data: Any) -> Any:

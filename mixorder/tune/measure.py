@@ -11,12 +11,13 @@ a separate thread. It also uses a separate random generator, and returns its mem
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +26,8 @@ from ..inductor.config import triton_cache_dir
 from ..inductor.stock import compile_as_shipped
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..rewrite.alone import Alone
+from ..schedule.facts import Facts
+from ..schedule.schedule import Schedule
 from ..strategies import Strategy
 from .compile import compile_all, job_of
 from .search import Beside, Candidate
@@ -44,13 +47,14 @@ Compiled = Mapping[Candidate, Sequence[tuple[KernelSource, Any]]]
 """The kernels of each candidate, as source and as compiled by Triton, in the order of their launches."""
 
 
-class Way(Protocol):
-    """A strategy, and the loops that it runs."""
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A strategy's transformed loops, their facts, and a schedule from which a search starts."""
 
-    @property
-    def strategy(self) -> Strategy: ...
-    @property
-    def loops(self) -> LoopProgram: ...
+    strategy: Strategy
+    loops: LoopProgram
+    facts: Facts
+    schedule: Schedule
 
 
 class NotEnoughMemory(Exception):
@@ -69,7 +73,7 @@ class Bench:
     """
 
     def __init__(
-        self, ways: Mapping[str, Way], label: str, device: torch.device, alone: Alone | None = None
+        self, ways: Mapping[str, Start], label: str, device: torch.device, alone: Alone | None = None
     ) -> None:
         self.ways, self.label, self.device, self.alone = ways, label, device, alone
         self.inductors: Captured[Any] | None = None

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,28 +22,15 @@ from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..options import Options, source_hash
 from ..rewrite.alone import Alone
 from ..schedule.device import DeviceInfo
-from ..schedule.facts import Facts
-from ..schedule.schedule import Schedule
 from ..schedule.space import Space
 from ..strategies import Strategy
 from . import cache
-from .measure import Bench, NotComparable, NotEnoughMemory
-from .search import MOST, Beside, Candidate, Measure, Tuning, beside_inductor, search
+from .measure import Bench, NotComparable, NotEnoughMemory, Start
+from .search import Beside, Candidate, Measure, Tuning, beside_inductor, search
 
 log = logging.getLogger(__name__)
 
 WIDE = 4096  # columns; of narrower rows only the strategy chosen is timed. Untested guess.
-PROGRESS_AFTER_S = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """A strategy's transformed loops, their facts, and a schedule from which a search starts."""
-
-    strategy: Strategy
-    loops: LoopProgram
-    facts: Facts
-    schedule: Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,16 +113,26 @@ def _timed(
     problem: Problem, starts: Mapping[str, Start], spaces: Mapping[str, Space]
 ) -> tuple[Candidate, Tuning, bool]:
     """The fastest schedule by timing, and whether that is so next time: not if memory was short."""
-    started, progress = time.perf_counter(), _Progress(problem.name)
+    started = time.perf_counter()
     bench = Bench(starts, problem.label, problem.device, problem.alone)
-    try:
-        outcome = search(spaces, progress.around(bench))
-        beside, lasting = _beside(bench, outcome.best) if problem.alone is not None else (None, True)
-    finally:
-        progress.end()
+    outcome = search(spaces, _logged(bench, problem.name))
+    beside, lasting = _beside(bench, outcome.best) if problem.alone is not None else (None, True)
     seconds = time.perf_counter() - started
     tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds, beside)
     return outcome.best, tuning, lasting
+
+
+def _logged(measure: Measure, name: str) -> Measure:
+    """The same measurement, with a line of the log before each round, and one for each time."""
+
+    def logged(candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
+        log.info("%s: timing %d schedules", name, len(candidates))
+        times = measure(candidates, reps)
+        for candidate, us in times.items():
+            log.debug("%8.1f us  %s", us, candidate)
+        return times
+
+    return logged
 
 
 def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
@@ -212,37 +208,6 @@ def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
         for role in BufferRole
         for b in program.role(role)
     ]
-
-
-class _Progress:
-    """A progress line on a terminal; nothing without a terminal, or if tuning is short."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.started, self.timed, self.shown = name, time.perf_counter(), 0, False
-
-    def around(self, measure: Measure) -> Measure:
-        """The same measurement, with progress shown before each round."""
-
-        def shown(candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
-            seconds = time.perf_counter() - self.started
-            if seconds > PROGRESS_AFTER_S and sys.stderr.isatty():
-                text = f"{self.name}: {self.timed} of at most {MOST} schedules timed, {seconds:.0f} s"
-                sys.stderr.write(f"\rmixorder: tuning {text}")
-                sys.stderr.flush()
-                self.shown = True
-            log.debug("%s: timing %d schedules", self.name, len(candidates))
-            times = measure(candidates, reps)
-            for candidate, us in times.items():
-                log.debug("%8.1f us  %s", us, candidate)
-            self.timed += len(candidates)
-            return times
-
-        return shown
-
-    def end(self) -> None:
-        if self.shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 
 from mixorder.report import RegionRecord, collect
-from mixorder.tune import cache, tuner
+from mixorder.tune import tuner
 from mixorder.tune.search import MOST, Outcome
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,6 @@ def fresh(monkeypatch, tmp_path):
     """An empty cache of winners; Inductor's own caches stay where they are."""
     torch.manual_seed(0)
     counters["mixorder"].clear()
-    cache._unwritten.clear()
     tuner._say_once.cache_clear()
     monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")
 

@@ -14,7 +14,7 @@ from torch._inductor import config
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.report import RegionRecord, collect
-from mixorder.tune import cache, tuner
+from mixorder.tune import tuner
 from mixorder.tune.search import Beside
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,6 @@ def fresh(monkeypatch, tmp_path):
     """An empty cache of winners; Inductor's own caches stay where they are."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    cache._unwritten.clear()
     tuner._say_once.cache_clear()
     monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")
 
