@@ -203,8 +203,6 @@ SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
         ({SHARED: ""}, False),
         ({SHARED: "true"}, True),
         ({SHARED: "Yes "}, True),
-        ({SHARED: "on"}, True),
-        ({SHARED: "off"}, False),
         ({SHARED: "0", "MIXORDER": "1"}, True),
         ({SHARED: "1", "MIXORDER": "no"}, False),
         ({SHARED: "1", "MIXORDER": ""}, True),

@@ -177,12 +177,6 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     assert total.startswith("0 regions fused, 1 declined, in ")
 
 
-@pytest.mark.parametrize("graph", [lambda: graphs.pair_graph(256, 8192), lambda: graphs.pair_graph(32, 2048)])
-def test_at_the_limit_is_not_declined(graph: Callable[[], Graph]) -> None:
-    (record,) = run(graph())
-    assert isinstance(record, RegionRecord)
-
-
 def product_with_the_other_half(cols: int) -> Graph:
     """Each half of a row is multiplied by the other one, which another program would hold."""
 
@@ -193,31 +187,10 @@ def product_with_the_other_half(cols: int) -> Graph:
     return traced(function, ((16, cols), f32), ((16, cols), f32))
 
 
-UNSHARED: dict[str, tuple[Callable[[], Graph], bool]] = {
-    "float64": (lambda: graphs.pair_graph(16, 16385, torch.float64), True),
-    "a device without exchange": (lambda: graphs.pair_graph(16, 16385), False),
-    "too wide for any number of programs": (lambda: graphs.pair_graph(16, 2**18 + 1), True),
-}
-
-
-@pytest.mark.parametrize("what", UNSHARED)
-def test_a_wide_row_that_cannot_be_shared_is_declined(what: str, plan_with: Callable[..., None]) -> None:
-    make, exchanges = UNSHARED[what]
-    device = dataclasses.replace(H200, exchanges=exchanges)
-    plan_with(device=device)
-    (decline,) = run(make(), dataclasses.replace(OPTIONS, min_numel=0))
-    assert isinstance(decline, Decline) and decline.reason is DeclineReason.ROW_TOO_WIDE
-
-
 def test_a_wide_row_is_shared_without_its_gather() -> None:
     (record,) = run(product_with_the_other_half(16386))
     assert isinstance(record, RegionRecord) and record.schedule.parts > 1
     assert record.traffic.read == 3 * 16 * 16386 * 4  # x, dy, and the gathered tensor
-
-
-def test_a_wide_row_that_can_be_shared_is_not_declined() -> None:
-    (record,) = run(graphs.pair_graph(16, 16385))
-    assert isinstance(record, RegionRecord) and record.schedule.parts > 1
 
 
 def test_a_decline_names_its_node() -> None:

@@ -180,6 +180,7 @@ PINNED = [
     # A program with all rows goes through several tiles.
     (Facts(64, 49, 4, 3, 4, batch=1568, item_bytes=4), (8, 2, 5, 1)),
     (Facts(64, 49, 4, 3, 4, batch=392, item_bytes=4), (64, 4, 5, 1)),
+    (Facts(128, 49, 4, 3, 4, batch=49, item_bytes=4), (32, 4, 5, 2)),  # too many for one program
     # Three tensors of several widths: chunks of accesses of the widest.
     (Facts(8192, 768, 10, 8, widest_bytes=4), (1, 2, 3, 512)),
 ]

@@ -3,27 +3,20 @@
 import contextlib
 import ctypes
 import json
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import bench
-import graphs
 import pytest
 import torch
 import torch.nn.functional as F
-from lab import backward, providers, report, tables, timing
+from lab import backward, providers, report, timing
 from lab.backward import Absent, Case, Result, Row, Task
 from lab.pool import Broken
 from lab.stopwatch import Host, Timed
 
-from mixorder import pipeline
 from mixorder.inspection.accuracy import relative_error
-from mixorder.options import Options
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 def timed_row(norm: str = "rms", shape: str = "4096x4096", **times: float) -> Row:
@@ -87,15 +80,6 @@ def test_graph_nodes_are_counted_by_kind() -> None:
         timing.count_graph_nodes(1, FakeDriver([], status=400))
 
 
-def test_table_is_aligned() -> None:
-    assert tables.table(["M x N", "us"], [["1x1", "3.5"], ["1000000x256", "1200.0"]]).split("\n") == [
-        "| M x N       | us     |",
-        "| ---         | ---    |",
-        "| 1x1         | 3.5    |",
-        "| 1000000x256 | 1200.0 |",
-    ]
-
-
 def cells(table: str) -> list[str]:
     """Those of a table's last line."""
     return [cell.strip() for cell in table.split("\n")[-1].strip("|").split("|")]
@@ -109,72 +93,6 @@ def test_share_table_cells() -> None:
     assert cells(report.share_table([row], names)) == expected
     row.limit_medians.clear()
     assert cells(report.share_table([row], ["mixorder"]))[1:] == ["-", "-", "12.5 us"]
-
-
-def test_detail_table_shows_launches_and_errors() -> None:
-    row = timed_row(stock=20.0)
-    row.results["stock"].launches = {"kernels": 3, "memsets": 1, "memcpys": 0}
-    row.results["stock"].errors = {"dx": 1.5e-3, "dw": 2e-3}
-    row.results["stock"].repeatable = False
-    expected = "4096x4096 stock 20.0 3 1 0 1.50e-03 2.00e-03 - NO"
-    assert " ".join(cells(report.detail_table([row]))) == expected
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        ({"mixorder": 12.0, "stock": 15.0}, []),
-        ({"mixorder": 12.0, "mixorder_tuned": 11.0}, []),
-        ({"stock": 15.0}, []),
-        ({"mixorder": 12.0, "stock_tuned": 11.0}, ["stock_tuned is faster"]),
-        ({"mixorder": 13.0, "quack": 12.5}, ["quack is faster"]),
-    ],
-)
-def test_issues(times: dict[str, float], expected: list[str]) -> None:
-    issues = report.find_issues([timed_row(**times)])
-    assert len(issues) == len(expected)
-    for issue, text in zip(issues, expected, strict=True):
-        assert issue.startswith("rms bf16 4096x4096: ") and text in issue
-
-
-def test_failed_mixorder_is_an_issue() -> None:
-    row = timed_row(stock=15.0)
-    row.results["mixorder"] = Result(error="Boom: no\nkernel")
-    assert report.find_issues([row]) == ["rms bf16 4096x4096: mixorder failed: Boom: no kernel"]
-
-
-def test_arguments() -> None:
-    argv = (
-        "--shapes 8x4,16x2 --norm layer --dtype bf16,fp32 --weight-dtype fp32 --cpu-smoke "
-        "--providers stock,limit,eager --deadline 5"
-    )
-    args = bench.parse_args(shlex.split(argv))
-    assert args.shapes == [(8, 4), (16, 2)]
-    assert args.cases == [
-        Case("layer", dtype, "fp32", *shape) for dtype in ("bf16", "fp32") for shape in args.shapes
-    ]
-    assert args.providers == ["stock", "eager"] and args.total == 8
-    assert not args.timed
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--shapes", "8by4"],
-        ["--norm", "batch"],
-        ["--dtype", "fp8"],
-        ["--providers", "eager,nobody"],
-    ],
-)
-def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.parse_args(argv)
-    assert argv[0] in capsys.readouterr().err
-
-
-def test_unknown_options_are_skipped() -> None:
-    usable, skipped = providers.usable_options({"triton.cudagraphs": False, "triton.nonsense": 1})
-    assert usable == {"triton.cudagraphs": False} and skipped == ["triton.nonsense"]
 
 
 def test_eager_and_stock_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,12 +133,6 @@ def test_failing_providers_do_not_stop_the_others(norm: str, monkeypatch: pytest
     assert row.results["broken"].error == "RuntimeError: no kernel\nfor you"
     assert "not finite: dx, dw" in row.results["infinite"].error
     assert not row.results["eager"].error and row.results["eager"].errors["dx"] < 1e-6
-    details = report.detail_table([row]).splitlines()
-    assert [line.split()[3:6:2] for line in details[2:]] == [
-        ["broken", "err"],
-        ["infinite", "err"],
-        ["eager", "-"],
-    ]
 
 
 def test_a_lost_device_ends_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,13 +181,3 @@ def test_all_are_timed_in_turns_with_the_limit(monkeypatch: pytest.MonkeyPatch) 
     row = backward.work(Task(Case("rms", "fp32", "fp32", 24, 40), ("eager",), "cuda"))
     assert asked == ["limit", "eager"] and row.limit_medians == [3.5, 5.5]
     assert (row.results["eager"].us, row.results["eager"].launches) == (4.5, {"kernels": 2})
-
-
-def test_what_a_provider_fuses_is_noted() -> None:
-    result = Result("ok")
-    with backward.fusions_into(result):
-        options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
-        pipeline.run(graphs.layer_norm_backward(64, 32), options)
-    assert re.fullmatch(
-        r" region0: persistent, tile = Tile\(.*\), r0_block = 32, .*, not tuned;", result.note
-    )

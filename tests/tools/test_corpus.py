@@ -1,4 +1,4 @@
-"""The corpus: an entry computes what its subgraph computed, and a small model goes through all recipes."""
+"""The corpus: an entry computes what its subgraph computed, and a small model goes through two recipes."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import graphs
 import pytest
 import torch
 from lab import corpus, subgraphs
-from lab.corpus_tables import has_pair, norms_of
+from lab.corpus_tables import norms_of
 from torch.fx import Graph, Interpreter, Node
 
 from mixorder.region.region import Region
@@ -97,13 +97,6 @@ def test_sizes_that_were_symbolic_are_stored_and_hinted(tmp_path: Path) -> None:
     entry.module("cpu")(*entry.tensors("cpu"))
 
 
-def test_near_miss_has_what_is_pointwise_around_its_reductions() -> None:
-    graph = graphs.pair_graph(64, 32)
-    region = graphs.only(graph)
-    cut = subgraphs.of_miss(region.inner, region.outer)
-    assert sorted(target for target, _, _ in cut.nodes) == sorted(str(n.target) for n in region.nodes)
-
-
 def masked(x: torch.Tensor, scale: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A pair that takes a root of one input, and gathers by another."""
     h = x[at] * (scale + 1e-6).rsqrt()
@@ -149,23 +142,16 @@ def test_norms_without_a_region_are_counted_by_what_kept_them_out() -> None:
     assert counts == {"in a region": 1, "slower": 2, "too-small": 3, "memory": 4, "cannot": 5 + 6}
 
 
-def test_norms_are_counted_by_their_reasons() -> None:
-    assert has_pair("")
-    assert has_pair("cycle: the reductions depend on each other")
-    assert not has_pair("no pair of reductions in its backward")
-    assert not has_pair("its rows have one element each: there is nothing to reduce along them")
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
-def test_command_takes_a_family_through_all_recipes(tmp_path: Path) -> None:
+def test_command_takes_a_family_through_recipes(tmp_path: Path) -> None:
     out = tmp_path / "corpus.jsonl.xz"
     command = [sys.executable, str(TOOLS / "corpus.py"), "--out", str(out), "--families", "loops/tiny"]
+    command += ["--recipes", "autocast,dynamic"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     records = [json.loads(line) for line in (tmp_path / "corpus.records.jsonl").read_text().splitlines()]
-    assert [one["recipe"] for one in records] == ["bf16", "autocast", "fp32", "checkpoint", "dynamic"]
-    assert [one["error"] for one in records] == [""] * 5
+    assert [(one["recipe"], one["error"]) for one in records] == [("autocast", ""), ("dynamic", "")]
     for one in records:  # small norms may be predicted to gain nothing
         assert sum(count for *_, count in one["norms"]) == 5
         assert all(reason.partition(":")[0] in ("", "slower") for _, reason, _ in one["norms"])

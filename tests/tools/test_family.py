@@ -12,8 +12,7 @@ from pathlib import Path
 
 import family
 import pytest
-from lab.tables import line
-from support.cases import CASES, GROUPS
+from support.cases import CASES
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -123,15 +122,6 @@ STOCK = family.Measured(5_000_000, [], [], 7, 90.0, 1.7e-3)
 OURS = family.Measured(3_200_000, [("16384x2048", 2, 2)], [], 2, 60.0, 1.7e-3)
 
 
-def test_row_of_the_table() -> None:
-    assert line(family.cells("LayerNorm", STOCK, OURS)) == (
-        "| LayerNorm | 16384x2048 | 7 -> 2 | 90.0 -> 60.0 | 1.50 | 5.0 -> 3.2 | 1.70e-03 / 1.70e-03 |"
-    )
-    left = dataclasses.replace(OURS, fused=[], declined=["layout"])
-    assert family.cells("LayerNorm", STOCK, left)[1] == "left to Inductor: layout"
-    assert len(family.cells("LayerNorm", STOCK, OURS)) == len(family.HEAD)
-
-
 @pytest.mark.parametrize(
     ("changes", "faults"),
     [
@@ -159,24 +149,3 @@ def test_a_small_region_is_expected_to_be_declined() -> None:
     case = CASES["GroupNorm"]
     assert case.expected(case.shapes.training, 65536) == ([], ["too-small"])
     assert case.expected(case.shapes.small, 0) == ([("row 3 x batch 2 x column 3", 1, 2)], [])
-
-
-def test_names_are_those_of_one_table() -> None:
-    assert sum(map(len, GROUPS.values())) == len(CASES)  # none twice
-    assert not any("|" in name for name in CASES)
-
-
-def test_a_row_per_case(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """On a CPU, with a compiler that fuses nothing."""
-    monkeypatch.setattr(family, "DEVICE", "cpu")
-    monkeypatch.setattr(family, "inductor", lambda options: lambda function: function)
-    out = tmp_path / "family.json"
-    chosen = ["--small", "--cases", "dropout before,sums", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["family.py", *chosen])
-    assert family.main() == 1
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if "| no pair | 0 -> 0 |" in line]
-    assert len(rows) == 2 and lines.count(line(family.HEAD)) == 2  # one table per group
-    assert list(json.loads(out.read_text())) == ["dropout before", "row and column sums"]

@@ -13,7 +13,7 @@ import graphs
 import pytest
 import torch
 from lab import schedules, sweep, targets
-from lab.constants import BY_HAND, GRID
+from lab.constants import BY_HAND
 from lab.schedules import Data, Row, Target
 
 from mixorder.schedule.constants import FILE, FITTED, Constants, read
@@ -57,20 +57,6 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     data = Data(META, (*made_up(final_per_thread=32).targets, shared))
     schedules.write(tmp_path / "data.json", data)
     assert schedules.read(tmp_path / "data.json") == data
-
-
-def test_files_say_chunks_only_where_there_are_any(tmp_path: Path) -> None:
-    plain, file = made_up(final_per_thread=32), tmp_path / "data.json"
-    schedules.write(file, plain)
-    assert "chunks" not in file.read_text()
-    (target,) = plain.targets
-    rows = (*target.rows, row(constants(chunk_saving=0.25, min_chunk=256), 30.0))
-    assert [r.schedule.chunks for r in rows] == [1, 1, 1, 3]
-    data = Data(META, (dataclasses.replace(target, rows=rows),))
-    schedules.write(file, data)
-    assert schedules.read(file) == data
-    fitted = fit.fit(fit.Regrets(fit.cases([data])), constants(min_chunk=256))
-    assert fitted == constants(chunk_saving=0.25, min_chunk=256)
 
 
 def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
@@ -128,18 +114,6 @@ def test_what_was_not_measured_is_not_chosen_and_what_is_like_it_counts() -> Non
     assert fit.chosen(case, constants(min_warps_per_sm=16)).us == math.inf
     found = fit.chosen(case, constants(final_per_thread=16))
     assert found.us in (50.0, 40.0) and not found.exact
-
-
-def test_unaligned_widths_are_left_out() -> None:
-    (target,) = made_up(final_per_thread=32).targets
-    odd = dataclasses.replace(target, facts={"persistent": dataclasses.replace(WORK, cols=769)})
-    assert fit.cases([Data(META, (odd,))]) == []
-
-
-def test_the_grid_has_every_constant_and_its_default() -> None:
-    defaults = {name: value for name, value in vars(BY_HAND).items() if name != "bandwidth_per_sm"}
-    assert GRID.keys() == defaults.keys()
-    assert all(defaults[name] in values for name, values in GRID.items())
 
 
 def test_the_committed_constants_are_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,6 @@ from support.discrete import FP8, INTS
 from support.inputs import Example, laid_out, poison
 from support.programs import LAYOUTS, OPS, Program, Step, make
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
 PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
 
 
@@ -69,15 +67,6 @@ def test_only_what_was_written_as_a_test_is_needed_to_fail_again() -> None:
     exec(compile(text, "test_fuzz_7.py", "exec"), names)
     assert names["PROGRAM"] == PLAIN and callable(names["test_seed_7"])
     assert "v0 = torch.tanh(x * y)" in names["__doc__"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_keep_values(layout: str) -> None:
-    values = torch.randn(5, 6)
-    placed = laid_out(values, layout)
-    expected = values[:1].expand(5, 6) if layout == "expanded" else values
-    assert torch.equal(placed, expected)
-    assert (placed.stride(), placed.storage_offset()) != ((6, 1), 0) or layout == "contiguous"
 
 
 def results(**changes: float) -> list[torch.Tensor]:
@@ -291,21 +280,6 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: 
         assert time.monotonic() < ends + 30
     finally:
         pool.close()
-
-
-def test_errors_are_told_by_dtype() -> None:
-    found = [
-        {"dtype": "bfloat16", "errors": [(2**-8, 2**-7), (2**-6, 2**-7)]},
-        {"dtype": "float32", "errors": [(2**-24, 0.0)]},
-        {"dtype": "float32"},
-        {"dtype": "float64", "errors": [(2**-53, 0.0)]},
-    ]
-    errors = fuzz.scaled(found)
-    assert errors == {"bfloat16": [[1, 4], [2, 2]], "float32": [[1], [0]]}
-    text = fuzz.histogram(errors)
-    assert "bfloat16: 2 gradients" in text
-    median, maximum = (line.split() for line in text.splitlines()[2:4])
-    assert median == ["median", "2.5", "2"] and maximum == ["maximum", "4", "2"]
 
 
 def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import quantise
 import torch
-from lab.quantising import Outcome, name_of
+from lab.quantising import Outcome
 from support import quantised
-from support.quantised import F8, RECIPES, different
-
-from mixorder.schedule.tile import schedule_of
+from support.quantised import F8, different
 
 ROOT = Path(__file__).resolve().parents[2]
 US = {"limit": 80.0, "stock": 400.0, "mixorder": 100.0}
@@ -35,46 +31,12 @@ def test_it_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert (tmp_path / "quantise.md").read_text() in done.stdout
 
 
-def test_the_table_and_what_is_wrong() -> None:
+def test_what_is_wrong() -> None:
     good = Outcome("mx_both", 16384, 4096, US, {"stock": 3, "mixorder": 1}, differing=[(0, 8), (0, 4)])
     off = Outcome("squares", 16384, 4096, US, differing=[(2, 8), (0, 4)])
     inexact = Outcome("gelu_backward", 16384, 4096, US, differing=[(2, 8)])
     failed = Outcome("mx_transposed", 16384, 4096, message="no device")
     assert [quantise.is_wrong(one) for one in (good, off, inexact, failed)] == [False, True, False, True]
-    _, _, *rows = quantise.report([off, good, failed]).splitlines()
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    assert cells[0][:8] == [
-        "16384x4096", RECIPES["mx_both"].title, "80.0", "20.0", "80.0", "82", "3 -> 1", "all",
-    ]  # fmt: skip
-    assert cells[1][3:5] == ["-", "-"] and cells[1][7] == "FAILED"
-    assert cells[2][7] == "all but 2 of 12"
-
-
-def test_schedules_are_told_the_fastest_first() -> None:
-    other = schedule_of((2, 32, 4, 32), 4)
-    assert name_of(other) == "2x32x4x32, 4 warps"
-    one = Outcome("mx_both", 64, 64, US, schedules={"a": 120.0, name_of(other): 90.0}, fused=["tile"])
-    first, second, third = quantise.told(one).splitlines()
-    assert first.startswith("mx_both 64x64") and "88.9%" in second and third.strip() == "a: 120.0 us, 66.7%"
-
-
-def test_arguments() -> None:
-    args = quantise.parsed(["--device", "cpu", "--recipes", "squares"])
-    assert (args.shapes, args.recipes) == ([(256, 512)], ["squares"])
-    assert len(quantise.parsed([]).shapes) == 4 and isinstance(args, argparse.Namespace)
-    with pytest.raises(SystemExit):
-        quantise.parsed(["--recipes", "nvfp4"])
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipes_give_scales_and_bytes(name: str) -> None:
-    recipe = RECIPES[name]
-    results = recipe.function(*quantised.inputs(recipe, 256, 512, "cpu"))
-    if name == "mx4_both":  # two to a byte
-        assert [tuple(r.shape) for r in results[1::2]] == [(256, 256), (512, 128)]
-        return
-    data = [r for r in results if r.dtype == F8]
-    assert data and all(r.shape in ((256, 512), (512, 256)) for r in data)
 
 
 def test_fp4_is_the_nearest_number() -> None:

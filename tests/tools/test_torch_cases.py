@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch_cases
-from lab.pool import Broken
 from support import torch_trial
 from support.torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
-from support.torch_trial import Ended, Found, Trial
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+from support.torch_trial import Trial
 
 
 def case_of(name: str, dtype: str = "float32", backward: bool = False) -> Case:
@@ -179,32 +175,6 @@ def test_a_failure_is_told_of_the_sample_that_has_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Trial, "compiled", compiled)
     ended = torch_trial.run_case(case, "interpreter", samples=1)
     assert [unit.label for unit in ended.units if unit.status == "failed"] == [last]
-
-
-def test_what_is_printed() -> None:
-    task = torch_cases.Task(Case("reductions", "any", "bool", False), "interpreter")
-    crash = "mixorder failed in stage 'codegen' on region3: KeyError: 4\nTraceback"
-    ended = Ended(
-        [Found("sample 1 beside", held=True), Found("sample 2 behind", "failed", "crash", crash)], 2
-    )
-    other = dataclasses.replace(task, case=Case("losses", "mse", "int8", False))
-    found = [
-        torch_cases.record(task, ended),
-        torch_cases.record(other, Ended([])),
-        torch_cases.record(other, Broken("hung")),
-    ]
-    text = torch_cases.summary(found, 3.0, 5)
-    assert text.startswith("3 of 5 cases in 3 s, 2 of them without a sample")
-    assert "2 regions fused, in 1 cases; a region held the op in 1 cases, 1 samples" in text
-    assert "ops that no region held: mse" in text
-    assert "hung: mse, 1: mse/int8/forward" in text
-    assert (
-        "crash mixorder failed in stage 'codegen' on region0: KeyError: 0: any, 1: any/bool/forward" in text
-    )
-    assert [line.split(":")[0] for one in found for line in torch_cases.told(one)] == [
-        "any/bool/forward, sample 2 behind",
-        "mse/int8/forward",
-    ]
 
 
 def test_a_run_without_cases_is_no_success(tmp_path: Path) -> None:

@@ -49,15 +49,12 @@ ONE, TWO = "tests/tools/test_one.py", "tests/tools/test_two.py"
         ("docs/none.md", [ONE, TWO]),
         ("docs/page.md", [ONE]),
         ("tools/one.py", [TWO]),
-        ("tools/_shared.py", [TWO]),
         ("tools/lab/other.py", [ONE]),
         ("tests/tools/test_two.py", [ONE]),
         ("tools/new.py", [ONE, TWO]),
         ("tools/data.json", []),
         ("mixorder/a.py", []),
-        ("mixorder/new.py", []),
         ("tests/conftest.py", []),
-        ("pyproject.toml", []),
     ],
 )
 @pytest.mark.parametrize("committed", [False, True])
