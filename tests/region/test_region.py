@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import graphs
@@ -10,6 +10,7 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
+from expecttest import TestCase
 from graphs import bf16, f32, find, in_turn, node, output_args, pair, path_through_outside, traced
 from torch import nn
 from torch.fx import Graph
@@ -25,6 +26,7 @@ from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
 
 FULL = ((512, 256), f32)
+HALF = ((512, 256), bf16)
 SQUARE = ((256, 256), f32)
 WEIGHT = ((256,), f32)
 aten = torch.ops.aten
@@ -38,19 +40,19 @@ def names(nodes: Any) -> set[str]:
     return {n.name for n in nodes}
 
 
+def checked(region: Region) -> Region:
+    assert path_through_outside(region) is None
+    assert closed(region)
+    return region
+
+
 def convex(graph: Graph) -> list[Region]:
-    found = find(graph)
-    for region in found:
-        assert path_through_outside(region) is None
-        assert closed(region)
-    return found
+    return [checked(region) for region in find(graph)]
 
 
 def convex_in_turn(graph: Graph) -> Iterator[Region]:
     for region in in_turn(graph):
-        assert path_through_outside(region) is None
-        assert closed(region)
-        yield region
+        yield checked(region)
     graph.lint()
 
 
@@ -65,8 +67,225 @@ def closed(region: Region) -> bool:
     return list(region.nodes) == sorted(members, key=order.__getitem__) and needed == members
 
 
+def told(graph: Graph) -> str:
+    """Each region of a graph as it is: its reductions, what it reads, and what it writes. Each decline."""
+    lines = []
+    for found in find_regions(graph):
+        if isinstance(found, Decline):
+            lines.append(found.reason.value)
+            continue
+        parts = (checked(found).inner, found.outer, found.inputs, found.outputs)
+        inner, outer, reads, writes = (" ".join(n.name for n in nodes) or "-" for nodes in parts)
+        lines.append(f"{found.space}: {inner} | {outer}, {reads} -> {writes}")
+    return "; ".join(lines) or "nothing"
+
+
 def declines(graph: Graph) -> list[DeclineReason]:
     return [d.reason for d in find_regions(graph) if isinstance(d, Decline)]
+
+
+def softmax_online(x: Any, dy: Any) -> Any:
+    """A node with two results, in which Inductor's own pass finds a maximum and a sum on a GPU."""
+    moved = (x * dy).to(bf16)
+    largest, total = torch.ops.prims.prepare_softmax_online(moved.to(f32), 1)
+    return *pair(x, dy), moved, largest, total
+
+
+def reshaped(x: Any, dy: Any) -> Any:
+    product = x * dy.reshape(4, 128, 256)
+    dx = dy.reshape(4, 128, 256) - x * product.sum(-1, keepdim=True)
+    return dx.reshape(512, 256), product.reshape(512, 256).sum(0)
+
+
+def side_by_side(x: Any, a: Any, b: Any, other: Any) -> Any:
+    """Two norms of one activation: db of the second reads its own gradient alone."""
+    dx = a - x * (a * x).mean(-1, keepdim=True)
+    return dx, (a * x).sum(0), a.sum(0), (b * x).sum(0), b.sum(0), other.sum(0)
+
+
+def in_a_chain(x: Any, dy: Any) -> Any:
+    scaled = x / x.abs().amax(1, keepdim=True)
+    return dy - scaled * (scaled * dy).sum(1, keepdim=True), (x * dy).sum(0)
+
+
+def checkpointed(x: Any, dy: Any) -> Any:
+    """dw needs rstd, which needs a row sum; dx needs both."""
+    rstd = torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-5)
+    x_hat = x * rstd
+    return (dy - x_hat * (dy * x_hat).mean(1, keepdim=True)) * rstd, (dy * x_hat).sum(0)
+
+
+def heads(x: Any, dy: Any) -> Any:
+    product = x * dy
+    return dy - x * product.sum(1, keepdim=True), product.reshape(128, 4, 256).sum(0)
+
+
+def qkv_gradient(through: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """As attention gives them, and as the product before it wants them."""
+
+    def function(q: Any, k: Any, v: Any, m: Any) -> Any:
+        pieces = [t.permute(0, 2, 1, 3).reshape(2, 64, 64) for t in (q, k, v)]
+        whole = torch.cat(pieces, 2).view(128, 192)
+        return whole.sum(0), through(whole, m)
+
+    return function
+
+
+def kept_outside(x: Any, dy: Any) -> Any:
+    """tanh could be computed again for cumsum, but from a product that the kernel writes."""
+    t = torch.tanh(x * dy)
+    late = t.cumsum(1)
+    return (x * late).sum(1), (dy * t).sum(0), dy * late
+
+
+def inner_behind_outer(x: Any, dy: Any, m: Any) -> Any:
+    dw = (x * dy).sum(0)
+    return (x * dy * (dw.reshape(1, 256) @ m)).sum(1), dw
+
+
+def moved_statistics(x: Any, dy: Any, w: Any) -> Any:
+    """The recomputed moments feed, through another order of the rows, what the other reductions read."""
+    var, mean = torch.var_mean(x, 2, correction=0, keepdim=True)
+    hat = (x - mean) * torch.rsqrt(var + 1e-5)
+    back = (dy * torch.cos(hat.permute(1, 0, 2).contiguous())).permute(1, 0, 2)
+    return back - hat * (back * w * hat).sum(2, keepdim=True), (back * hat).sum((0, 1)), back.sum((0, 1))
+
+
+def copies(row: Any, x: Any) -> Any:
+    """What the sum reads is in memory for somebody, but nothing of full size is read to make it."""
+    made = -row.unsqueeze(0).expand(512, 256)
+    return torch.slice_scatter(made, x, 1, 5), made.sum(0)
+
+
+def spread(side: str) -> Callable[..., Any]:
+    """A result of another shape, whose number of elements divides the space's: no loop is over it."""
+
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        row, col = (x * dy).sum(1), (x * dy).sum(0)
+        table = row.reshape(512, 1) * m.reshape(512, 128) if side == "row" else m * col
+        return dy * row.reshape(512, 1), col, table
+
+    return function
+
+
+def behind(through: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A sum depends on dx through a node that no region takes: it would close a cycle."""
+
+    def function(x: Any, dy: Any, m: Any) -> Any:
+        dx, dw = pair(x, dy)
+        return dx, dw, (x * through(dx, m)).sum(0)
+
+    return function
+
+
+IMAGE = ((16, 6, 10, 14), f32)
+PIECES = (*[((2, 4, 64, 16), f32)] * 3, ((192, 32), f32))  # batch, heads, tokens, columns of a head
+THREE = ((16, 16, 64), f32)
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
+    "x, read outside": (lambda x, dy, m: (*pair(x, dy), x @ m), (FULL, FULL, SQUARE)),
+    "dx, read outside": (lambda x, dy, m: (*(p := pair(x, dy)), p[0] @ m), (FULL, FULL, SQUARE)),
+    "a sum, read outside": (lambda x, a, b, m: (*pair(x, dy := a + b), dy @ m), (FULL, FULL, FULL, SQUARE)),
+    "a cast for a loop": (lambda x, dy, m: (*pair(x, w := dy.to(f32)), w * m), (FULL, HALF, FULL)),
+    "a cast for a product": (lambda x, dy, m: (*pair(x, w := dy.to(f32)), w @ m), (FULL, HALF, SQUARE)),
+    "a cast that it waits for": (lambda x, dy, m: pair(x + (w := dy.to(f32)) @ m, w), (FULL, HALF, SQUARE)),
+    "casts for a softmax": (softmax_online, (FULL, FULL)),
+    "a residual": (lambda x, dy, r: ((p := pair(x, dy))[0] + r, p[1]), (FULL, FULL, FULL)),
+    "reshaped rows": (reshaped, (((4, 128, 256), f32), FULL)),
+    "a bias gradient": (
+        lambda x, dy: (*(p := pair(x, dy)), p[0].sum(0, keepdim=True).reshape(256)),
+        (FULL, FULL),
+    ),
+    "sums of what is read": (side_by_side, (FULL, FULL, FULL, FULL)),
+    "an epilogue": (
+        lambda x, dy, w: ((p := pair(x, dy))[0], (p[1] * 0.5 + w).to(bf16)),
+        (FULL, FULL, WEIGHT),
+    ),
+    "row sums in a chain": (in_a_chain, (FULL, FULL)),
+    "a checkpointed norm": (checkpointed, (FULL, FULL)),
+    "two pairs": (lambda a, b, c, d: (*pair(a, b), *pair(c, d)), (FULL, FULL, SQUARE, SQUARE)),
+    "heads": (heads, (FULL, FULL)),
+    "common axes": (lambda x: (x.sum((2, 3)), x.sum((0, 2, 3)), x * 2), (IMAGE,)),
+    "any": (lambda x, dy: (torch.where((x > dy).any(1, True), x, dy), (x > dy).any(0)), (FULL, FULL)),
+    "no row sum": (lambda a, b: (product := a * b, product.sum(0)), (((512, 3000), f32),) * 2),
+    "pieces for a product": (qkv_gradient(lambda t, m: t @ m), PIECES),
+    "pieces for a loop": (qkv_gradient(lambda t, m: t.sin()), PIECES),
+    "pieces for nobody": (qkv_gradient(lambda t, m: None), PIECES),
+    "a sum behind a product": (behind(lambda t, m: t @ m), (FULL, FULL, SQUARE)),
+    "a sum behind a scan": (behind(lambda t, m: t.cumsum(1)), (FULL, FULL, SQUARE)),
+    "a sum behind other rows": (
+        behind(lambda t, m: t.reshape(256, 512).flip(0).reshape(512, 256)),
+        (FULL, FULL, SQUARE),
+    ),
+    "around a product": (
+        lambda x, dy, m: ((p := pair(x, dy))[0] + p[0] @ m, p[1]),
+        (FULL, FULL, SQUARE),
+    ),
+    "a producer outside": (kept_outside, (FULL, FULL)),
+    "a row sum behind a column sum": (inner_behind_outer, (FULL, FULL, SQUARE)),
+    "a column sum over the rows": (lambda x, dy: ((p := pair(x, dy))[0] * p[1], p[1]), (FULL, FULL)),
+    "a table of rows": (spread("row"), (FULL, FULL, SQUARE)),
+    "a table of columns": (spread("column"), (FULL, FULL, SQUARE)),
+    "moved statistics": (moved_statistics, (THREE, THREE, ((64,), f32))),
+    "copies": (copies, (WEIGHT, ((512, 251), f32))),
+    "only a weight": (lambda x, dy, w: ((x * w).sum(1), (dy * w).sum(0)), (FULL, FULL, WEIGHT)),
+    "other rows": (lambda x: (x.sum(1), x.reshape(384, 240).sum(0)), (((512, 180), f32),)),
+    "other axes": (
+        lambda x: ((y := x.reshape(8, 64, 180)).sum((1, 2)), y.sum((0, 1))),
+        (((512, 180), f32),),
+    ),
+    "complex numbers": (lambda x, dy: pair(x.abs(), dy), (((512, 256), torch.complex64), FULL)),
+    "float8": (lambda x, dy: pair(x.to(f32), dy), (((512, 256), torch.float8_e4m3fn), FULL)),
+    "constants alone": (lambda x: pair(torch.full_like(x, 2.0), torch.full_like(x, 3.0)), (FULL,)),
+}
+
+
+class Regions(TestCase):
+    def test_what_is_found(self) -> None:
+        found = (f"{name}. {told(traced(function, *specs))}" for name, (function, specs) in CASES.items())
+        self.assertExpectedInline(
+            "\n".join(found),
+            """\
+x, read outside. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+dx, read outside. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a sum, read outside. 512x256: sum_1 | sum_2, a_1 b_1 x_1 -> add sub sum_2
+a cast for a loop. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
+a cast for a product. 512x256: sum_1 | sum_2, dy_1 x_1 -> convert_element_type sub sum_2
+a cast that it waits for. 512x256: sum_1 | sum_2, dy_1 addmm_default -> sub sum_2
+casts for a softmax. 512x256: sum_1 | sum_2, x_1 dy_1 -> convert_element_type sub sum_2
+a residual. 512x256: sum_1 | sum_2, x_1 dy_1 r_1 -> sum_2 add
+reshaped rows. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
+a bias gradient. 512x256: sum_1 | sum_2 sum_3, x_1 dy_1 -> sub sum_2 sum_3
+sums of what is read. 512x256: mean | sum_1 sum_2 sum_3 sum_4, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3 sum_4
+an epilogue. 512x256: sum_1 | sum_2, x_1 dy_1 w_1 -> sub convert_element_type
+row sums in a chain. 512x256: amax sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a checkpointed norm. 512x256: mean mean_1 | sum_1, x_1 dy_1 -> mul_4 sum_1
+two pairs. 512x256: sum_1 | sum_2, a_1 b_1 -> sub sum_2; 256x256: sum_3 | sum_4, c_1 d_1 -> sub_1 sum_4
+heads. row 128 x batch 4 x column 256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+common axes. row 16 x batch 6 x common 140: sum_1 | sum_2, x_1 -> sum_1 sum_2 mul
+any. 512x256: any_1 | any_2, x_1 dy_1 -> where any_2
+no row sum. 512x3000: - | sum_1, a_1 b_1 -> mul sum_1
+pieces for a product. 128x192: - | sum_1, q_1 k_1 v_1 -> cat sum_1
+pieces for a loop. nothing
+pieces for nobody. nothing
+a sum behind a product. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a sum behind a scan. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a sum behind other rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+around a product. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a producer outside. 512x256: sum_1 | sum_2, x_1 cumsum dy_1 tanh -> sum_1 sum_2
+a row sum behind a column sum. cycle
+a column sum over the rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
+a table of rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sum_1 sum_2 mul_3
+a table of columns. 512x256: sum_1 | sum_2, x_1 dy_1 -> sum_2 mul_3
+moved statistics. 256x64: sum_1 | sum_2 sum_3, x_1 getitem_1 getitem dy_1 w_1 -> sub_1 sum_2 sum_3
+copies. nothing
+only a weight. nothing
+other rows. axis-class
+other axes. axis-class
+complex numbers. unsupported-dtype
+float8. unsupported-dtype
+constants alone. unsupported-op""",
+        )
 
 
 # Acceptance.
@@ -108,15 +327,6 @@ def test_block_has_a_region_per_norm_with_residual_and_bias_gradients(norm: Any)
     assert residuals == [0, 1, 1, 0]
 
 
-def test_x_with_another_consumer_outside_is_only_read() -> None:
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        return *pair(x, dy), x @ m
-
-    (region,) = convex(traced(function, FULL, FULL, SQUARE))
-    assert names(region.inputs) == {"x_1", "dy_1"}
-    assert len(region.outputs) == 2
-
-
 def test_a_weight_shared_by_three_norms_is_read_by_three_regions() -> None:
     def function(x: Any, dy: Any, w: Any, m: Any) -> Any:
         weights = []
@@ -130,64 +340,6 @@ def test_a_weight_shared_by_three_norms_is_read_by_three_regions() -> None:
         for r in convex_in_turn(traced(function, FULL, FULL, WEIGHT, SQUARE))
     ]
     assert found == [({"w_1"}, 1)] * 3
-
-
-def test_dx_with_an_extra_consumer_is_written_once() -> None:
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx, dw, dx @ m
-
-    graph = traced(function, FULL, FULL, SQUARE)
-    (region,) = convex(graph)
-    assert region.outputs == (output_args(graph)[0], output_args(graph)[1])
-
-
-def test_a_sum_of_two_gradients_with_users_outside_is_written_not_recomputed() -> None:
-    def function(x: Any, a: Any, b: Any, m: Any) -> Any:
-        dy = a + b
-        return *pair(x, dy), dy @ m
-
-    graph = traced(function, FULL, FULL, FULL, SQUARE)
-    (region,) = convex(graph)
-    assert "add" in names(region.outputs)
-    assert names(region.inputs) == {"x_1", "a_1", "b_1"}
-
-
-def test_a_cast_that_loops_outside_use_is_recomputed_not_written() -> None:
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        wide = dy.to(f32)
-        return *pair(x, wide), wide * m
-
-    graph = traced(function, FULL, ((512, 256), bf16), FULL)
-    (region,) = convex(graph)
-    cast = node(graph, "convert_element_type")
-    assert cast in region.nodes and cast not in region.outputs
-
-
-def test_a_cast_for_an_online_softmax_is_recomputed_not_written() -> None:
-    """A node with two results, in which Inductor's own pass finds a maximum and a sum on a GPU."""
-
-    def function(x: Any, dy: Any) -> Any:
-        moved = (x * dy).to(bf16)
-        largest, total = torch.ops.prims.prepare_softmax_online(moved.to(f32), 1)
-        return *pair(x, dy), moved, largest, total
-
-    graph = traced(function, FULL, FULL)
-    (region,) = convex(graph)
-    assert node(graph, "convert_element_type") in region.outputs  # in half precision
-    assert node(graph, "convert_element_type_1") not in region.outputs
-
-
-def test_a_cast_that_a_matmul_needs_is_written_here() -> None:
-    """In memory it must be; the region reads what it is made from."""
-
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        wide = dy.to(f32)
-        return *pair(x, wide), wide @ m
-
-    graph = traced(function, FULL, ((512, 256), bf16), SQUARE)
-    (region,) = convex(graph)
-    assert node(graph, "convert_element_type") in region.outputs
 
 
 @pytest.mark.parametrize("behind", ["a product", "a scan", "nothing"])
@@ -206,20 +358,6 @@ def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> No
     assert names(region.rounded) == ({"mul"} if behind != "nothing" else set())
 
 
-def test_a_cast_that_the_region_waits_for_is_recomputed() -> None:
-    """The matmul comes before the region's end: written here, the cast would close a cycle."""
-
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        wide = dy.to(f32)
-        return pair(x + wide @ m, wide)
-
-    graph = traced(function, FULL, ((512, 256), bf16), SQUARE)
-    (region,) = convex(graph)
-    cast = node(graph, "convert_element_type")
-    assert cast in region.nodes and cast not in region.outputs
-    assert (len(region.inner), len(region.outer)) == (1, 1)
-
-
 def test_post_norm_chain_gives_two_regions() -> None:
     def function(x: Any, y: Any, dy: Any, w: Any) -> Any:
         first, dw = pair(x, dy)
@@ -233,97 +371,11 @@ def test_post_norm_chain_gives_two_regions() -> None:
     assert found == [(1, 1, 2)] * 2
 
 
-def test_residual_gradient_joins_and_dx_alone_is_not_written() -> None:
-    def function(x: Any, dy: Any, residual: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx + residual, dw
-
-    graph = traced(function, FULL, FULL, FULL)
-    (region,) = convex(graph)
-    assert set(region.outputs) == set(output_args(graph))
-    assert "residual_1" in names(region.inputs)
-
-
-def test_reshapes_to_rows_are_inside() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        product = x * dy.reshape(4, 128, 256)
-        dx = dy.reshape(4, 128, 256) - x * product.sum(-1, keepdim=True)
-        return dx.reshape(512, 256), product.reshape(512, 256).sum(0)
-
-    (region,) = convex(traced(function, ((4, 128, 256), f32), FULL))
-    assert region.space == plane(512, 256) and names(region.inputs) == {"x_1", "dy_1"}
-
-
-def test_bias_gradient_of_a_linear_rides_along() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx, dw, dx.sum(0, keepdim=True).reshape(256)
-
-    (region,) = convex(traced(function, FULL, FULL))
-    assert len(region.outer) == 2 and len(region.outputs) == 3
-
-
-def test_a_sum_of_what_is_read_anyway_joins() -> None:
-    """Two norms of one activation, side by side: db of the second reads its own gradient alone."""
-
-    def side_by_side(x: Any, a: Any, b: Any, other: Any) -> Any:
-        dx = a - x * (a * x).mean(-1, keepdim=True)
-        return dx, (a * x).sum(0), a.sum(0), (b * x).sum(0), b.sum(0), other.sum(0)
-
-    (region,) = convex(traced(side_by_side, FULL, FULL, FULL, FULL))
-    assert len(region.outer) == 4 and len(region.inputs) == 3
-
-
-def test_epilogue_of_an_outer_reduction_joins() -> None:
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx, (dw * 0.5 + w).to(bf16)
-
-    graph = traced(function, FULL, FULL, WEIGHT)
-    (region,) = convex(graph)
-    assert output_args(graph)[1] in region.outputs
-    assert region.outer[0] not in region.outputs
-
-
-def test_inner_reductions_in_a_chain_over_the_same_tensors_are_stages_of_one_region() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        scaled = x / x.abs().amax(1, keepdim=True)
-        return dy - scaled * (scaled * dy).sum(1, keepdim=True), (x * dy).sum(0)
-
-    (region,) = convex(traced(function, FULL, FULL))
-    assert names(region.inner) == {"amax", "sum_1"} and names(region.inputs) == {"x_1", "dy_1"}
-
-
-def test_one_column() -> None:
-    for graph in (graphs.layer_norm_backward(4096, 1), graphs.rms_norm_backward(4096, 1)):
-        (region,) = convex(graph)
-        assert region.space == plane(4096, 1)
-        assert len(region.outputs) == len(output_args(graph))
-
-
-def test_one_row() -> None:
-    for graph in (graphs.pair_graph(1, 4096), graphs.layer_norm_backward(1, 4096)):
-        (region,) = convex(graph)
-        assert region.space == plane(1, 4096)
-        assert len(region.outputs) == len(output_args(graph))
-
-
-def test_two_unrelated_pairs_are_two_regions() -> None:
-    def function(a: Any, b: Any, c: Any, d: Any) -> Any:
-        return *pair(a, b), *pair(c, d)
-
-    regions = convex(traced(function, FULL, FULL, ((64, 128), f32), ((64, 128), f32)))
-    assert [r.space for r in regions] == [plane(512, 256), plane(64, 128)]
-
-
-def test_heads_seen_by_one_side_only_are_a_batch_axis() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        product = x * dy
-        return dy - x * product.sum(1, keepdim=True), product.reshape(128, 4, 256).sum(0)
-
-    (region,) = convex(traced(function, FULL, FULL))
-    assert region.space == Space(((128, AxisClass.ROW), (4, AxisClass.BATCH), (256, AxisClass.COLUMN)))
-    assert len(region.outputs) == 2
+@pytest.mark.parametrize(("rows", "cols"), [(4096, 1), (1, 4096)])
+@pytest.mark.parametrize("make", [graphs.layer_norm_backward, graphs.pair_graph])
+def test_one_row_or_column(make: Callable[[int, int], Graph], rows: int, cols: int) -> None:
+    (region,) = convex(graph := make(rows, cols))
+    assert region.space == plane(rows, cols) and len(region.outputs) == len(output_args(graph))
 
 
 def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
@@ -338,24 +390,6 @@ def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
     assert len(region.outer) == 1 and region.space.batch == 4
 
 
-def test_common_axes() -> None:
-    def function(x: Any) -> Any:
-        return x.sum((2, 3)), x.sum((0, 2, 3)), x * 2
-
-    (region,) = convex(traced(function, ((16, 6, 10, 14), f32)))
-    assert region.space == Space(((16, AxisClass.ROW), (6, AxisClass.BATCH), (140, AxisClass.COMMON)))
-
-
-@pytest.mark.parametrize("kind", ["mean", "prod", "amax", "any"])
-def test_other_reductions(kind: str) -> None:
-    def function(x: Any, dy: Any) -> Any:
-        value = x > dy if kind == "any" else x * dy
-        return torch.where(getattr(value, kind)(1, keepdim=True) != 0, x, dy), getattr(value, kind)(0)
-
-    (region,) = convex(traced(function, FULL, FULL))
-    assert (len(region.inner), len(region.outer)) == (1, 1)
-
-
 def test_symbolic_rows() -> None:
     (region,) = convex(graphs.traced_rows(pair, FULL, FULL))
     (rows, row), (cols, column) = region.space.axes
@@ -368,54 +402,6 @@ def test_symbolic_rows_of_two_dims() -> None:
         graphs.traced_rows(lambda x, dy: (pair(x, dy)[0], (x * dy).sum((0, 1))), *[((3, 5, 256), f32)] * 2)
     )
     assert len(region.space.rows.free_symbols) == 2 and region.space.cols == 256
-
-
-def test_statistics_recomputed_above_the_outer_reduction_are_stages_of_the_region() -> None:
-    """As in a checkpointed norm: dw needs rstd, which needs a row sum; dx needs both."""
-
-    def function(x: Any, dy: Any) -> Any:
-        rstd = torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-5)
-        x_hat = x * rstd
-        return (dy - x_hat * (dy * x_hat).mean(1, keepdim=True)) * rstd, (dy * x_hat).sum(0)
-
-    (region,) = convex(traced(function, FULL, FULL))
-    assert (len(region.inner), len(region.outer)) == (2, 1)
-    assert names(region.inputs) == {"x_1", "dy_1"} and len(region.outputs) == 2
-
-
-@pytest.mark.parametrize("cols", [256, 8192, 3 * 1000])
-def test_a_sum_over_rows_rides_along_where_its_source_is_written(cols: int) -> None:
-    """No inner reduction."""
-    full = ((512, cols), f32)
-    (region,) = convex(traced(lambda a, b: (product := a * b, product.sum(0)), full, full))
-    assert (len(region.inner), len(region.outer), len(region.outputs)) == (0, 1, 2)
-    assert str(region.space) == f"512x{cols}"
-
-
-HEADS = ((2, 4, 64, 16), f32)  # batch, heads, tokens, columns of a head
-
-
-def qkv_gradient(q: Any, k: Any, v: Any) -> Any:
-    """As attention gives them, and as the product before it wants them."""
-    return torch.cat([t.permute(0, 2, 1, 3).reshape(2, 64, 64) for t in (q, k, v)], 2).view(128, 192)
-
-
-@pytest.mark.parametrize("read_by", ["matmul", "loop", "nobody"])
-def test_a_bias_gradient_rides_along_where_its_source_is_put_together(read_by: str) -> None:
-    """By the region, if it must be in memory for a product; a loop reads the pieces as well as the whole."""
-    through: Any = {"matmul": lambda t, m: t @ m, "loop": lambda t, m: t.sin(), "nobody": lambda t, m: None}
-
-    def function(q: Any, k: Any, v: Any, m: Any) -> Any:
-        whole = qkv_gradient(q, k, v)
-        return whole.sum(0), through[read_by](whole, m)
-
-    found = convex(traced(function, HEADS, HEADS, HEADS, ((192, 32), f32)))
-    if read_by != "matmul":
-        assert not found
-        return
-    (region,) = found
-    assert names(region.inputs) == {"q_1", "k_1", "v_1"} and "cat" in names(region.nodes)
-    assert {n.meta["val"].numel() for n in region.outputs} == {192, 128 * 192}
 
 
 # Refusals, and what a region must not swallow.
@@ -438,68 +424,6 @@ def test_what_is_there_for_a_reduction_joins_only_with_it() -> None:
     assert "convert_element_type" in names(region.outputs)
 
 
-@pytest.mark.parametrize("outside", ["matmul", "cumsum", "other_shape"])
-def test_an_outer_reduction_behind_the_region_is_left_out(outside: str) -> None:
-    """y depends on dx through a node that no region takes; its sum would close a cycle."""
-    through = {
-        "matmul": lambda t, m: t @ m,
-        "cumsum": lambda t, m: t.cumsum(1),
-        "other_shape": lambda t, m: t.reshape(256, 512).flip(0).reshape(512, 256),
-    }[outside]
-
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx, dw, (x * through(dx, m)).sum(0)
-
-    graph = traced(function, FULL, FULL, SQUARE)
-    (region,) = (r for r in find_regions(graph) if isinstance(r, Region))
-    assert path_through_outside(region) is None
-    assert len(region.outer) == 1
-    # What is left out has no partner on other axes.
-    assert DeclineReason.AXIS_CLASS not in declines(graph)
-
-
-def test_a_pointwise_that_joins_two_paths_around_a_matmul_is_left_out() -> None:
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx + (dx @ m), dw
-
-    graph = traced(function, FULL, FULL, SQUARE)
-    (region,) = convex(graph)
-    assert output_args(graph)[0] not in region.nodes
-
-
-def test_a_producer_kept_outside_needs_the_region_no_more() -> None:
-    """tanh could be recomputed for cumsum, but from a product that the kernel writes."""
-
-    def function(x: Any, dy: Any) -> Any:
-        t = torch.tanh(x * dy)
-        late = t.cumsum(1)
-        return (x * late).sum(1), (dy * t).sum(0), dy * late
-
-    for found in find_regions(traced(function, FULL, FULL)):
-        assert isinstance(found, Decline) or path_through_outside(found) is None
-
-
-def test_inner_reduction_that_needs_the_outer_one_is_declined() -> None:
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        dw = (x * dy).sum(0)
-        scale = dw.reshape(1, 256) @ m
-        return (x * dy * scale).sum(1), dw
-
-    assert declines(traced(function, FULL, FULL, SQUARE)) == [DeclineReason.CYCLE]
-
-
-def test_a_column_result_used_over_the_rows_stays_outside_the_loop() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        dx, dw = pair(x, dy)
-        return dx * dw, dw
-
-    graph = traced(function, FULL, FULL)
-    (region,) = convex(graph)
-    assert output_args(graph)[0] not in region.nodes
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -519,44 +443,8 @@ def test_no_pair_no_region(function: Any) -> None:
     assert list(find_regions(traced(function, FULL, FULL))) == []
 
 
-def test_reductions_that_share_only_a_weight_are_no_pair() -> None:
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        return (x * w).sum(1), (dy * w).sum(0)
-
-    assert list(find_regions(traced(function, FULL, FULL, WEIGHT))) == []
-
-
 def test_dynamic_columns_are_declined() -> None:
     assert declines(graphs.traced_symbolic(pair, FULL, FULL)) == [DeclineReason.DYNAMIC_SHAPE]
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        # The rows of the one are no run of rows of the other, nor the other way round.
-        (lambda x: (x.sum(1), x.reshape(384, 240).sum(0)), DeclineReason.AXIS_CLASS),
-        (
-            lambda x: (x.reshape(8, 64, 180).sum((1, 2)), x.reshape(8, 64, 180).sum((0, 1))),
-            DeclineReason.AXIS_CLASS,
-        ),
-    ],
-)
-def test_pairs_that_do_not_agree_on_axes(function: Any, reason: DeclineReason) -> None:
-    assert declines(traced(function, ((512, 180), f32))) == [reason]
-
-
-@pytest.mark.parametrize("side", ["row", "column"])
-def test_a_result_spread_over_another_shape_is_left_outside(side: str) -> None:
-    """Its number of elements divides the space's, but the kernels have no loop over its shape."""
-
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        row, col = (x * dy).sum(1), (x * dy).sum(0)
-        table = row.reshape(512, 1) * m.reshape(512, 128) if side == "row" else m * col
-        return dy * row.reshape(512, 1), col, table
-
-    graph = traced(function, FULL, FULL, SQUARE)
-    (region,) = convex_in_turn(graph)
-    assert len(region.outputs) >= 2
 
 
 def test_a_dynamic_stride_is_declined() -> None:
@@ -572,16 +460,6 @@ def dynamic_stride_graph() -> Graph:
     with mode:
         x.meta["val"] = torch.empty_strided((512, 256), (stride, 1))
     return graph
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
-def test_dtypes_that_the_kernels_do_not_take(dtype: torch.dtype) -> None:
-    def function(x: Any, dy: Any) -> Any:
-        wide = x.abs() if dtype.is_complex else x.to(f32)
-        return pair(wide, dy)
-
-    graph = traced(function, ((512, 256), dtype), FULL)
-    assert declines(graph) == [DeclineReason.UNSUPPORTED_DTYPE]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
@@ -601,21 +479,19 @@ def test_finding_changes_nothing() -> None:
     assert graphs.snapshot(graph) == before
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
-def test_random_programs_give_convex_regions(first: int) -> None:
+def test_random_programs_give_convex_regions() -> None:
+    """A few; the fuzzer runs thousands."""
     programs_with_regions = 0
-    for seed in range(first, first + 20):
+    for seed in range(24):
         function = graphs.random_function(seed, 8, 16)
         graph = traced(function, ((8, 16), f32), ((8, 16), f32), ((16, 16), f32))
         regions = [r for r in find_regions(graph) if isinstance(r, Region)]
         programs_with_regions += bool(regions)
-        for region in regions:
-            assert path_through_outside(region) is None, seed
-            assert closed(region), seed
+        for region in map(checked, regions):
             # Without an inner reduction, what the outer ones read is written by the same kernel.
             full = [n for n in region.outputs if n.meta["val"].numel() == region.space.numel]
             assert region.outer and (region.inner or full), seed
-    assert programs_with_regions >= 10  # or the test would test little
+    assert programs_with_regions >= 12  # or the test would test little
 
 
 # Gathers: inside above the reductions, outside below them.
@@ -633,37 +509,65 @@ def moved_pair(make: Any) -> Any:
     return function
 
 
-ABOVE = {
+def split(z: torch.Tensor) -> torch.Tensor:
+    a, b = torch.exp(z).chunk(2, -1)
+    return torch.cat([b, a], -1)
+
+
+def across(z: torch.Tensor) -> torch.Tensor:
+    return torch.cat([z.t()[:, 8:] * 2, z.t()[:, :8]], 1).reshape(2, 4, 16)
+
+
+ABOVE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
     "permute": (lambda z: torch.exp(z).permute(1, 0, 2), (4, 2, 16)),
     "clone": (lambda z: torch.exp(z).permute(1, 0, 2).contiguous(), (4, 2, 16)),
-    "slice": (lambda z: torch.exp(z)[:, 1:], (2, 5, 16)),
-    "slice_of_columns": (lambda z: F.pad(torch.exp(z)[..., 3:], (0, 3)), (2, 4, 16)),
+    "slice of more than the space": (lambda z: torch.exp(z)[:, 1:], (2, 5, 16)),
+    "slice of columns": (lambda z: F.pad(torch.exp(z)[..., 3:], (0, 3)), (2, 4, 16)),
     "select": (lambda z: torch.exp(z)[:, 1].unsqueeze(1), (2, 4, 16)),
     "cat": (lambda z: torch.cat([torch.exp(z[:, 1:]), z[:, :1]], 1), (2, 4, 16)),
-    "split": (lambda z: (lambda a, b: torch.cat([b, a], -1))(*torch.exp(z).chunk(2, -1)), (2, 4, 16)),
+    "split": (split, (2, 4, 16)),
     "pad": (lambda z: F.pad(torch.exp(z), (1, 0)), (2, 4, 15)),
     "slice_scatter": (
         lambda z: torch.slice_scatter(torch.zeros(2, 4, 16), torch.exp(z), 1, 1, 4),
         (2, 3, 16),
     ),
     "select_scatter": (lambda z: torch.select_scatter(torch.zeros(2, 4, 16), torch.exp(z), 1, -1), (2, 16)),
+    # Of the last dim, reading would go across memory.
+    "permute of the last dim": (lambda z: torch.exp(z).permute(0, 2, 1), (2, 16, 4)),
+    "slice with steps": (lambda z: torch.exp(z)[..., ::2], (2, 4, 32)),
+    "select of the last dim": (lambda z: torch.exp(z)[..., 1], (2, 4, 16, 2)),
+    "what lies across memory": (across, (16, 8)),
 }
 
 
-@pytest.mark.parametrize("name", ABOVE)
-def test_a_gather_above_the_reductions_is_inside(name: str) -> None:
-    make, shape = ABOVE[name]
-    graph = traced(moved_pair(make), MOVED, (shape, f32))
-    (region,) = convex(graph)
-    # A slice of more elements than the space has is read as it was written.
-    expected = {"x_1", "exp"} if name == "slice" else {"x_1", "z_1"}
-    assert names(region.inputs) == expected
-    list(convex_in_turn(graph))
+class Gathers(TestCase):
+    def test_above_the_reductions(self) -> None:
+        made = {name: traced(moved_pair(make), MOVED, (shape, f32)) for name, (make, shape) in ABOVE.items()}
+        found = "\n".join(f"{name}. {told(graph)}" for name, graph in made.items())
+        self.assertExpectedInline(
+            found,
+            """\
+permute. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+clone. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+slice of more than the space. 8x16: sum_1 | sum_2, exp x_1 -> sub sum_2
+slice of columns. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+select. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+cat. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+split. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+pad. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+slice_scatter. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+select_scatter. 8x16: sum_1 | sum_2, z_1 x_1 -> sub sum_2
+permute of the last dim. 8x16: sum_1 | sum_2, x_1 permute -> sub sum_2
+slice with steps. 8x16: sum_1 | sum_2, x_1 slice_1 -> sub sum_2
+select of the last dim. 8x16: sum_1 | sum_2, x_1 select -> sub sum_2
+what lies across memory. 8x16: sum_1 | sum_2, cat x_1 -> sub sum_2""",
+        )
+        for graph in made.values():
+            assert len(list(convex_in_turn(graph))) == 1
 
 
-def test_a_split_is_inside_with_its_pieces_and_goes_with_them() -> None:
-    make, shape = ABOVE["split"]
-    graph = traced(moved_pair(make), MOVED, (shape, f32))
+def test_a_split_goes_with_its_pieces() -> None:
+    graph = traced(moved_pair(split), MOVED, MOVED)
     assert len(list(convex_in_turn(graph))) == 1
     left = {n.target for n in graph.nodes if n.op == "call_function"}
     assert not left & {aten.split.Tensor, aten.cat.default, aten.exp.default}
@@ -677,28 +581,6 @@ def test_a_split_whose_other_piece_is_needed_outside_stays_for_it() -> None:
     graph = traced(function, MOVED, MOVED, ((8, 8), f32))
     (region,) = convex_in_turn(graph)
     assert not {n.target for n in region.outputs} & {aten.split.Tensor, aten.exp.default}
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "shape"),
-    [
-        ("permute", lambda z: torch.exp(z).permute(0, 2, 1), (2, 16, 4)),
-        ("slice", lambda z: torch.exp(z)[..., ::2], (2, 4, 32)),
-        ("select", lambda z: torch.exp(z)[..., 1], (2, 4, 16, 2)),
-    ],
-)
-def test_what_moves_the_last_dim_is_read(name: str, make: Any, shape: tuple[int, ...]) -> None:
-    """Reading through it would go across memory."""
-    (region,) = convex(traced(moved_pair(make), MOVED, (shape, f32)))
-    assert {n.name.split("_")[0] for n in region.inputs} == {"x", name}
-
-
-def test_a_gather_of_what_lies_across_memory_is_read() -> None:
-    def function(x: Any, z: Any) -> Any:
-        return moved_pair(lambda z: torch.cat([z.t()[:, 8:] * 2, z.t()[:, :8]], 1).reshape(2, 4, 16))(x, z)
-
-    (region,) = convex(traced(function, MOVED, ((16, 8), f32)))
-    assert "cat" in names(region.inputs)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 16), (4, 4, 16), (16, 16, 16)])
@@ -814,38 +696,3 @@ def test_rope_and_the_norm_before_it_are_one_region() -> None:
     plain = without_gathers(region)
     assert all(n.op == "placeholder" for n in region.inputs) and plain is not None
     assert "permute" in names(plain.inputs) and without_gathers(plain) is None
-
-
-def test_a_region_of_constants_alone_is_declined() -> None:
-    """There is no place in the graph behind its inputs."""
-
-    def function(x: Any) -> Any:
-        return pair(torch.full((512, 256), 2.0), torch.full((512, 256), 3.0))
-
-    assert declines(traced(function, FULL)) == [DeclineReason.UNSUPPORTED_OP]
-
-
-def test_statistics_that_the_gradient_depends_on_are_left_out() -> None:
-    """The recomputed moments feed, through another order of the rows, what the other reductions read."""
-
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        var, mean = torch.var_mean(x, 2, correction=0, keepdim=True)
-        hat = (x - mean) * torch.rsqrt(var + 1e-5)
-        back = (dy * torch.cos(hat.permute(1, 0, 2).contiguous())).permute(1, 0, 2)
-        return back - hat * (back * w * hat).sum(2, keepdim=True), (back * hat).sum((0, 1)), back.sum((0, 1))
-
-    full = ((16, 16, 64), f32)
-    (region,) = convex(traced(function, full, full, ((64,), f32)))
-    assert (len(region.inner), len(region.outer)) == (1, 2)
-    assert {"getitem", "getitem_1"} <= names(region.inputs)
-
-
-def test_a_sum_of_copies_is_left_alone() -> None:
-    """What it reads is in memory for somebody, but nothing of full size is read to make it."""
-
-    def function(row: Any, x: Any) -> Any:
-        copies = -row.unsqueeze(0).expand(512, 256)
-        return torch.slice_scatter(copies, x, 1, 5), copies.sum(0)
-
-    graph = traced(function, ((256,), f32), ((512, 251), f32))
-    assert list(find_regions(graph)) == []

@@ -171,8 +171,12 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
 PINNED = [
     # One program of 4 warps would be slower than two of 2 warps.
     (Facts(16384, 768, 15, 8, 19, 17, column_words=5, item_bytes=1, widest_bytes=4), (1, 2, 4, 264)),
-    # One access of each tensor beside a narrow table.
+    # One access of each tensor beside a narrow table; fewer elements of floats beside a mask.
     (Facts(65536, 32, 4, 4, 11, 66, 9, widest_bytes=2, levels=0, narrow_table=True), (64, 8, 3, 58)),
+    (
+        Facts(16384, 128, 11, 5, 11, 79, item_bytes=1, widest_bytes=4, levels=0, repeated_bytes=11),
+        (16, 8, 5, 128),
+    ),
     # Rows are added up: with a repeated tensor, in pieces of single elements, and in blocks.
     (Facts(12544, 256, 1, 1, 3, 2, 3, item_bytes=1, levels=0, repeated_bytes=3), (4, 1, 4, 352)),
     (Facts(16384, 2048, 6, 5, 8, batch=2, levels=0, minor=True), (1, 4, 3, 264)),
