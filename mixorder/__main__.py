@@ -59,7 +59,16 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         print(f"python -m mixorder: error: {_unknown(command)}", file=sys.stderr)
         return 2
+    if command not in ("doctor", "explain") and _switched_off():
+        print(f"python -m mixorder: error: {command} cannot run: MIXORDER=0 is set", file=sys.stderr)
+        return 2
     return int(importlib.import_module(f"mixorder.cli.{command}").main(arguments))
+
+
+def _switched_off() -> bool:
+    from mixorder.options import switched_off
+
+    return switched_off()
 
 
 def _unknown(command: str) -> str:

@@ -21,6 +21,7 @@ from mixorder.inductor import versions
 
 SOURCE_HASH_KEY = "mixorder_source_hash"
 DONATED_KEY = "mixorder_donated"
+SWITCH = "MIXORDER"
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -34,10 +35,11 @@ error of a letter or two. Those of torch 2.13 are at most 0.76 like one of mixor
 class Options:
     """What the user asked of this compile."""
 
-    enabled: bool = field(default=False, metadata={"env": "MIXORDER", "shared": SHARED, "key": "mixorder"})
+    enabled: bool = field(default=False, metadata={"env": SWITCH, "shared": SHARED, "key": "mixorder"})
     """Fuse mix-order reductions with mixorder. Inductor's own implementation stays for what is left alone.
 
-    Where `MIXORDER` is not set, the variable of torch's own mix-order reduction decides."""
+    Where `MIXORDER` is not set, the variable of torch's own mix-order reduction decides. `MIXORDER=0` wins
+    over what the code says."""
 
     split_size: int = field(default=0, metadata={"minimum": 0})
     """Rows a program accumulates before it writes one partial; 0 lets the heuristic choose."""
@@ -100,7 +102,7 @@ def register(config: ModuleType) -> None:
     Idempotent."""
     entries = [(config_key(f), f.default, _from_env(f)) for f in fields(Options)]
     entries += [(SOURCE_HASH_KEY, source_hash(), None), (DONATED_KEY, (), None)]
-    versions.add_config_entries(config, entries)
+    versions.add_config_entries(config, entries, {"mixorder": False} if switched_off() else {})
 
 
 @functools.cache
@@ -127,6 +129,11 @@ def understood(value: str) -> bool | None:
     """Whether a switch's value means on or off; None if neither."""
     word = value.strip().lower()
     return True if word in ON else False if word in OFF else None
+
+
+def switched_off() -> bool:
+    """Whether mixorder's own variable keeps it off, whatever the code says."""
+    return understood(os.environ.get(SWITCH, "")) is False
 
 
 def _from_env(option: Field[Any]) -> bool | str | None:

@@ -204,7 +204,6 @@ SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
         ({SHARED: "true"}, True),
         ({SHARED: "Yes "}, True),
         ({SHARED: "0", "MIXORDER": "1"}, True),
-        ({SHARED: "1", "MIXORDER": "no"}, False),
         ({SHARED: "1", "MIXORDER": ""}, True),
     ],
 )
@@ -214,6 +213,16 @@ def test_environment_switch(
     assert enabled_by(env).enabled is expected
     with config.patch("mixorder", not expected):
         assert Options.current().enabled is not expected
+
+
+@pytest.mark.parametrize("value", ["0", "no", "OFF"])
+def test_off_wins_over_the_code(value: str, enabled_by: Callable[[dict[str, str]], Options]) -> None:
+    """Cache keys say off as well: what is compiled so is not taken for a graph with regions."""
+    off = enabled_by({"MIXORDER": value, SHARED: "1"})
+    assert not off.enabled
+    before = config.get_hash()
+    with config.patch("mixorder", True):
+        assert not Options.current().enabled and config.get_hash() == before
 
 
 @pytest.mark.parametrize(

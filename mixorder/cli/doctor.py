@@ -156,7 +156,7 @@ def plugin() -> Finding:
 def switched_on() -> Finding:
     from dataclasses import fields
 
-    from mixorder.options import Options, understood, variables
+    from mixorder.options import Options, switched_off, understood, variables
 
     (switch,) = (option for option in fields(Options) if option.name == "enabled")
     found = variables(switch)
@@ -166,6 +166,8 @@ def switched_on() -> Finding:
         return Finding(NOTE, f"not understood: {said}", f"Set {', '.join(strange)} to 1 or 0.")
     decides = f"{found[0][0]} decides" if len(found) > 1 else ""
     why = f" ({said}{', ' if decides else ''}{decides})"
+    if switched_off():
+        return Finding(NOTE, f"off, whatever options say{why}", f"Unset {SWITCH}, or set it to 1.")
     if found and not Options.current().enabled:
         return Finding(NOTE, f"off, except where options say otherwise{why}", f"{SWITCH}=1, or say {USE}.")
     if found:

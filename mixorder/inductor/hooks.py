@@ -240,8 +240,15 @@ def _with_settings(settings: Settings, inner_compile: Callable[..., Any]) -> Cal
 def _say_what_does_nothing(settings: Settings, given: dict[str, Any]) -> None:
     """Warn of mixorder's options where mixorder is off without being switched off explicitly."""
     names = [name for name in settings.as_config() if name in given]
+    if given.get("mixorder"):
+        _log_once('MIXORDER=0 keeps mixorder off, also where options have "mixorder": True')
     if names and "mixorder" not in given:
         _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    log.warning(message)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,11 @@ ConfigEntrySpec = tuple[str, Any, "bool | str | None"]
 """Name, default (its type is the type of the option), default set by the environment or None."""
 
 
-def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> None:
-    """Add the entries that `config` does not have yet, as if its source declared them."""
+def add_config_entries(
+    config: ModuleType, specs: Iterable[ConfigEntrySpec], forced: Mapping[str, Any]
+) -> None:
+    """Add the entries that `config` does not have yet, as if its source declared them. `forced`: values by
+    name that no assignment changes."""
     from torch.utils._config_module import _Config, _ConfigEntry
 
     takes_name = "name" in inspect.signature(_ConfigEntry.__init__).parameters  # 2.13, not 2.11
@@ -34,6 +37,8 @@ def add_config_entries(config: ModuleType, specs: Iterable[ConfigEntrySpec]) -> 
         entry = _ConfigEntry(declared, name) if takes_name else _ConfigEntry(declared)
         if env_default is not None:
             entry.env_value_default = env_default
+        if name in forced:
+            entry.env_value_force = forced[name]
         config._config[name] = entry
     if new:
         _forget_config_caches()

@@ -448,6 +448,7 @@ def test_doctor_says_that_torch_loads_no_plugins(monkeypatch: pytest.MonkeyPatch
         ({"MIXORDER": "on"}, "ok", "on for every compile that does not say otherwise (MIXORDER='on')"),
         ({SHARED: "0"}, "note", f"off, except where options say otherwise ({SHARED}='0')"),
         ({"MIXORDER": "1", SHARED: "0"}, "ok", f"(MIXORDER='1', {SHARED}='0', MIXORDER decides)"),
+        ({"MIXORDER": "0"}, "note", "off, whatever options say (MIXORDER='0')"),
         ({SHARED: "2"}, "note", f"not understood: {SHARED}='2'"),
     ],
 )
@@ -457,6 +458,13 @@ def test_doctor_says_what_decides(
     enabled_by(env)
     found = doctor.switched_on()
     assert found.status == status and text in found.text
+
+
+def test_commands_that_compile_do_not_run_where_mixorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXORDER", "0")
+    status, out, err = run(monkeypatch, "bench", f"{HERE}:factory")
+    assert status == 2 and not out and err.endswith("bench cannot run: MIXORDER=0 is set\n")
+    assert run(monkeypatch, "doctor", "--help")[0] == 0 == run(monkeypatch, "explain", "--help")[0]
 
 
 def test_doctor_tells_of_an_installation_that_is_older(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,19 @@ def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, 
     assert runs == []
 
 
+def test_an_option_that_the_environment_overrules_is_told_once(
+    runs: Recorder, enabled_by: Callable[[dict[str, str]], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    install._log_once.cache_clear()
+    enabled_by({"MIXORDER": "0"})
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.compile(loss, options={"mixorder": True})(torch.randn(8))
+    said = [record.getMessage() for record in caplog.records if "keeps mixorder off" in record.getMessage()]
+    assert said == ['MIXORDER=0 keeps mixorder off, also where options have "mixorder": True']
+    assert runs == []
+
+
 def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     versions.unsupported.cache_clear()
     install._stays_off.cache_clear()
