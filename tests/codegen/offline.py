@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from mixorder.ir.program import LoopProgram
 needs_a_compiler = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="an interpreted kernel has no machine code"
 )
+
+Known = Callable[..., bool]
+"""The fixture `known` of conftest.py."""
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),

@@ -1,4 +1,7 @@
-"""The text of kernels whose programs share rows: one whole, masks, and which sums need none."""
+"""Kernels whose programs share rows: what is told and awaited, and which sums need no mask.
+
+A whole text: tests/golden.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ import graphs
 import numpy
 import pytest
 import torch
-from expecttest import TestCase
-from graphs import bf16, f32, generate, only, share, traced
+from graphs import f32, generate, only, share, traced
 
 from mixorder.codegen.exchange_phases import groups_of, without_effect
 from mixorder.codegen.source import KernelSource
@@ -46,137 +48,6 @@ def rms(rows: int = 64, cols: int = 16384) -> LoopProgram:
 
 def program_of(function: Any, *specs: Any) -> LoopProgram:
     return graphs.merged(only(traced(function, *specs)))
-
-
-class TestWhole(TestCase):
-    maxDiff = None
-
-    def test_rms_norm(self) -> None:
-        text = kernel_of(rms()).text
-        # The exchange's own text: test_exchange.py.
-        lines = [
-            line.split("tl.inline_asm_elementwise(")[0] + "..." if "asm" in line else line
-            for line in text.splitlines()
-        ]
-        self.assertExpectedInline(
-            "\n".join(lines),
-            """\
-@triton.jit
-def triton_mixorder_test_ff350c87(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out0_ptr, ws0_ptr, mailbox_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
-    R0_BLOCK: tl.constexpr = 2048
-    own = tl.program_id(0) % 8
-    s = tl.program_id(0) // 8
-    begin, tiles = s, tl.cdiv(64, XBLOCK)
-    turn = tl.full([], 0, tl.int32)
-    turns = tl.full([], 1, tl.int32)
-    while turn < turns:
-        mine = (turn == 0) | (turn == 8)
-        part = tl.where(mine, own, (own + turn) % 8)
-        y = part * 2048 + tl.arange(0, R0_BLOCK)[None, :]
-        tmp0 = tl.full([], 6.103515625e-05, tl.float32)
-        tmp1 = tl.load(in2_ptr + (y)).to(tl.float32)
-        ws0_acc = tl.full([1, R0_BLOCK], 0.0, tl.float32)
-        held0_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-        held0_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-        held1_1 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-        held1_2 = tl.zeros([XBLOCK, R0_BLOCK], tl.bfloat16)
-        held2_1 = tl.zeros([XBLOCK, 1], tl.float32)
-        held2_2 = tl.zeros([XBLOCK, 1], tl.float32)
-        missed1 = tl.full([], 0, tl.int32)
-        seen1_0_0 = ...
-        seen1_0_1 = ...
-        for tile in tl.range(begin, tiles + 8, 4, num_stages=NUM_STAGES):
-            x = (tile) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-            xmask = (x < 64)
-            held1_raw = tl.load(in1_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-            tmp2 = held1_raw.to(tl.float32)
-            tmp3 = tl.load(in3_ptr + (x), xmask, other=0)
-            held0_raw = tl.load(in0_ptr + (y + 16384*x), xmask, other=0, eviction_policy='evict_first')
-            tmp4 = held0_raw.to(tl.float32)
-            tmp5 = tmp2 * tmp3
-            tmp6 = tmp4 * tmp1
-            tmp7 = tmp5 * tmp6
-            tmp8 = tl.sum(tmp7, 1)[:, None]
-            tl.store(mailbox_ptr + ((x * 1 + 0) * 8 + part), tl.where(tmp8 == tmp8, tmp8, float('nan')).to(tl.int32, bitcast=True), (x < tiles * 2))
-            ready1 = (tile - 8 >= 0) & (tile - 8 < tiles)
-            polls = tl.where(mine & ready1 & (missed1 == 0), 16384, 0)
-            total1_0_0 = ...
-            missed1 = missed1 | (ready1 & (total1_0_0[0] == 0)).to(tl.int32)
-            total1_0_1 = ...
-            missed1 = missed1 | (ready1 & (total1_0_1[0] == 0)).to(tl.int32)
-            tmp9 = tl.where(tl.arange(0, XBLOCK)[:, None] == 0, total1_0_0[1], total1_0_1[1])
-            seen1_0_0 = ...
-            seen1_0_1 = ...
-            x = (tile - 8) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
-            xmask = (x >= 0) & (x < 64)
-            tmp10 = held0_2.to(tl.float32)
-            tmp11 = held1_2.to(tl.float32)
-            tmp12 = held2_2
-            tmp13 = tmp11 * tmp12
-            tmp14 = tmp10 * tmp13
-            ws0_acc = ws0_acc + tl.sum(tmp14, 0)[None, :]
-            tmp15 = tmp10 * tmp1
-            tmp16 = tmp13 * tmp0
-            tmp17 = tmp16 * tmp9
-            tmp18 = tmp15 - tmp17
-            tmp19 = tmp18 * tmp12
-            tl.store(out0_ptr + (y + 16384*x), tmp19, xmask & mine)
-            held0_2 = ...
-            held0_1 = held0_raw
-            held1_2 = ...
-            held1_1 = held1_raw
-            held2_2 = ...
-            held2_1 = tmp3
-        tl.store(ws0_ptr + (y + 16384*s), ws0_acc, mine)
-        turns = tl.where((turn == 0) & (tl.max(missed1 + tl.zeros([R0_BLOCK], tl.int32), 0) > 0), 9, turns)
-        turn += 1""",  # noqa: E501
-        )
-
-
-def test_same_inputs_same_text() -> None:
-    first, again = kernel_of(rms()), kernel_of(rms())
-    assert first == again and first.grid == 4 * 8
-    assert kernel_of(rms(), depth=1).name != first.name
-
-
-def test_the_words_are_written_and_the_last_argument() -> None:
-    source = kernel_of(rms())
-    assert source.buffers[-1] == "mailbox" in source.written
-
-
-@pytest.mark.parametrize(("rows", "ragged"), [(64, False), (63, True)])
-@pytest.mark.parametrize("cols", [16384, 16000, 20000])
-def test_masks(rows: int, cols: int, ragged: bool) -> None:
-    text = kernel_of(rms(rows, cols)).text
-    masks = {line.strip() for line in text.splitlines() if line.strip().startswith("ymask")}
-    r0_block = 1 << (math.ceil(cols / 8) - 1).bit_length()
-    part = math.ceil(cols / 8)
-    assert bool(masks) == (cols != 8 * r0_block)
-    for mask in masks:  # a part that does not fill its power of two ends where the next one begins
-        assert f"y < {cols}" in mask and f"[None, :] < {part}" in mask
-    stores = [line for line in text.splitlines() if "tl.store(out0" in line]
-    assert len(stores) == 1 and all("xmask" in line and "& mine" in line for line in stores)
-    late = [line for line in text.splitlines() if "xmask = (x >= 0) & " in line]
-    assert len(late) == 1  # the first stage has no rows before the first one
-
-
-def test_a_part_never_reads_beyond_its_columns() -> None:
-    """Of the lanes of all parts, exactly one has each column."""
-    for cols, parts, part_cols in ((20000, 8, 2512), (16400, 9, 1840), (16384, 8, 2048), (100, 3, 48)):
-        r0_block = 1 << (part_cols - 1).bit_length()
-        lanes = numpy.arange(r0_block)
-        mine = [
-            p * part_cols + lanes[(lanes < part_cols) & (p * part_cols + lanes < cols)] for p in range(parts)
-        ]
-        assert numpy.concatenate(mine).tolist() == list(range(cols))
-
-
-def test_symbolic_rows() -> None:
-    full = ((64, 16384), f32)
-    program = graphs.merged(only(graphs.traced_rows(graphs.pair, full, full)))
-    source = kernel_of(program)
-    assert len(source.sizes) == 1 and f"rows = {source.sizes[0]}" in source.text
-    assert "tl.cdiv(rows, XBLOCK)" in source.text and "x < rows" in source.text
 
 
 def two_stages(x: Any, dy: Any, w: Any) -> Any:
@@ -212,17 +83,6 @@ def test_a_turn_for_each_part_and_exchange_tells_what_is_not_told() -> None:
         assert sorted(parts[8:-1]) == list(range(8))
 
 
-def test_each_sum_is_written_once() -> None:
-    """Whoever computes a sum, and in which turn, its bits are the same: there is no other code for it."""
-    for program in (rms(), program_of(*TWO_STAGES)):
-        nest = share(program, 8, 2).nests[0]
-        text = kernel_of(program).text
-        sums = [s for s in nest.body if isinstance(s, Reduce | PartialAccumulate)]
-        functions = ("tl.sum(", "tl.reduce(")
-        assert sum(text.count(name) for name in functions) == len(sums)
-        assert text.count("for tile in tl.range(") == 1
-
-
 def test_each_stage_waits_for_its_own_tile() -> None:
     text = kernel_of(program_of(*TWO_STAGES), depth=3).text
     ready = [line.strip() for line in text.splitlines() if line.strip().startswith("ready")]
@@ -231,17 +91,6 @@ def test_each_stage_waits_for_its_own_tile() -> None:
         "ready2 = (tile - 24 >= 0) & (tile - 24 < tiles)",
     ]
     assert "tl.range(begin, tiles + 24, 4" in text
-
-
-def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
-    def function(x: Any, y: Any) -> Any:
-        product = x * y
-        return product, product.sum(0)
-
-    full = ((64, 1031), bf16)  # a prime number of columns is not cut into narrower ones
-    source = kernel_of(program_of(function, full, full))
-    assert not any(word in source.text for word in ("mailbox", "missed", "asm", "again"))
-    assert "mailbox" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
 
 
 def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> None:

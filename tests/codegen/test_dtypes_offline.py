@@ -12,7 +12,7 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32, f64, traced
-from offline import needs_a_compiler
+from offline import Known, needs_a_compiler
 from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
 from torch._inductor.lowering import lowerings
@@ -88,10 +88,13 @@ def test_reductions(
     chosen: list[Reduction],
     whole: bool,
     made: list[tuple[LoopProgram, KernelSource]],
+    known: Known,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = traced(program(chosen, inside=True), ((300, 24), f32), ((300, 24), f32))
     pipeline.run(graph, OPTIONS)
+    if known(SM_90, *made):
+        return
     if whole:
         assert compiled(made) >= 2
         return
@@ -106,16 +109,16 @@ def bytes_that_overflow(x: Any, y: Any) -> Any:
     return z, (z * y).sum(0), halved, (halved * small).sum(0), (halved.to(torch.int8) << 1).amax(1)
 
 
-def test_bytes(made: list[tuple[LoopProgram, KernelSource]]) -> None:
+def test_bytes(made: list[tuple[LoopProgram, KernelSource]], known: Known) -> None:
     pipeline.run(traced(bytes_that_overflow, ((300, 24), f32), ((300, 24), f32)), OPTIONS)
-    assert compiled(made) >= 2
+    assert known(SM_90, *made) or compiled(made) >= 2
 
 
 @pytest.mark.parametrize("graph", ["layer", "rms"])
-def test_norms(graph: str, made: list[tuple[LoopProgram, KernelSource]]) -> None:
+def test_norms(graph: str, made: list[tuple[LoopProgram, KernelSource]], known: Known) -> None:
     make = {"layer": graphs.layer_norm_backward, "rms": graphs.rms_norm_backward}[graph]
     pipeline.run(make(512, 256), OPTIONS)
-    assert compiled(made) == 2
+    assert known(SM_90, *made) or compiled(made) == 2
 
 
 def test_a_negative_zero_keeps_its_sign(made: list[tuple[LoopProgram, KernelSource]]) -> None:
@@ -138,7 +141,9 @@ QUOTIENTS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("quotient", QUOTIENTS)
-def test_quotients_of_float64(quotient: str, made: list[tuple[LoopProgram, KernelSource]]) -> None:
+def test_quotients_of_float64(
+    quotient: str, made: list[tuple[LoopProgram, KernelSource]], known: Known
+) -> None:
     """Triton has no `tl.div_rn` of float64."""
 
     def function(x: Any, y: Any, a: Any, b: Any) -> Any:
@@ -147,10 +152,10 @@ def test_quotients_of_float64(quotient: str, made: list[tuple[LoopProgram, Kerne
 
     pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), f64)] * 2), OPTIONS)
     assert any(" / " in kernel.text for _, kernel in made)
-    assert compiled(made) >= 2
+    assert known(SM_90, *made) or compiled(made) >= 2
 
 
-def test_fp8_is_not_read(made: list[tuple[LoopProgram, KernelSource]]) -> None:
+def test_fp8_is_not_read(made: list[tuple[LoopProgram, KernelSource]], known: Known) -> None:
     """Triton has no masked load of it. What chooses between tensors of it reads them."""
     f8 = torch.float8_e4m3fn
 
@@ -159,7 +164,7 @@ def test_fp8_is_not_read(made: list[tuple[LoopProgram, KernelSource]]) -> None:
         return z, (z * y).sum(0), (torch.where(y > 0, a, b).to(f32) * z).sum(0)
 
     pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), f8)] * 2), OPTIONS)
-    assert compiled(made) >= 2
+    assert known(SM_90, *made) or compiled(made) >= 2
     assert f8 not in {buffer.dtype for loops, _ in made for buffer in loops.buffers}
 
 
@@ -196,7 +201,10 @@ DTYPES = (bf16, f32, f64, torch.int8, torch.uint8, torch.int16, torch.int32, tor
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_pointwise_operator(
-    dtype: torch.dtype, made: list[tuple[LoopProgram, KernelSource]], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    made: list[tuple[LoopProgram, KernelSource]],
+    known: Known,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, stored = operators(dtype), f32 if dtype in FLOAT8 else dtype  # no kernel reads these
     assert len(found) > (5 if dtype in FLOAT8 else 80)
@@ -208,6 +216,8 @@ def test_every_pointwise_operator(
 
     pipeline.run(traced(function, *[((300, 24), f32)] * 2, *[((300, 24), stored)] * 3), OPTIONS)
     assert len(found) < sum(isinstance(s, Compute) for s in made[0][0].nests[0].statements)
+    if known(SM_90, *made):
+        return
     if dtype in (f64, *FLOAT8):
         assert compiled(made) >= 2
     else:

@@ -46,24 +46,6 @@ def records() -> list[Record]:
 class TestWhole(TestCase):
     maxDiff = None
 
-    def test_peek(self) -> None:
-        self.assertExpectedInline(
-            call_of(Record(SUM, 2, 12).peek("p"))[0].replace("; ", ";\n"),
-            """\
-{ .reg .b32 mixorder_peek_sum_2_12;
-{ .reg .pred q;
-.reg .b32 l, k;
-.reg .b64 a;
-mov.u32 l, %laneid;
-and.b32 k, l, 15;
-setp.lt.u32 q, k, 12;
-setp.lt.and.u32 q, l, 32, q;
-mad.wide.u32 a, l, 4, $1;
-mov.b32 $0, 0x00000000;
-@q ld.relaxed.gpu.global.b32 $0, [a];
-} }""",
-        )
-
     def test_total(self) -> None:
         text = call_of(Record(AMAX, 2, 12).total("p", "seen", "polls"))[0]
         self.assertExpectedInline(

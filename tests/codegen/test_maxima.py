@@ -7,7 +7,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32
+from graphs import f32
 
 from mixorder.codegen.maxima import Maxima
 from mixorder.ir.reductions import KINDS
@@ -19,16 +19,6 @@ def of(dtype: torch.dtype) -> str:
 
     full = ((512, 256), dtype)
     return "".join(k.text for k in graphs.kernels(graphs.only(graphs.traced(function, full, full)))[2])
-
-
-@pytest.mark.parametrize("dtype", [f32, bf16])
-def test_maxima_of_floats(dtype: torch.dtype) -> None:
-    text = of(dtype)
-    assert "triton_helpers.max" not in text
-    combined = "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"
-    assert text.count(f"return {combined.format('a', 'b')}") == 2  # a function for each kernel
-    assert "ws0_acc = tl.maximum(ws0_acc, " in text
-    assert ", 1, maximum_or_nan)" in text and ", 0, maximum_or_nan)" in text
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64])

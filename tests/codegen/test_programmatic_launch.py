@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import graphs
-import pytest
 from graphs import bf16, f32, only, pair, traced
 
 from mixorder.codegen.programmatic_launch import RELEASE, WAIT
@@ -20,17 +19,6 @@ def scaled(x: Any, dy: Any, scale: Any) -> Any:
 
 
 FULL = ((4096, 256), f32)
-
-
-@pytest.mark.parametrize("make", [graphs.rms_norm_backward, graphs.layer_norm_backward])
-@pytest.mark.parametrize("cols", [768, 32768])
-def test_the_first_kernel_releases_and_the_second_waits(make: Any, cols: int) -> None:
-    _, schedule, (main, final) = graphs.kernels(only(make(8192, cols)))
-    assert schedule.overlap and (schedule.parts > 1) == (cols > 16384)
-    assert RELEASE in main.text and WAIT not in main.text and not main.waits
-    assert main.text.index("tl.range") < main.text.index(RELEASE) < main.text.index("tl.store(ws0_ptr")
-    assert final.waits and WAIT in final.text and RELEASE not in final.text
-    assert final.text.index(WAIT) < final.text.index("tl.load")
 
 
 def test_nothing_overlaps_on_other_devices() -> None:
