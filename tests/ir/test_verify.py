@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import graphs
 import pytest
@@ -75,112 +76,6 @@ def test_a_program_of_an_earlier_stage_is_refused(stage: Form, programs: Program
             verify(programs[earlier], stage)
 
 
-def test_a_workspace_before_the_split(programs: Programs) -> None:
-    workspace = Buffer("ws0", BufferRole.WORKSPACE, f32, (sympy.S(1),), (sympy.S(1),))
-    program = programs[Form.LOWERED]
-    program = dataclasses.replace(program, buffers=(*program.buffers, workspace))
-    with pytest.raises(ValueError, match="a workspace before the split"):
-        verify(program, Form.LOWERED)
-
-
-def test_a_load_under_a_condition_that_is_no_bool(programs: Programs) -> None:
-    program = programs[Form.LOWERED]
-    first = next(s for s in program.nests[0].body if isinstance(s, Load))
-    guarded = dataclasses.replace(first, name="guarded", predicate=Ref(first.name))
-    with pytest.raises(ValueError, match="no bool"):
-        verify(changed(program, 0, appended(guarded)), Form.LOWERED)
-
-
-def test_a_condition_that_is_not_there(programs: Programs) -> None:
-    program = programs[Form.LOWERED]
-    first = next(s for s in program.nests[0].body if isinstance(s, Load))
-    guarded = dataclasses.replace(first, name="guarded", predicate=Ref("nothing"))
-    with pytest.raises(ValueError, match="before its definition"):
-        verify(changed(program, 0, appended(guarded)), Form.LOWERED)
-
-
-def test_a_number_of_a_loop_that_is_not_there(programs: Programs) -> None:
-    stray = Compute("stray", "index_expr", (sympy.Symbol("z"), f32), (), f32)
-    with pytest.raises(ValueError, match="leaves the nest"):
-        verify(changed(programs[Form.LOWERED], 0, appended(stray)), Form.LOWERED)
-
-
-def test_a_use_before_the_definition(programs: Programs) -> None:
-    program = changed(
-        programs[Form.LOWERED],
-        0,
-        lambda nest: dataclasses.replace(nest, body=tuple(reversed(nest.body))),
-    )
-    with pytest.raises(ValueError, match="before its definition"):
-        verify(program, Form.LOWERED)
-
-
-def test_a_name_defined_twice(programs: Programs) -> None:
-    program = programs[Form.LOWERED]
-    first = program.nests[0].body[0]
-    with pytest.raises(ValueError, match="defined twice"):
-        verify(changed(program, 0, appended(first)), Form.LOWERED)
-
-
-def test_an_index_outside_the_loops(programs: Programs) -> None:
-    stray = Load("stray", "in0", sympy.Symbol("elsewhere"), f32)
-    with pytest.raises(ValueError, match="leaves the nest's loops"):
-        verify(changed(programs[Form.LOWERED], 0, appended(stray)), Form.LOWERED)
-
-
-def test_a_reduction_of_a_loop_that_is_not_there(programs: Programs) -> None:
-    program = programs[Form.LOWERED]
-    value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
-    stray = Reduce("stray", SUM, value, (sympy.Symbol("elsewhere"),), f32, f32)
-    with pytest.raises(ValueError, match="a loop that is not there"):
-        verify(changed(program, 0, appended(stray)), Form.LOWERED)
-
-
-def test_an_output_stored_twice(programs: Programs) -> None:
-    program = programs[Form.LOWERED]
-    store = next(s for s in program.nests[0].body if isinstance(s, Store))
-    with pytest.raises(ValueError, match="are stored as"):
-        verify(changed(program, 0, appended(store)), Form.LOWERED)
-
-
-def test_an_output_that_is_never_stored(programs: Programs) -> None:
-    program = changed(
-        programs[Form.LOWERED],
-        0,
-        lambda nest: dataclasses.replace(nest, body=tuple(s for s in nest.body if not isinstance(s, Store))),
-    )
-    with pytest.raises(ValueError, match="are stored as"):
-        verify(program, Form.LOWERED)
-
-
-def test_an_outer_reduction_after_the_split(programs: Programs) -> None:
-    program = programs[Form.SPLIT]
-    row = program.axis(AxisClass.ROW)
-    assert row is not None
-    value = Ref(program.nests[0].body[0].name)  # type: ignore[union-attr]
-    stray = Reduce("stray", SUM, value, (row.symbol,), f32, f32)
-    with pytest.raises(ValueError, match="is an outer reduction"):
-        verify(changed(program, 0, appended(stray)), Form.SPLIT)
-
-
-def test_columns_around_rows_after_reordering(programs: Programs) -> None:
-    def flip(nest: Nest) -> Nest:
-        return dataclasses.replace(nest, loops=tuple(reversed(nest.loops)))
-
-    with pytest.raises(ValueError, match="columns enclose rows"):
-        verify(changed(programs[Form.REORDERED], 0, flip), Form.REORDERED)
-
-
-def test_a_hoisted_statement_that_depends_on_rows(programs: Programs) -> None:
-    def hoist_all(nest: Nest) -> Nest:
-        loads = tuple(s for s in nest.body if isinstance(s, Load))
-        rest = tuple(s for s in nest.body if not isinstance(s, Load))
-        return dataclasses.replace(nest, preamble=(*nest.preamble, *loads), body=rest)
-
-    with pytest.raises(ValueError, match="is hoisted but depends on rows"):
-        verify(changed(programs[Form.MERGED], 0, hoist_all), Form.MERGED)
-
-
 def replaced(old: type, **changes: object) -> Change:
     """Change every statement of a class."""
 
@@ -191,6 +86,36 @@ def replaced(old: type, **changes: object) -> Change:
     return change
 
 
+def body_of(change: Callable[[tuple[Any, ...]], Iterable[Any]]) -> Change:
+    return lambda nest: dataclasses.replace(nest, body=tuple(change(nest.body)))
+
+
+def first(nest: Nest, kind: type = Load) -> Any:
+    return next(s for s in nest.body if isinstance(s, kind))
+
+
+def guarded_by(predicate: str) -> Change:
+    """A load, once more under a condition; without a name, under its own value."""
+
+    def change(nest: Nest) -> Nest:
+        load = first(nest)
+        ref = Ref(predicate or load.name)
+        return appended(dataclasses.replace(load, name="guarded", predicate=ref))(nest)
+
+    return change
+
+
+def reduced_over(symbol: str) -> Change:
+    over = sympy.Symbol(symbol, integer=True, nonnegative=True)
+    return lambda nest: appended(Reduce("stray", SUM, Ref(nest.body[0].name), (over,), f32, f32))(nest)  # type: ignore
+
+
+def hoisted_loads(nest: Nest) -> Nest:
+    loads = tuple(s for s in nest.body if isinstance(s, Load))
+    rest = tuple(s for s in nest.body if not isinstance(s, Load))
+    return dataclasses.replace(nest, preamble=(*nest.preamble, *loads), body=rest)
+
+
 def uncarried(nest: Nest) -> Nest:
     """What was carried is used as it is, by the tile that is one stage further."""
     body = tuple(
@@ -199,30 +124,60 @@ def uncarried(nest: Nest) -> Nest:
     return dataclasses.replace(nest, body=body)
 
 
-def unexchanged(nest: Nest) -> Nest:
-    return dataclasses.replace(nest, body=tuple(s for s in nest.body if not isinstance(s, Exchange)))
+ELSEWHERE = sympy.Symbol("elsewhere")
+NUMBER = Compute("stray", "index_expr", (ELSEWHERE, f32), (), f32)
+LOWERED, SHARED = Form.LOWERED, Form.COOPERATIVE
+BROKEN: dict[str, tuple[Form, Change, str]] = {
+    "a condition that is no bool": (LOWERED, guarded_by(""), "no bool"),
+    "a condition that is not there": (LOWERED, guarded_by("nothing"), "before its definition"),
+    "a number of another loop": (LOWERED, appended(NUMBER), "leaves the nest"),
+    "a use before the definition": (LOWERED, body_of(reversed), "before its definition"),
+    "a name defined twice": (LOWERED, body_of(lambda body: (*body, body[0])), "defined twice"),
+    "an index outside the loops": (
+        LOWERED, appended(Load("stray", "in0", ELSEWHERE, f32)), "leaves the nest's loops"
+    ),
+    "a reduction of another loop": (LOWERED, reduced_over("elsewhere"), "a loop that is not there"),
+    "an output stored twice": (LOWERED, lambda nest: appended(first(nest, Store))(nest), "are stored as"),
+    "an output never stored": (
+        LOWERED, body_of(lambda body: (s for s in body if not isinstance(s, Store))), "are stored as"
+    ),
+    "an outer reduction after the split": (Form.SPLIT, reduced_over("x"), "is an outer reduction"),
+    "columns around rows": (
+        Form.REORDERED,
+        lambda nest: dataclasses.replace(nest, loops=nest.loops[::-1]),
+        "columns enclose rows",
+    ),
+    "what depends on rows before their loop": (Form.MERGED, hoisted_loads, "is hoisted but depends on rows"),
+    "carried too far": (SHARED, replaced(Carry, phases=2), "is in phase"),
+    "carried nowhere": (SHARED, replaced(Carry, phases=0), "is in phase"),
+    "uncarried": (SHARED, uncarried, "is in phase"),
+    "unexchanged": (
+        SHARED, body_of(lambda body: (s for s in body if not isinstance(s, Exchange))), "is in phase"
+    ),
+    "exchanged behind what uses the totals": (
+        SHARED, body_of(lambda body: sorted(body, key=lambda s: isinstance(s, Exchange))), "is in phase"
+    ),
+    "exchanged in part": (
+        SHARED,
+        lambda nest: replaced(Exchange, values=first(nest, Exchange).values[:1])(nest),
+        "is in phase",
+    ),
+}  # fmt: skip
 
 
-def exchanged_late(nest: Nest) -> Nest:
-    """The exchange comes behind what uses the totals."""
-    (exchange,) = (s for s in nest.body if isinstance(s, Exchange))
-    return dataclasses.replace(nest, body=(*unexchanged(nest).body, exchange))
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_rule(what: str, programs: Programs) -> None:
+    form, change, message = BROKEN[what]
+    with pytest.raises(ValueError, match=message):
+        verify(changed(programs[form], 0, change), form)
 
 
-def half_exchanged(nest: Nest) -> Nest:
-    return replaced(Exchange, values=next(s for s in nest.body if isinstance(s, Exchange)).values[:1])(nest)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [replaced(Carry, phases=2), replaced(Carry, phases=0), uncarried, unexchanged, exchanged_late]
-    + [half_exchanged],
-    ids=["carried too far", "carried nowhere", "uncarried", "unexchanged", "exchanged late", "in part"],
-)
-def test_a_value_of_another_stage(change: Change, programs: Programs) -> None:
-    broken = changed(programs[Form.COOPERATIVE], 0, change)
-    with pytest.raises(ValueError, match="is in phase"):
-        verify(broken, Form.COOPERATIVE)
+def test_a_workspace_before_the_split(programs: Programs) -> None:
+    workspace = Buffer("ws0", BufferRole.WORKSPACE, f32, (sympy.S(1),), (sympy.S(1),))
+    program = programs[LOWERED]
+    program = dataclasses.replace(program, buffers=(*program.buffers, workspace))
+    with pytest.raises(ValueError, match="a workspace before the split"):
+        verify(program, LOWERED)
 
 
 def test_an_exchange_through_an_unknown_buffer(programs: Programs) -> None:
