@@ -126,7 +126,10 @@ class _Run:
             case Accumulated():
                 return self.read(stmt.buffer, self.index(stmt.index, split=0)).to(stmt.dtype)
             case Compute():
-                return self.compute(stmt)
+                if stmt.op == "index_expr":
+                    return self.index(stmt.args[0]).to(stmt.dtype)
+                found = computed(stmt, self.values)
+                return found if found.ndim else found.reshape([1] * len(self.axes))
             case Reduce():
                 dims = [i for i, axis in enumerate(self.axes) if axis.symbol in stmt.axes]
                 return reduced(stmt.kind, self.spread(stmt.value, dims), dims).to(stmt.dtype)
@@ -185,21 +188,20 @@ class _Run:
             place = self.index(stmt.index, split).permute(*others, *kept).reshape(total.shape[1:])
             self.write(stmt.buffer, place, total[0])
 
-    def compute(self, stmt: Compute) -> Tensor:
-        args = [self.values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
-        kwargs = dict(stmt.kwargs)
-        match stmt.op:
-            case "constant":
-                return torch.full([1] * len(self.axes), args[0], dtype=stmt.dtype)
-            case "index_expr":
-                return self.index(args[0]).to(stmt.dtype)
-            case "to_dtype":
-                exact = kwargs.get("use_compute_types", True)
-                return _cast(args[0], computed_in(args[1]) if exact else args[1]).to(stmt.dtype)
-            case "to_dtype_bitcast":
-                return args[0].contiguous().view(args[1])
-        op = stmt.op.removeprefix(PREFIX).removeprefix("libdevice_")
-        return OPS.get(op, getattr(torch, op, None))(*args).to(stmt.dtype)
+
+def computed(stmt: Compute, values: Mapping[str, Tensor]) -> Tensor:
+    """The value of an op that is of no loop's index, by the values of others."""
+    args = [values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
+    match stmt.op:
+        case "constant":
+            return torch.tensor(args[0], dtype=stmt.dtype)
+        case "to_dtype":
+            exact = dict(stmt.kwargs).get("use_compute_types", True)
+            return _cast(args[0], computed_in(args[1]) if exact else args[1]).to(stmt.dtype)
+        case "to_dtype_bitcast":
+            return args[0].contiguous().view(args[1])
+    op = stmt.op.removeprefix(PREFIX).removeprefix("libdevice_")
+    return OPS.get(op, getattr(torch, op, None))(*args).to(stmt.dtype)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import graphs
-import numpy
 import pytest
 import torch
+from evaluate import computed
 from graphs import f32, generate, only, share, traced
 
 from mixorder.codegen.exchange_phases import groups_of, without_effect
 from mixorder.codegen.source import KernelSource
-from mixorder.ir.program import Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce, Ref
+from mixorder.ir.program import Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce
 from mixorder.ir.reductions import SUM
 from mixorder.schedule.schedule import Schedule, Tile
 from mixorder.transform.cooperative import check_shareable
@@ -110,51 +109,23 @@ def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> 
 
 # Which sums stay as they are where there is no row.
 
-UNARY: dict[str, Callable[..., Any]] = {
-    "neg": numpy.negative, "abs": numpy.abs, "tanh": numpy.tanh, "exp": numpy.exp, "sin": numpy.sin,
-    "cos": numpy.cos, "identity": lambda v: v, "sqrt": numpy.sqrt, "reciprocal": lambda v: 1 / v,
-    "sigmoid": lambda v: 1 / (1 + numpy.exp(-v)), "rsqrt": lambda v: 1 / numpy.sqrt(v),
-    "libdevice_tanh": numpy.tanh, "square": numpy.square, "relu": lambda v: numpy.maximum(v, 0),
-}  # fmt: skip
-BINARY: dict[str, Callable[..., Any]] = {
-    "add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.divide,
-    "maximum": numpy.maximum, "minimum": numpy.minimum, "gt": numpy.greater, "lt": numpy.less,
-    "ge": numpy.greater_equal, "eq": numpy.equal, "div": numpy.divide,
-}  # fmt: skip
-
-
-def evaluated(stmt: Compute, values: dict[str, Any]) -> Any:
-    """A value in NumPy; NaN for an op that is not known here, so that nothing rests on it."""
-    args = [values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
-    if stmt.op == "constant":
-        return numpy.float32(args[0])
-    if stmt.op == "to_dtype":
-        return args[0]
-    if stmt.op == "where":
-        return numpy.where(args[0], args[1], args[2])
-    if stmt.op in UNARY and len(args) == 1:
-        return UNARY[stmt.op](args[0])
-    if stmt.op in BINARY and len(args) == 2:
-        return BINARY[stmt.op](*args)
-    return numpy.float32("nan")
-
 
 def sums_where_there_is_no_row(program: LoopProgram, other: float) -> dict[PartialAccumulate, Any]:
     """What each accumulation is given if what is loaded for a row is 0, and all else is `other`."""
     nest, row = program.nests[0], program.tile_axes[0].symbol
-    deps, values, found = nest.dependence(), dict[str, Any](), {}
-    with numpy.errstate(all="ignore"):
-        for stmt in nest.statements:
-            if isinstance(stmt, Load):
-                values[stmt.name] = numpy.float32(0.0 if row in deps[stmt.name] else other)
-            elif isinstance(stmt, Carry):
-                values[stmt.name] = values[stmt.value.name]
-            elif isinstance(stmt, Reduce):
-                values[stmt.name] = numpy.float32(other)  # a total: of any row, or of none
-            elif isinstance(stmt, Compute):
-                values[stmt.name] = evaluated(stmt, values)
-            elif isinstance(stmt, PartialAccumulate):
-                found[stmt] = values[stmt.value.name]
+    deps, values, found = nest.dependence(), dict[str, torch.Tensor](), {}
+    for stmt in nest.statements:
+        if isinstance(stmt, Load):
+            values[stmt.name] = torch.tensor(0.0 if row in deps[stmt.name] else other)
+        elif isinstance(stmt, Carry):
+            values[stmt.name] = values[stmt.value.name]
+        elif isinstance(stmt, Reduce):
+            values[stmt.name] = torch.tensor(other)  # a total: of any row, or of none
+        elif isinstance(stmt, Compute):  # nothing may rest on a number of a row or a column
+            index = stmt.op == "index_expr"
+            values[stmt.name] = torch.tensor(float("nan")) if index else computed(stmt, values)
+        elif isinstance(stmt, PartialAccumulate):
+            found[stmt] = values[stmt.value.name]
     return found
 
 

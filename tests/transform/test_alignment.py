@@ -77,24 +77,9 @@ def test_rows_of_a_batch_axis_are_left_as_they_are() -> None:
     assert alignment_phase(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
 
 
-@pytest.mark.parametrize("cols", [33, 1001, 4097, 4098])
-def test_each_kind_of_rows_has_as_many_programs(cols: int) -> None:
-    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(1000, cols))))
-    for rows in (1, 7, 100, 5000, 32768):
-        schedule = choose(dataclasses.replace(work, rows=rows), H200)
-        assert schedule.num_splits % schedule.period == 0
-        assert schedule.r0_block >= cols + (work.slack if schedule.period > 1 else 0)
-
-
 def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
     work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
     assert work.period == 8 and choose(work, H200).period == 1
-
-
-def test_the_users_split_is_rounded_to_whole_kinds() -> None:
-    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 1001))))
-    schedule = choose(work, H200, split_size=100)
-    assert schedule.num_splits == 48 and schedule.period == 8  # 41 programs, and seven more
 
 
 @pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from graphs import bf16, f32, merged, only, traced
@@ -51,10 +50,6 @@ def test_a_program_has_all_rows_of_few_columns(rows: int, cols: int, whole: bool
     assert not whole or (schedule.tile.xblock >= rows and schedule.tile.xblock * schedule.r0_block <= WHOLE)
 
 
-def test_without_a_batch_rows_are_split() -> None:
-    assert choose(facts_of(merged(only(graphs.layer_norm_backward(64, 64, bf16)))), H200).num_splits > 1
-
-
 def test_a_finalisation_that_reads_much_stays_a_kernel() -> None:
     """Its loads would take registers of the main kernel's loop."""
 
@@ -70,15 +65,6 @@ def test_a_finalisation_that_reads_much_stays_a_kernel() -> None:
         return choose(facts_of(program), H200)
 
     assert schedule_of(FINAL_LOADS).finishes and not schedule_of(FINAL_LOADS + 1).finishes
-
-
-def test_several_programs_to_a_row_never_finish() -> None:
-    one = dataclasses.replace(choose(facts_of(small()), H200), num_splits=1)
-    assert not dataclasses.replace(one, parts=2).finishes
-    assert (
-        not dataclasses.replace(one, num_splits=2).finishes
-        and not dataclasses.replace(one, period=2).finishes
-    )
 
 
 def test_blocks_of_columns_finish_as_well() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from evaluate import computed
 from graphs import bf16, f32, traced, within_tile
 from support import quantised
 
@@ -107,16 +108,9 @@ def test_the_reciprocal_of_every_power_of_two() -> None:
     powers = torch.cat([exponents, nan]).view(f32)
     for divisor in (powers, -powers):
         values = {"d": divisor}
-        run = {
-            "to_dtype_bitcast": lambda x, to, _: x.view(to),
-            "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
-            "sub": torch.sub,
-            "mul": torch.mul,
-        }
         for stmt in powers_of_two._reciprocal(Ref("d"), "r"):
-            args = [values[a.name] if isinstance(a, Ref) else a for a in stmt.args]
-            values[stmt.name] = run[stmt.op](*args)
-            assert values[stmt.name].dtype == stmt.dtype
+            assert isinstance(stmt, Compute)
+            values[stmt.name] = computed(stmt, values)
         exact = 1 / divisor
         same = (values["r"].view(torch.int32) == exact.view(torch.int32)) | (
             values["r"].isnan() & exact.isnan()

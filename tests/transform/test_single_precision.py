@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from evaluate import computed
 from graphs import bf16, f32, traced, within_tile
 
-from mixorder.ir.program import Compute, LoopProgram, Reduce, Ref
+from mixorder.ir.program import Compute, LoopProgram, Reduce, operands
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.single_precision import divide_in_float32
@@ -96,21 +97,11 @@ def test_the_same_bits(factor: Callable[[Any], Any]) -> None:
     body = transformed(factor, f32).nests[0].body
     (first, *_) = (s for s in body if isinstance(s, Reduce))
     values: dict[str, Any] = {first.name: divisors()}
-    run: dict[str, Callable[..., Any]] = {
-        "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
-        "div_rn": torch.div,
-        "lt": torch.lt,
-        "where": torch.where,
-    }
     for stmt in body[body.index(first) + 1 :]:
-        names = [a.name for a in getattr(stmt, "args", ()) if isinstance(a, Ref)]
-        if isinstance(stmt, Compute) and stmt.op in run and all(n in values for n in names):
-            values[stmt.name] = run[stmt.op](
-                *(values[a.name] if isinstance(a, Ref) else a for a in stmt.args)
-            )
-            found = values[stmt.name]
-            if found.ndim and found.dtype == f32:
-                result = found
+        if isinstance(stmt, Compute) and values.keys() >= set(operands(stmt)):
+            values[stmt.name] = computed(stmt, values)
+            if values[stmt.name].ndim and stmt.op != "mul":
+                result = values[stmt.name]
     expected = factor(divisors())
     same = (result.view(torch.int32) == expected.view(torch.int32)) | (result.isnan() & expected.isnan())
     assert same.all(), (divisors()[~same][:3], result[~same][:3], expected[~same][:3])
