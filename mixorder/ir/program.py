@@ -299,20 +299,6 @@ class Nest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Realised:
-    """A value that Inductor stores: its dtype and place in memory, and the output that it is, if any.
-
-    `numel`: its elements, if they are fewer than the loops have. It is needed where `predicate` is true."""
-
-    name: str
-    dtype: torch.dtype
-    index: sympy.Expr
-    output: str | None
-    numel: sympy.Expr | None = None
-    predicate: Ref | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class AlignmentPhase:
     """Where rows start relative to the boundaries of wide memory accesses, if not all start alike.
 
@@ -334,9 +320,8 @@ class LoopProgram:
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
     where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
-    blocks of the one nest's axes, of which a program has whole ones. `realised`: what Inductor's own kernels
-    would store on the way and read again, for predictions. `ahead`: of a blocked program, what other programs
-    of its kernel compute for whole rows, and its tiles wait for (`transform.rows_ahead`).
+    blocks of the one nest's axes, of which a program has whole ones. `ahead`: of a blocked program, what
+    other programs of its kernel compute for whole rows, and its tiles wait for (`transform.rows_ahead`).
     """
 
     buffers: tuple[Buffer, ...]
@@ -344,7 +329,6 @@ class LoopProgram:
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
     phase: AlignmentPhase | None = None
     blocked: bool = False
-    realised: tuple[Realised, ...] = ()
     ahead: Nest | None = None
 
     @property

@@ -8,7 +8,6 @@ The graph is read here, never written. Raises `Decline` for an op whose lowering
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import sympy
@@ -23,7 +22,6 @@ from ..ir.program import (
     AxisClass,
     LoopProgram,
     Nest,
-    Realised,
     Ref,
     Store,
     closure,
@@ -39,7 +37,6 @@ from ..region.nodes import (
     reduction_kind,
     shape_of,
 )
-from ..region.realised import realised, seen_through
 from ..region.region import Region
 from ..region.sizes import Size, product
 from .index_map import Index, delinearize, index_behind, reshape_index
@@ -63,14 +60,14 @@ def lower(region: Region) -> LoopProgram:
             if not both:
                 break
             everywhere |= both  # trace again, with one load for both
-        hints, kept = tracer.hints(), tracer.realised()
+        hints = tracer.hints()
     # A common axis is reduced with the rows, so it stays inside them.
     outer_order = (last, row) if last.kind is AxisClass.COLUMN else (row, last)
     nests = []
     for order, roots in (((row, last), stores[False]), (outer_order, stores[True])):
         if roots:
             nests.append(Nest((*batch, *order), closure(tracer.body, roots)))
-    return LoopProgram(tracer.buffers(), tuple(nests), hints, realised=kept)
+    return LoopProgram(tracer.buffers(), tuple(nests), hints)
 
 
 _SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", AxisClass.COMMON: "y"}
@@ -159,25 +156,6 @@ class _RowTracer(Tracer):
             self._values[key] = traced
             self.current = outer
         return self._values[key]
-
-    def realised(self) -> tuple[Realised, ...]:
-        """The values over the whole space that Inductor stores, and over parts of it, in order."""
-        outputs = {seen_through(node): f"out{i}" for i, node in enumerate(self.region.outputs)}
-        found: dict[str, Realised] = {}
-        for stored in realised(self.region.nodes):
-            val = fake(stored)
-            numel = product(shape_of(stored) or ())
-            if val is None or not (whole := numel == self.region.space.numel) and stored in outputs:
-                continue
-            for (node, index, predicate), traced in self._values.items():
-                if node is stored and (whole or predicate is not None):
-                    place = self.offset(index, self.strides(node))
-                    one = Realised(traced.name, val.dtype, place, outputs.get(node))
-                    if not whole:
-                        assert predicate is not None
-                        one = dataclasses.replace(one, numel=numel, predicate=Ref(predicate))
-                    found.setdefault(traced.name, one)
-        return tuple(found.values())
 
     def reduce(self, node: Node, index: Index) -> Traced:
         """A reduction over the axes of its side, at an index over the dims that it keeps."""

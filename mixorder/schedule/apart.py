@@ -31,7 +31,6 @@ from .cost import without
 from .device import DeviceInfo
 from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
-from .realised import as_stored, with_pieces
 from .schedule import next_power_of_2
 from .work import Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
 
@@ -85,11 +84,7 @@ def microseconds(kernels: Sequence[Kernel], device: DeviceInfo, times: Times) ->
 def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
     """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
     earlier nest has stored."""
-    program, pieces = with_pieces(program)
-    program, ahead = as_stored(program, _fuses)
-    nests, stored = list(program.nests), dict[str, str]()
-    found = [Kernel(Kind.POINTWISE, work, int(work.dram) // BLOCK + 1, 1, ()) for work in pieces]
-    found += [] if ahead is None else [_kernel(program, ahead, stored, device)]
+    nests, stored, found = list(program.nests), dict[str, str](), list[Kernel]()
     if len(nests) == 2 and any(isinstance(s, Reduce) for s in nests[0].statements):
         own, others = _by_dependence(program, nests[1])
         nests = [nest for nest in (nests[0], own, others) if nest is not None]
@@ -216,13 +211,6 @@ def _by_reads(program: LoopProgram, nest: Nest, stored: dict[str, str]) -> list[
             reads, stores = reads | part[1], part[2] + stores
         parts.append((tiled, reads, stores))
     return [Nest(nest.loops, closure(nest.statements, stores)) for _, _, stores in parts]
-
-
-def _fuses(program: LoopProgram) -> bool:
-    """Whether Inductor's own fusion takes a part of the second nest."""
-    if len(program.nests) != 2 or not any(isinstance(s, Reduce) for s in program.nests[0].statements):
-        return False
-    return _by_dependence(program, program.nests[1])[0] is not None and _is_mixed(program)
 
 
 def _is_mixed(program: LoopProgram) -> bool:
