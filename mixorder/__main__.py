@@ -1,14 +1,16 @@
 """`python -m mixorder [command] ...`: explain, bench, tune, doctor or, where none is named, the demo.
 
-Exit status: the command's; 130 where it was interrupted; 141 where the reader of its output has gone.
+Exit status: the command's; 70 where it crashed; 130 where it was interrupted; 141 where the reader of its
+output has gone.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import os
 import sys
+import traceback
 
 COMMANDS = ("demo", "explain", "bench", "tune", "doctor")
 HELP = """\
@@ -42,6 +44,9 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would fail once more, at its end
         return 141
+    except Exception:  # apart from the status 1 of "nothing is fused"
+        traceback.print_exc()
+        return os.EX_SOFTWARE
 
 
 def _run(arguments: list[str]) -> int:
@@ -59,16 +64,19 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         print(f"python -m mixorder: error: {_unknown(command)}", file=sys.stderr)
         return 2
-    if command not in ("doctor", "explain") and _switched_off():
-        print(f"python -m mixorder: error: {command} cannot run: MIXORDER=0 is set", file=sys.stderr)
+    if command != "doctor" and (why := _cannot_run(command)):
+        print(f"python -m mixorder: error: {command} cannot run: {why}", file=sys.stderr)
         return 2
     return int(importlib.import_module(f"mixorder.cli.{command}").main(arguments))
 
 
-def _switched_off() -> bool:
+def _cannot_run(command: str) -> str:
+    """Why a command cannot run here; empty if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed; install it as https://pytorch.org says"
     from mixorder.options import switched_off
 
-    return switched_off()
+    return "MIXORDER=0 is set" if command != "explain" and switched_off() else ""
 
 
 def _unknown(command: str) -> str:

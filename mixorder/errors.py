@@ -135,6 +135,12 @@ class GainsNothing(Decline):
     """A strategy is of no use for a program, whatever its size. Users are not told: it is no reason."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    said = str(error).strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *said])
+
+
 class CannotExplain(RuntimeError):
     """`mixorder.explain` cannot analyse this model on this device; the message says what to do."""
 

@@ -17,6 +17,7 @@ from mixorder.cli.factory import HELP, Example, add_factory, error_of, make
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
+from mixorder.errors import in_a_line
 from mixorder.options import Options
 
 if TYPE_CHECKING:
@@ -99,10 +100,21 @@ def report_of(parser: Parser, example: Example, options: dict[str, int], dynamic
         return explain(function, options, dynamic, _seen)(*inputs, **named)
     except CannotExplain:
         raise
-    except Exception:
-        if own := error_of(example):
-            parser.error(f"the model fails without mixorder as well: {own}")
+    except Exception as error:
+        own = error_of(example)
+        if own and _same(own, error):
+            hint = "" if inputs or named else " (the factory gave a model and no inputs)"
+            parser.error(f"the model fails without mixorder as well: {in_a_line(own)}{hint}")
         raise
+
+
+def _same(own: Exception, error: Exception) -> bool:
+    """Whether a model's own error is the one that stopped its compile, which quotes it or has it as cause."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
+        chain.append(cause)
+    said = str(own).strip().splitlines()[:1]
+    return any(type(one) is type(own) or (said and said[0] in str(one)) for one in chain)
 
 
 def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> None:

@@ -66,15 +66,14 @@ def make(parser: Parser, name: str, device: str) -> Example:
     return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
 
 
-def error_of(example: Example) -> str:
-    """The error, in one line, with which a model fails by itself on its inputs; empty if it does not."""
+def error_of(example: Example) -> Exception | None:
+    """The error with which a model fails by itself on its inputs; None if it does not."""
     function, inputs, named = example
     try:
         function(*inputs, **named)
     except Exception as error:
-        hint = "" if inputs or named else " (the factory gave a model and no inputs)"
-        return f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
-    return ""
+        return error
+    return None
 
 
 def _takes_nothing(factory: Callable[..., Any]) -> bool:

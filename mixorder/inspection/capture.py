@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from .. import pipeline
-from ..errors import CannotExplain, MixorderError
+from ..errors import CannotExplain, MixorderError, in_a_line
 from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options, misspelt
@@ -58,6 +58,7 @@ def explain(
         try:
             with (
                 as_it_was(run, tensors) as notes,
+                _noted(watch, notes),
                 config.patched(settings),
                 config.without_autograd_cache(),
                 detect_fake_mode(tensors) or contextlib.nullcontext(),
@@ -88,6 +89,19 @@ def explain(
         )
 
     return _Explainer(function, explained)
+
+
+@contextlib.contextmanager
+def _noted(watch: _Watch, notes: list[str]) -> Iterator[None]:
+    """Turn the error of a run whose graphs were analysed into a remark: the report is what was asked for."""
+    try:
+        yield
+    except CannotExplain:
+        raise
+    except Exception as error:
+        if not watch.graphs:
+            raise
+        notes.append(f"the run ended with {in_a_line(error)}. What was compiled until then is in the report")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ def faked(function: Callable[..., Any], inputs: Any, device: str = "cpu") -> tup
             "a function that uses a model on the meta device cannot be analysed: give the model and its "
             "inputs, or tensors on the CPU"
         )
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # states of random numbers are never fake
     known: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ from typing import Any
 import graphs
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mixorder
 from mixorder import __main__, pipeline
@@ -57,6 +59,32 @@ def nothing() -> tuple[Callable[..., Tensor], Tensor]:
 
 def alone() -> nn.Module:
     return nn.LayerNorm(32)
+
+
+def late() -> tuple[nn.Module, Tensor]:
+    def refuse(gradient: Tensor) -> None:
+        raise RuntimeError("the gradient of the input is not wanted")
+
+    x = torch.randn(8, 32, requires_grad=True)
+    x.register_hook(refuse)  # raises when the backward has been compiled and has run
+    return nn.LayerNorm(32), x
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.project = nn.LayerNorm(32), nn.Linear(32, 96)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(self.norm(x)).view(2, 16, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        return x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(checkpoint(self.attend, x, use_reentrant=False))
+
+
+def checkpointed() -> tuple[nn.Module, Tensor]:
+    return _Checkpointed(), torch.randn(2, 16, 32)
 
 
 def misfit() -> tuple[nn.Module, Tensor]:
@@ -226,8 +254,29 @@ def test_a_failure_of_mixorder_keeps_its_traceback(monkeypatch: pytest.MonkeyPat
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("mixorder.inspection.capture.norms_of", broken)
-    with pytest.raises(ZeroDivisionError):
-        run(monkeypatch, "explain", f"{HERE}:factory", "--device", "cpu")
+    status, out, err = run(monkeypatch, "explain", f"{HERE}:factory", "--device", "cpu")
+    assert status == 70 and not out and "Traceback" in err and "ZeroDivisionError: a bug" in err
+
+
+def test_a_run_that_fails_after_its_graphs_were_analysed_has_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, out, _ = run(monkeypatch, "explain", f"{HERE}:late", "--device", "cpu", "--min-numel", "0")
+    assert status == 0 and "8x32" in out
+    assert "the run ended with RuntimeError: the gradient of the input is not wanted" in out
+
+
+def test_attention_in_a_checkpoint_is_analysed_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saves the state of random numbers, a tensor that has values also where others have none."""
+    args = ("explain", f"{HERE}:checkpointed", "--device", "meta", "--min-numel", "0")
+    status, out, _ = run(monkeypatch, *args)
+    assert status == 0 and "the run ended" not in out and "in a region" in out
+
+
+def test_commands_say_that_there_is_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, out, err = run(monkeypatch, "explain", f"{HERE}:factory")
+    assert status == 2 and not out and "explain cannot run: torch is not installed" in err
 
 
 @pytest.mark.parametrize(
