@@ -27,7 +27,7 @@ from .lowering.lower import lower
 from .lowering.tile import lower_tile
 from .options import Options
 from .planning import (
-    Plan,
+    RegionPlan,
     Setting,
     by_first_strategy,
     check_layout,
@@ -230,19 +230,19 @@ def fuse(
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", chosen.record, loops, kernels)
-    results = step("rewrite", replace, graph, region, loops, kernels, schedule.num_splits)
+    results = step("rewrite", replace, graph, region, loops, kernels, schedule.splits)
     step("memory", timeline.commit, change, results)
     show("fx_after.txt", graph)
     return region, dataclasses.replace(record, peak=(change.before, change.after), stage_ms=runner.stage_ms)
 
 
-def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[Plan, Change]:
+def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[RegionPlan, Change]:
     """The plan of a region or, if that takes more memory at the graph's peak than stock, of the part of it
     that saves the most time without. Raises the region's `Decline` if there is none."""
     make = functools.partial(build, runner=runner, setting=setting)
     refusal, tried = None, [found]
     while True:
-        fitting: list[tuple[Plan, Change]] = []
+        fitting: list[tuple[RegionPlan, Change]] = []
         for region in tried:
             try:
                 plans = plans_of(region, make, runner)
@@ -262,7 +262,9 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
             tried += [deeper, *runner.step("partition", leaner, deeper, timeline.stored)]
 
 
-def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runner) -> tuple[Plan, Change]:
+def fastest_within_peak(
+    plans: Sequence[RegionPlan], timeline: Timeline, runner: Runner
+) -> tuple[RegionPlan, Change]:
     """The first plan that takes no more memory than stock's peak, launched as early as it can be or as late.
     Raises the first `Decline` if all do."""
     refusal = None
@@ -275,7 +277,7 @@ def fastest_within_peak(plans: Sequence[Plan], timeline: Timeline, runner: Runne
     raise refusal
 
 
-def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
+def within_peak(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> Change:
     """What a plan does to the graph's memory. Raises `Decline` if that is more than stock's peak."""
     region = chosen.region
     loops = in_place(chosen, timeline, runner)
@@ -287,7 +289,7 @@ def within_peak(chosen: Plan, timeline: Timeline, runner: Runner) -> Change:
     return change
 
 
-def in_place(chosen: Plan, timeline: Timeline, runner: Runner) -> LoopProgram:
+def in_place(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> LoopProgram:
     """A plan's loops, with results in the memory of inputs that are dead after it."""
     if not chosen.strategy.in_place(chosen.loops):
         return chosen.loops
@@ -309,7 +311,7 @@ def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Ti
     return dataclasses.replace(loops, buffers=tuple(buffers))
 
 
-def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> Plan | TooWide:
+def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> RegionPlan | TooWide:
     """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
     the region needs too many registers; raises every other `Decline`."""
     step, show = runner.step, runner.show
@@ -327,12 +329,12 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     if isinstance(found, TooWide):
         return found
     strategy, loops, facts, schedule = found
-    show("schedule.txt", schedule)
+    show("plan.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
     traffic = step("cost", cost.traffic, lowered, loops, schedule.partials, copied, _joined(region))
     takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
-    return Plan(
+    return RegionPlan(
         key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes
     )
 

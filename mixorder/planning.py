@@ -30,8 +30,8 @@ from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import CHOOSING, moving_us
 from .schedule.outside import apart_us, outside
+from .schedule.plan import Plan
 from .schedule.predicted import Expected, check_saves, check_spares, saves, spares
-from .schedule.schedule import Schedule
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
 from .tune.search import Tuning
@@ -66,7 +66,7 @@ def setting_in_force() -> Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RegionPlan:
     """How a region is run, and its traffic. All but `region` is the same for all regions with the same key.
 
     `copied`: the buffers of the nodes that are made contiguous. `lowered`: the loops before any rewrite;
@@ -81,13 +81,13 @@ class Plan:
     strategy: Strategy
     loops: LoopProgram
     facts: Facts
-    schedule: Schedule
+    schedule: Plan
     traffic: cost.Traffic
     device: DeviceInfo
     expected: Expected
     tuning: Tuning | None = None
 
-    def of(self, region: Region) -> Plan:
+    def of(self, region: Region) -> RegionPlan:
         """The plan for another region with the same key."""
         if self.copied:
             region = with_contiguous(region, self.copied)
@@ -108,11 +108,11 @@ class Plan:
         )
 
 
-Build = Callable[[Hashable | None, Region], Plan | TooWide]
+Build = Callable[[Hashable | None, Region], RegionPlan | TooWide]
 """Makes the plan of a region; returns `TooWide` if it needs too many registers, raises other `Decline`s."""
 
 
-def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
+def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
     whole = _possible(region, build, runner)
@@ -132,13 +132,13 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[Plan]:
     return sorted(plans, key=lambda one: (not _pays(one), one.expected.ours_us))
 
 
-def _pays(plan: Plan) -> bool:
+def _pays(plan: RegionPlan) -> bool:
     return saves(plan.expected, _has_few_rows(plan)) and spares(
         plan.expected, plan.traffic, plan.facts.levels
     )
 
 
-def _has_few_rows(plan: Plan) -> bool:
+def _has_few_rows(plan: RegionPlan) -> bool:
     """Whether a plan reduces along rows, of which there are fewer than multiprocessors."""
     facts = plan.facts
     return (
@@ -146,7 +146,7 @@ def _has_few_rows(plan: Plan) -> bool:
     )
 
 
-def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
+def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a tile's region, and those before it that are faster: where it needs values of whole rows,
     the plan that computes these as well, and the one that reads what it needs them for. For the latter, the
     kernel that reduces the rows writes one tensor more."""
@@ -165,7 +165,7 @@ def _of_tile(whole: Plan, build: Build, runner: Runner) -> list[Plan]:
     return ranked[: ranked.index(whole) + 1]
 
 
-def _with_rows(larger: Region, whole: Plan, build: Build, runner: Runner) -> Plan:
+def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) -> RegionPlan:
     """The plan of a tile's region with the values of whole rows, for which Inductor has one kernel more than
     for `whole`. Raises `Decline` where rows are too wide."""
     answer = _remembered(larger, build, runner)
@@ -179,12 +179,12 @@ def _with_rows(larger: Region, whole: Plan, build: Build, runner: Runner) -> Pla
 HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well
 
 
-def _is_computing(plan: Plan) -> bool:
+def _is_computing(plan: RegionPlan) -> bool:
     """Whether computing takes a part of a plan's predicted time that matters."""
     return plan.expected.fused_us > 1.05 * plan.expected.idle_us
 
 
-def _with_outside(plan: Plan, whole: Region) -> Plan:
+def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
     """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
     its own beside our kernels, within its other loops without them."""
     region = plan.region
@@ -198,7 +198,7 @@ def _with_outside(plan: Plan, whole: Region) -> Plan:
     return dataclasses.replace(plan, expected=takes)
 
 
-def _possible(region: Region, build: Build, runner: Runner) -> Plan:
+def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
     """The plan of a region, or of the region without what prevents a plan: operators that cannot be lowered,
     results that are used too early, then gathers."""
     try:
@@ -211,12 +211,12 @@ def _possible(region: Region, build: Build, runner: Runner) -> Plan:
     return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
 
 
-def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
+def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:
     """The plan of a region or, if it needs too many registers, of its part that saves the most bytes."""
     tried = [region]
     while True:
         answers = [(part, _remembered(part, build, runner)) for part in tried]
-        plans = [answer for _, answer in answers if isinstance(answer, Plan)]
+        plans = [answer for _, answer in answers if isinstance(answer, RegionPlan)]
         if plans:
             return max(
                 (runner.step("cost", _with_outside, plan, region) for plan in plans),
@@ -229,17 +229,17 @@ def _best_part(region: Region, build: Build, runner: Runner) -> Plan:
             raise refusals[-1][0]
 
 
-def _remembered(region: Region, build: Build, runner: Runner) -> Plan | TooWide:
+def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | TooWide:
     """The plan of this region. It is reused if a region with the same key was planned before."""
     runner.step("legality", legality.check, region)
     key = runner.step("key", structural_key, region)
     answer = runner.once(key, lambda: build(key, region))
-    return answer.of(region) if isinstance(answer, Plan) else answer
+    return answer.of(region) if isinstance(answer, RegionPlan) else answer
 
 
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
-) -> tuple[Strategy, LoopProgram, Facts, Schedule] | TooWide:
+) -> tuple[Strategy, LoopProgram, Facts, Plan] | TooWide:
     """The first strategy that accepts a merged program, with its loops, their facts and their schedule. If
     all decline, returns the first `TooWide`; if there is none, raises the first `Decline`."""
     step, refusals = runner.step, list[Decline]()
@@ -268,11 +268,11 @@ def by_first_strategy(
 
 
 def improved(
-    strategy: Strategy, loops: LoopProgram, facts: Facts, schedule: Schedule, device: DeviceInfo
-) -> Schedule:
+    strategy: Strategy, loops: LoopProgram, facts: Facts, schedule: Plan, device: DeviceInfo
+) -> Plan:
     """A schedule that is predicted to be faster than the one chosen by rules, or that one."""
 
-    def us(tried: Schedule) -> float:
+    def us(tried: Plan) -> float:
         workspace = cost.workspace_bytes(loops, tried.partials)
         moved = cost.Traffic(0, 0, workspace, 0, 0)
         return fused_kernels(loops, tried, facts, moved).us(device, CHOOSING)
@@ -284,7 +284,7 @@ def predicted(
     lowered: LoopProgram,
     loops: LoopProgram,
     strategy: Strategy,
-    schedule: Schedule,
+    schedule: Plan,
     facts: Facts,
     traffic: cost.Traffic,
     device: DeviceInfo,
@@ -311,7 +311,7 @@ def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
     return dataclasses.replace(region, made_contiguous=nodes)
 
 
-def check_time(plan: Plan, min_numel: int) -> None:
+def check_time(plan: RegionPlan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, min_numel, _has_few_rows(plan))
@@ -323,7 +323,7 @@ def check_time(plan: Plan, min_numel: int) -> None:
         raise Decline(DeclineReason.SLOWER, detail)
 
 
-def tuned(plan: Plan, label: str, strategies: Sequence[Strategy], runner: Runner) -> Plan:
+def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: Runner) -> RegionPlan:
     """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
     options = runner.options
     try:

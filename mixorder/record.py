@@ -19,8 +19,8 @@ from .region.nodes import fake, is_mean, is_moment, is_variance, size_of, stated
 from .region.provenance import Provenance, provenance_of
 from .region.region import Region
 from .schedule.cost import Traffic
+from .schedule.plan import Plan
 from .schedule.predicted import Expected
-from .schedule.schedule import Schedule
 from .tune.search import Tuning
 
 
@@ -58,7 +58,7 @@ class RegionRecord:
     outer: tuple[str, ...]
     num_nodes: int
     strategy: str
-    schedule: Schedule
+    schedule: Plan
     kernels: tuple[KernelSource, ...]
     traffic: Traffic
     expected: Expected
@@ -83,7 +83,7 @@ def describe(
     region: Region,
     strategy: str,
     nests: tuple[LoopProgram, LoopProgram],
-    schedule: Schedule,
+    schedule: Plan,
     kernels: Sequence[KernelSource],
     traffic: Traffic,
     expected: Expected,

@@ -24,8 +24,8 @@ from .schedule.cooperative_space import CooperativeSpace
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, facts_of
 from .schedule.persistent_space import PersistentSpace
+from .schedule.plan import Plan
 from .schedule.predicted import Expected, expected
-from .schedule.schedule import Schedule
 from .schedule.space import Space
 from .transform.column_blocks import check_divisible, in_blocks
 from .transform.cooperative import check_shareable, cut_into_phases, with_mailbox
@@ -39,7 +39,7 @@ TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may ta
 # H200, two norms of 16384x6144: 16 rows 562, 458 and 640 us, 32 rows 513, 408 and 585.
 SHORT_ROWS = 32
 
-Choose = Callable[[Facts, DeviceInfo, int, Constants], Schedule]
+Choose = Callable[[Facts, DeviceInfo, int, Constants], Plan]
 """From facts, a device, rows per program (0: the best number) and constants; raises `Decline`."""
 
 
@@ -51,7 +51,7 @@ def _unchanged(program: LoopProgram) -> LoopProgram:
     return program
 
 
-def _with_nothing_more(program: LoopProgram, schedule: Schedule) -> LoopProgram:
+def _with_nothing_more(program: LoopProgram, schedule: Plan) -> LoopProgram:
     return program
 
 
@@ -70,20 +70,20 @@ class Strategy:
     name: str
     meaning: str
     choose: Choose
-    starts: Callable[[Facts, DeviceInfo, int], Iterator[Schedule]]
-    space: Callable[[Facts, DeviceInfo, Schedule, bool], Space]
+    starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]]
+    space: Callable[[Facts, DeviceInfo, Plan, bool], Space]
     emit: MainKernel
     applies: Callable[[LoopProgram], None] = _applies
     transform: Callable[[LoopProgram], LoopProgram] = _unchanged
     form: Form = Form.MERGED
     facts: Callable[[LoopProgram], Facts] = facts_of
-    place: Callable[[LoopProgram, Schedule], LoopProgram] = _with_nothing_more
-    describe: Callable[[Schedule], str] = lambda schedule: ""
+    place: Callable[[LoopProgram, Plan], LoopProgram] = _with_nothing_more
+    describe: Callable[[Plan], str] = lambda schedule: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     blocked: bool = False
     predict: Callable[..., Expected] = expected
 
-    def generate(self, loops: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
+    def generate(self, loops: LoopProgram, schedule: Plan, label: str) -> tuple[KernelSource, ...]:
         """The kernels of loops that `place` returned, in the order of their launches."""
         return generate(self.emit, loops, schedule, label)
 
@@ -91,12 +91,12 @@ class Strategy:
         """Whether `title` made a title."""
         return title.partition(", ")[0] == self.name
 
-    def title(self, schedule: Schedule) -> str:
+    def title(self, schedule: Plan) -> str:
         """The strategy with what a schedule determines, such as `cooperative, 8 programs to a row`."""
         return ", ".join(filter(None, (self.name, self.describe(schedule))))
 
 
-def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
     """The schedule chosen if more spills are allowed than without timing."""
     yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
 
@@ -145,15 +145,15 @@ COOPERATIVE = Strategy(
     applies=check_shareable,
     transform=cut_into_phases,
     form=Form.COOPERATIVE,
-    place=lambda loops, s: with_mailbox(loops, s.parts, s.tile.xblock * s.period),
-    describe=lambda schedule: f"{schedule.parts} programs to {_rows(schedule)}",
+    place=lambda loops, s: with_mailbox(loops, s.group, s.tile_rows * s.period),
+    describe=lambda schedule: f"{schedule.group} programs to {_rows(schedule)}",
     in_place=lambda loops: not _exchanges(loops),  # another turn would read what the first has written
 )
 """Several programs share a row and exchange their parts of its reductions."""
 
 
-def _rows(schedule: Schedule) -> str:
-    return "a row" if schedule.tile.xblock == 1 else f"{schedule.tile.xblock} rows"
+def _rows(schedule: Plan) -> str:
+    return "a row" if schedule.tile_rows == 1 else f"{schedule.tile_rows} rows"
 
 
 def _has_known_rows(program: LoopProgram) -> None:
@@ -163,12 +163,12 @@ def _has_known_rows(program: LoopProgram) -> None:
 
 def _choose_few_rows(
     facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
-) -> Schedule:
+) -> Plan:
     chosen = persistent.choose(facts, device, split_size, constants)
-    if facts.rows <= SHORT_ROWS * chosen.num_splits:
+    if facts.rows <= SHORT_ROWS * chosen.splits:
         return chosen
     few = persistent.choose(facts, device, SHORT_ROWS, constants)
-    if split_size or facts.rows > SHORT_ROWS * few.num_splits:
+    if split_size or facts.rows > SHORT_ROWS * few.splits:
         raise TooWide(facts.held_words, f"plain sums in fp32 have at most {SHORT_ROWS} rows")
     return few
 

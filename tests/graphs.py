@@ -40,7 +40,7 @@ from mixorder.rewrite.rewrite import replace
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import Facts, facts_of
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
@@ -295,7 +295,7 @@ def in_turn(graph: Graph) -> Iterator[Region]:
             continue
         yield region
         program, schedule, sources = kernels(region)
-        replace(graph, region, program, sources, schedule.num_splits)
+        replace(graph, region, program, sources, schedule.splits)
 
 
 def only(graph: Graph) -> Region:
@@ -315,9 +315,7 @@ def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     return form_fma(merge(same_bits_sooner(reorder(split_outer(lower(region))), True, runs_ptx)))
 
 
-def kernels(
-    region: Region, device: DeviceInfo = H200
-) -> tuple[LoopProgram, Schedule, tuple[KernelSource, ...]]:
+def kernels(region: Region, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan, tuple[KernelSource, ...]]:
     """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
     for strategy in (s for s in STRATEGIES if s.blocked == program.blocked):
@@ -327,9 +325,7 @@ def kernels(
     raise AssertionError("no strategy takes the program")
 
 
-def run_by(
-    strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200
-) -> tuple[LoopProgram, Schedule]:
+def run_by(strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan]:
     """A merged program as a strategy runs it, and the schedule it chooses."""
     strategy.applies(program)
     loops = strategy.transform(program)
@@ -337,7 +333,7 @@ def run_by(
     return strategy.place(loops, schedule), schedule
 
 
-def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Schedule]:
+def shared(program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan]:
     """A merged program for several programs per row, and its schedule."""
     return run_by(COOPERATIVE, program, device)
 
@@ -352,9 +348,14 @@ def phases_facts(program: LoopProgram) -> Facts:
     return facts_of(cut_into_phases(program))
 
 
-def generate(program: LoopProgram, schedule: Schedule, label: str) -> tuple[KernelSource, ...]:
+def generate(program: LoopProgram, schedule: Plan, label: str) -> tuple[KernelSource, ...]:
     """The kernels of a program, by the strategy that its schedule is of."""
-    return (COOPERATIVE if schedule.parts > 1 else PERSISTENT).generate(program, schedule, label)
+    return (COOPERATIVE if schedule.group > 1 else PERSISTENT).generate(program, schedule, label)
+
+
+def tile_of(plan: Plan) -> tuple[int, int, int]:
+    """Rows of a tile, warps, and stages."""
+    return plan.tile_rows, plan.launch.num_warps, plan.launch.num_stages
 
 
 def short(dtype: torch.dtype) -> str:
@@ -496,7 +497,7 @@ def _apply(
     raise AssertionError(step)
 
 
-def choosing(change: Callable[..., Schedule], *strategies: Strategy) -> tuple[Strategy, ...]:
+def choosing(change: Callable[..., Plan], *strategies: Strategy) -> tuple[Strategy, ...]:
     """The strategies with other schedules: `change` gets the strategy's own `choose` before its arguments."""
     return tuple(
         dataclasses.replace(s, choose=functools.partial(change, s.choose)) for s in strategies or STRATEGIES

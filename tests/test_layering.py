@@ -51,7 +51,7 @@ FORBIDDEN = {
     "schedule/cooperative.py": ("torch", "triton"),
     "tune/search.py": ("torch", "triton"),
     "tune/cache.py": ("torch", "triton"),
-    "schedule/schedule.py": ("torch", "triton"),
+    "schedule/plan.py": ("torch", "triton"),
     "schedule/cost.py": ("torch", "triton"),
     "codegen/source.py": ("torch", "triton"),
     "codegen/exchange.py": ("torch", "triton"),

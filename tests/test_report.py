@@ -189,7 +189,7 @@ def product_with_the_other_half(cols: int) -> Graph:
 
 def test_a_wide_row_is_shared_without_its_gather() -> None:
     (record,) = run(product_with_the_other_half(16386))
-    assert isinstance(record, RegionRecord) and record.schedule.parts > 1
+    assert isinstance(record, RegionRecord) and record.schedule.group > 1
     assert record.traffic.read == 3 * 16 * 16386 * 4  # x, dy, and the gathered tensor
 
 
@@ -241,7 +241,7 @@ def test_dump_has_one_numbered_file_per_stage(tmp_path: Path) -> None:
     names = sorted(p.name for p in (graph_dir / "region0").iterdir())
     assert names == [
         "00_fx.txt", "01_region.txt", "02_loops.txt", "03_split.txt", "04_reordered.txt",
-        "05_merged.txt", "06_schedule.txt", "07_kernel.py", "08_fx_after.txt",
+        "05_merged.txt", "06_plan.txt", "07_kernel.py", "08_fx_after.txt",
     ]  # fmt: skip
     texts = {p.name: p.read_text() for p in (graph_dir / "region0").iterdir()}
     assert texts["03_split.txt"].count("partial_accumulate") == 1

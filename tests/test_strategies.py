@@ -23,8 +23,8 @@ from mixorder.options import Options
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts
+from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
-from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import PERSISTENT, SHORT_ROWS, SHORT_SUMS, STRATEGIES, Strategy
 from mixorder.tune import tuner
 
@@ -103,15 +103,15 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     graph = graphs.traced(two_norms, *tensors)
     (record,) = pipeline.run(graph, OPTIONS, pipeline.Setting(H200, (PERSISTENT, SHORT_SUMS)))
     assert record.strategy == "short sums" and len(record.outer) == 3
-    assert -(-16384 // record.schedule.num_splits) <= SHORT_ROWS
+    assert -(-16384 // record.schedule.splits) <= SHORT_ROWS
     merged = graphs.merged(graphs.only(graphs.layer_norm_backward(16384, 4096, f32)))
     loops = SHORT_SUMS.transform(merged)
     facts = SHORT_SUMS.facts(loops)
     assert facts.held_words == PERSISTENT.facts(merged).held_words - 2
     schedule = SHORT_SUMS.choose(facts, H200, 0, FITTED)
     near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
-    assert near and {s.num_splits for s in near} == {schedule.num_splits} == {16384 // SHORT_ROWS}
-    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0, FITTED).num_splits < 1000
+    assert near and {s.splits for s in near} == {schedule.splits} == {16384 // SHORT_ROWS}
+    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0, FITTED).splits < 1000
     for rows, split_size in ((16384, SHORT_ROWS + 1), (2**19, 0)):
         with pytest.raises(TooWide, match=f"at most {SHORT_ROWS} rows"):
             SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size, FITTED)
@@ -144,9 +144,9 @@ def test_a_program_whose_reductions_end_within_a_tile() -> None:
     assert pipeline.run(graph, OPTIONS, setting)[0].strategy != strategy.name
 
 
-def one_row_at_a_time(facts: Facts, *rest: Any) -> Schedule:
+def one_row_at_a_time(facts: Facts, *rest: Any) -> Plan:
     chosen = PERSISTENT.choose(facts, *rest)
-    return dataclasses.replace(chosen, tile=dataclasses.replace(chosen.tile, xblock=1))
+    return chosen.changed(tile_rows=1)
 
 
 def nine_times(*args: Any) -> Expected:
@@ -165,7 +165,7 @@ def test_a_new_entry_is_planned_reported_predicted_and_tuned() -> None:
         (records[strategy.name],) = pipeline.run(graphs.rms_norm_backward(32768, 768), OPTIONS, setting)
     slow, usual = records[SLOW.name], records[PERSISTENT.name]
     assert slow.strategy == "one row at a time" and usual.strategy == "persistent"
-    assert slow.schedule.tile.xblock == 1 < usual.schedule.tile.xblock
+    assert slow.schedule.tile_rows == 1 < usual.schedule.tile_rows
     assert slow.expected.fused_us > 5 * usual.expected.fused_us
     merged = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 8192)))
     loops, schedule = graphs.run_by(PERSISTENT, merged)
@@ -175,7 +175,7 @@ def test_a_new_entry_is_planned_reported_predicted_and_tuned() -> None:
 
 
 def test_what_no_strategy_takes_is_declined() -> None:
-    def never(*args: Any) -> Schedule:
+    def never(*args: Any) -> Plan:
         raise Decline(mixorder.errors.DeclineReason.ROW_TOO_WIDE, "for the test")
 
     graph = graphs.pair_graph()

@@ -31,12 +31,12 @@ from mixorder.errors import Decline
 from mixorder.schedule.constants import FILE, Constants
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import ALIGNMENT
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES
 
 THRESHOLD = 0.0005  # of the mean regret of some 40 targets: a smaller gain is noise
-# A looked-up schedule may differ in these (of the tile: in stages). No sweep had a limit on registers.
-NEAR = {"tile", "final_block", "final_warps", "max_registers"}
+# A looked-up plan may differ in these. No sweep had a limit on registers.
+NEAR = {"num_stages": 1, "block": 1, "warps": 1, "max_registers": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Case:
     target: Target
     device: DeviceInfo
     best: Row
-    measured: dict[tuple[str, Schedule], float]
+    measured: dict[tuple[str, Plan], float]
     near: dict[tuple[Any, ...], list[Row]]
 
 
@@ -55,7 +55,7 @@ class Choice:
     """The rules' choice for a case. `us` is infinite where no similar schedule was measured."""
 
     strategy: str
-    schedule: Schedule
+    schedule: Plan
     us: float
     exact: bool
 
@@ -94,7 +94,7 @@ def chosen(case: Case, constants: Constants) -> Choice:
     return Choice(strategy, schedule, nearest.us if nearest and nearest.us else math.inf, exact=False)
 
 
-def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str, Schedule]:
+def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str, Plan]:
     """As `pipeline.build` has it."""
     for strategy in STRATEGIES:
         if facts := target.facts.get(strategy.name):
@@ -103,19 +103,18 @@ def _rule(target: Target, device: DeviceInfo, constants: Constants) -> tuple[str
     raise ValueError(f"{target.name}: no strategy takes it")
 
 
-def _as_run(schedule: Schedule) -> Schedule:
+def _as_run(schedule: Plan) -> Plan:
     """Whether sums can be finished in the main kernel changes nothing where they are not."""
-    return dataclasses.replace(schedule, finishable=schedule.finishes)
+    return schedule.changed(skippable=schedule.finishes)
 
 
-def _without_near(strategy: str, schedule: Schedule) -> tuple[Any, ...]:
-    rest = tuple(v for name, v in vars(_as_run(schedule)).items() if name not in NEAR)
-    return strategy, schedule.tile.xblock, schedule.tile.num_warps, *rest
+def _without_near(strategy: str, schedule: Plan) -> tuple[Any, ...]:
+    return strategy, _as_run(schedule).changed(**NEAR)
 
 
-def _distance(one: Schedule, other: Schedule) -> tuple[int, bool, bool]:
-    stages = abs(one.tile.num_stages - other.tile.num_stages)
-    return stages, one.final_block != other.final_block, one.final_warps != other.final_warps
+def _distance(one: Plan, other: Plan) -> tuple[int, bool, bool]:
+    stages = abs(one.launch.num_stages - other.launch.num_stages)
+    return stages, one.second.block != other.second.block, one.second.warps != other.second.warps
 
 
 class Regrets:
@@ -186,13 +185,13 @@ def table(regrets: Regrets, before: Constants, after: Constants, others: Sequenc
 
 
 def _short(choice: Choice) -> str:
-    s, tile = choice.schedule, choice.schedule.tile
-    shared = f" by {s.parts}, {s.depth} deep," if s.parts > 1 else ""
+    s, launch = choice.schedule, choice.schedule.launch
+    shared = f" by {s.group}, lag {s.lag}," if s.group > 1 else ""
     near = "" if choice.exact else " (near)"
     chunks = f" in {s.chunks} chunks" * (s.chunks > 1)
     return (
-        f"{choice.strategy}{shared} {tile.xblock} x {s.r0_block}{chunks}, {tile.num_warps} warps,"
-        f" {tile.num_stages} stages, {s.num_splits} splits, final {s.final_block}/{s.final_warps}{near}"
+        f"{choice.strategy}{shared} {s.tile_rows} x {s.lanes}{chunks}, {launch.num_warps} warps,"
+        f" {launch.num_stages} stages, {s.splits} splits, final {s.second.block}/{s.second.warps}{near}"
     )
 
 

@@ -31,7 +31,7 @@ CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
 CASTS = ((4096, 4096), (16384, 4096))
 NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
 DEVICES = ("H200", "A100", "RTX", "MI300")  # of tests/devices.py
-PARTS = ("ends", "schedule", "kernel", "graph")
+PARTS = ("ends", "plan", "kernel", "graph")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Replayed:
 
     name: str
     ends: str
-    schedule: str
+    plan: str
     kernel: str
     graph: str
 
@@ -136,15 +136,11 @@ def replay(job: Job) -> Replayed:
     told = [
         f"{e.reason.value}: {e.detail}" if isinstance(e, Decline) else f"{e.space} {e.strategy}" for e in ends
     ]
-    schedules = [_fields(r.schedule) for r in records]
+    plans = [str(r.schedule) for r in records]
     kernels = [
         f"# {k.grid}, {k.config}, {k.registers} registers\n{k.text}" for r in records for k in r.kernels
     ]
-    return Replayed(job.name, *map("\n".join, (told, schedules, kernels)), _plain(str(graph)))
-
-
-def _fields(record: Any) -> str:
-    return "\n".join(f"{f.name} = {getattr(record, f.name)!r}" for f in dataclasses.fields(record))
+    return Replayed(job.name, *map("\n".join, (told, plans, kernels)), _plain(str(graph)))
 
 
 def _plain(graph: str) -> str:

@@ -46,10 +46,10 @@ def report(target: Measured, best: int) -> str:
     first, ran = target.rows[0], sorted((r for r in target.rows if r.us), key=lambda r: r.us or 0)
     lines = []
     for row in [*ran[:best], *([first] if first not in ran[:best] else [])]:
-        s, tile, us = row.schedule, row.schedule.tile, row.us or math.inf
-        run = (f"{100 * target.limit_us / us:.1f}%", f"{us:.1f}", row.strategy, f"{s.parts} x {s.r0_block}")
-        chosen = (s.depth, s.chunks, tile.xblock, tile.num_warps, tile.num_stages, s.num_splits)
-        use = (f"{s.final_block}/{s.final_warps}", row.registers, row.spills, row.shared)
+        s, launch, us = row.schedule, row.schedule.launch, row.us or math.inf
+        run = (f"{100 * target.limit_us / us:.1f}%", f"{us:.1f}", row.strategy, f"{s.group} x {s.lanes}")
+        chosen = (s.lag, s.chunks, s.tile_rows, launch.num_warps, launch.num_stages, s.splits)
+        use = (f"{s.second.block}/{s.second.warps}", row.registers, row.spills, row.shared)
         lines.append([*map(str, (*run, *chosen, *use)), "heuristic" if row is first else ""])
     of = f"limit {target.limit_us:.1f} us, {len(ran)}/{len(target.rows)} candidates ran"
     return f"\n{target.name} {target.dtype}: {of}\n\n{table(HEAD, lines)}"

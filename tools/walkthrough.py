@@ -57,11 +57,11 @@ FX graph of forward or backward, after Inductor's own passes
    |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
    |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor;
    |                 it is tried again at the end if the peak is lower then
-   v                 -> LoopProgram, Schedule
+   v                 -> LoopProgram, Plan
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
    |  gate           a region is left to Inductor unless it saves time, as timed or else as predicted
    |  in_place       dx takes the memory of a dy that nothing reads afterwards
-   v                 -> LoopProgram, Schedule
+   v                 -> LoopProgram, Plan
    |  codegen        main kernel and finalisation
    v                 -> Triton source
    |  rewrite        the region becomes launches, all or nothing; before that, nothing else has changed
@@ -125,16 +125,16 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "further: several programs share a wide row (`transform/cooperative.py`). They wait for each other "
         "for a bounded time; a program that has waited longer computes the others' parts itself.",
     ),
-    "schedule.txt": (
-        "Schedule",
+    "plan.txt": (
+        "Plan",
         "text",
         "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
         "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
-        "`docs/tuning.md`). `xblock` is the rows of a tile, and `r0_block` the power of two that holds a "
-        "row's columns, in `chunks` tiles. The rows of a program are `period` apart. Each program of the "
-        "finalisation adds up `final_block` columns, with `final_warps` warps. `overlap`: it is launched "
-        "while the main kernel still runs. `parts`, `part_cols` and `depth` are used where programs share "
-        "a row.",
+        "`docs/tuning.md`). Axis 0 is the rows, which so many programs divide (`split`); each walks through "
+        "its rows, a tile after the other. Axis 1 is the columns; a tile has a power of two that holds them. "
+        "Each program of the second stage adds up the partial results of a block of columns. `dependent`: "
+        "this stage is launched while the main kernel still runs. `schedule/plan.py` has the other levels "
+        "and records.",
     ),
     "kernel.py": (
         "Generate",

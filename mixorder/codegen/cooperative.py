@@ -25,7 +25,7 @@ from ..ir.program import (
     Statement,
     Store,
 )
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
 from .exchange_phases import floating, phases_of, without_effect
@@ -38,25 +38,25 @@ MINE = "mine"  # whether a turn of the kernel is for the program's own part
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # carried in registers without a cast
 
 
-def cooperative_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+def cooperative_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a program that `transform.cooperative` has cut into phases."""
     return _CooperativeKernel(program, schedule).written(label)
 
 
 class _CooperativeKernel:
-    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
         self.program, self.schedule, self.nest = program, schedule, program.nests[0]
         row, last = program.tile_axes
         self.phase = program.phase if schedule.period > 1 else None
-        self.step = schedule.num_splits // schedule.period
-        self.ragged = row.size % (schedule.tile.xblock * schedule.period) != 0
+        self.step = schedule.splits // schedule.period
+        self.ragged = row.size % (schedule.tile_rows * schedule.period) != 0
         x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
-        full = schedule.parts * schedule.r0_block == last.size and self.phase is None
+        full = schedule.group * schedule.lanes == last.size and self.phase is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
-        self.writer = _CooperativeWriter(program, self.nest, (x, y), schedule.num_splits)
+        self.writer = _CooperativeWriter(program, self.nest, (x, y), schedule.splits)
         self.code = self.writer.code
-        self.phases = phases_of(self.nest.body, schedule.parts)
+        self.phases = phases_of(self.nest.body, schedule.group)
         self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
@@ -66,12 +66,12 @@ class _CooperativeKernel:
     def written(self, label: str) -> KernelSource:
         schedule, writer, code = self.schedule, self.writer, self.code
         writer.begin(("XBLOCK", "NUM_STAGES"))
-        code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.r0_block}")
+        code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.lanes}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
         own = "own" if self.exchanged else "part"
-        code.writeline(f"{own} = {PROGRAM} % {schedule.parts}")
-        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {schedule.parts}")
+        code.writeline(f"{own} = {PROGRAM} % {schedule.group}")
+        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {schedule.group}")
         if self.phase is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
@@ -82,21 +82,21 @@ class _CooperativeKernel:
             self.turns()
         else:
             self.turn()
-        tile = schedule.tile
-        constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
-        config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-        return writer.finish(f"triton_mixorder_{label}", schedule.parts * schedule.num_splits, config)
+        launch = schedule.launch
+        constants = (("XBLOCK", schedule.tile_rows), ("NUM_STAGES", launch.num_stages))
+        config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
+        return writer.finish(f"triton_mixorder_{label}", schedule.group * schedule.splits, config)
 
     def turns(self) -> None:
         """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each
         part and exchange, but for its own part's first exchange, which is done; then its own part again."""
-        code, recomputed = self.code, (len(self.phases) - 1) * self.schedule.parts - 1
+        code, recomputed = self.code, (len(self.phases) - 1) * self.schedule.group - 1
         code.writeline("turn = tl.full([], 0, tl.int32)")
         code.writeline("turns = tl.full([], 1, tl.int32)")
         code.writeline("while turn < turns:")
         with code.indent():
             code.writeline(f"{MINE} = (turn == 0) | (turn == {recomputed + 1})")
-            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.parts})")
+            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.group})")
             self.turn()
             missed = self.any_warp(len(self.phases) - 1)
             code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {recomputed + 2}, turns)")
@@ -112,7 +112,7 @@ class _CooperativeKernel:
             self.anchor()
         self.empty_accumulators()
         self.main_loop()
-        if self.schedule.overlap:
+        if self.schedule.launch.dependent:
             self.writer.release()
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
@@ -132,7 +132,7 @@ class _CooperativeKernel:
 
     def columns(self) -> None:
         """The columns of the part, and the mask of the lanes that have one."""
-        cols, y = self.schedule.part_cols, self.y
+        cols, y = self.schedule.walk[-1].part, self.y
         if self.phase is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
             self.writer.shifted_columns(f"part * {cols}", "end")
@@ -141,7 +141,7 @@ class _CooperativeKernel:
         self.code.writeline(f"{y.symbol} = part * {cols} + {lanes}")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
-            if cols != self.schedule.r0_block:
+            if cols != self.schedule.lanes:
                 inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
             self.code.writeline(f"{y.mask} = {inside}")
 
@@ -165,7 +165,7 @@ class _CooperativeKernel:
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
     def tile_of(self, phase: int, ahead: int = 0) -> str:
-        late = phase * self.schedule.depth * self.step
+        late = phase * self.schedule.lag * self.step
         ahead *= self.step
         return f"tile - {late - ahead}" if late > ahead else "tile"
 
@@ -175,7 +175,7 @@ class _CooperativeKernel:
         row_of = f"({self.writer.widened(tile, MAILBOX)} * XBLOCK + {row})"
         if self.phase is not None:
             row_of = f"({row_of} * {self.phase.period} + first)"
-        slots = slots_of(self.schedule.parts)
+        slots = slots_of(self.schedule.group)
         first = self.exchanged.index(self.phases[phase - 1].groups[group][0])
         return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
 
@@ -190,7 +190,7 @@ class _CooperativeKernel:
             code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
         for k, group, row in self.records():
             code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
-        turns = f"tiles + {last * schedule.depth * self.step}" if last else "tiles"
+        turns = f"tiles + {last * schedule.lag * self.step}" if last else "tiles"
         code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
         with code.indent():
             for k in range(last, -1, -1):
@@ -243,11 +243,11 @@ class _CooperativeKernel:
 
     def publish(self, reduce: Reduce, k: int) -> None:
         value = word(str(self.writer.ops.variables[reduce.name]))
-        slots = slots_of(self.schedule.parts)
+        slots = slots_of(self.schedule.group)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
         # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
-        inside = f"{self.x.symbol} < tiles * {self.schedule.tile.xblock * self.schedule.period}"
+        inside = f"{self.x.symbol} < tiles * {self.schedule.tile_rows * self.schedule.period}"
         self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, {known}({inside}))")
 
     def totals(self, k: int) -> None:
@@ -256,8 +256,8 @@ class _CooperativeKernel:
         missed = self.missed(len(self.phases) - 1)
         code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
         for g, group in enumerate(self.phases[k - 1].groups):
-            for row in range(self.schedule.tile.xblock):
-                record = Record(group[0].kind, len(group), self.schedule.parts)
+            for row in range(self.schedule.tile_rows):
+                record = Record(group[0].kind, len(group), self.schedule.group)
                 total = f"total{k}_{g}_{row}"
                 code.writeline(
                     f"{total} = "
@@ -265,14 +265,14 @@ class _CooperativeKernel:
                 )
                 code.writeline(f"missed{k} = missed{k} | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
             for i, reduce in enumerate(group):
-                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile.xblock)]
+                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile_rows)]
                 self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
-            for row in range(self.schedule.tile.xblock):
+            for row in range(self.schedule.tile_rows):
                 code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
 
     def peek(self, k: int, g: int, row: int, tile: str) -> str:
         group = self.phases[k - 1].groups[g]
-        record = Record(group[0].kind, len(group), self.schedule.parts)
+        record = Record(group[0].kind, len(group), self.schedule.group)
         return record.peek(self.record(k, g, row, tile))
 
     def records(self) -> list[tuple[int, int, int]]:
@@ -280,7 +280,7 @@ class _CooperativeKernel:
             (k + 1, g, row)
             for k, phase in enumerate(self.phases)
             for g in range(len(phase.groups))
-            for row in range(self.schedule.tile.xblock)
+            for row in range(self.schedule.tile_rows)
         ]
 
     # Values that are carried from phase to phase.
@@ -292,7 +292,7 @@ class _CooperativeKernel:
             if isinstance(stmt, Carry):
                 self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
                 name = self.writer.held[stmt.value.name]
-                ages[name] = max(ages.get(name, 0), stmt.phases * self.schedule.depth)
+                ages[name] = max(ages.get(name, 0), stmt.phases * self.schedule.lag)
         self.writer.raw = {
             s.name
             for s in self.nest.body
@@ -337,7 +337,7 @@ class _CooperativeKernel:
 
     def carry(self, stmt: Carry) -> None:
         name = self.writer.held[stmt.value.name]
-        text = f"{name}_{stmt.phases * self.schedule.depth}"
+        text = f"{name}_{stmt.phases * self.schedule.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
         elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:

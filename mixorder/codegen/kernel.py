@@ -17,18 +17,18 @@ import sympy
 
 from ..inductor.printing import printing_triton
 from ..ir.program import SPLIT_SYMBOL, AxisClass, LoopProgram, Nest
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from ..transform.finished import finished
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .staged import placing_kernel
 from .writer import TileDim, Writer
 
-MainKernel = Callable[[LoopProgram, Schedule, str], KernelSource]
+MainKernel = Callable[[LoopProgram, Plan, str], KernelSource]
 
 
 def generate(
-    main_kernel: MainKernel, program: LoopProgram, schedule: Schedule, label: str
+    main_kernel: MainKernel, program: LoopProgram, schedule: Plan, label: str
 ) -> tuple[KernelSource, ...]:
     """The main kernel and the finalisation, which a blocked program may lack, and a program that has all rows
     does not need; or the finalisation in one kernel with what puts staged results in place. `label` goes into
@@ -56,25 +56,25 @@ def generate(
 
 
 def _final_kernel(
-    program: LoopProgram, nest: Nest, schedule: Schedule, label: str, alone: bool = True
+    program: LoopProgram, nest: Nest, schedule: Plan, label: str, alone: bool = True
 ) -> KernelSource:
     """The finalisation; if it is not `alone` in its kernel, its program's number is `program`."""
     col = program.axis(AxisClass.COLUMN)
     cols = 1 if col is None else int(col.size)
-    s_block = 1 << (schedule.num_splits - 1).bit_length()
-    block = min(schedule.final_block, 1 << (cols - 1).bit_length())
-    s = TileDim(SPLIT_SYMBOL, str(schedule.num_splits), "SBLOCK", s_block != schedule.num_splits)
+    s_block = 1 << (schedule.splits - 1).bit_length()
+    block = min(schedule.second.block, 1 << (cols - 1).bit_length())
+    s = TileDim(SPLIT_SYMBOL, str(schedule.splits), "SBLOCK", s_block != schedule.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
-    writer = Writer(program, nest, (s, y), schedule.num_splits)
+    writer = Writer(program, nest, (s, y), schedule.splits)
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    own = awaited(PROGRAM) if schedule.overlap else PROGRAM
+    own = awaited(PROGRAM) if schedule.launch.dependent else PROGRAM
     writer.programs("block", own if alone else "program")
     writer.index(s, writer.widened("tl.arange(0, SBLOCK)[:, None]", s.symbol))
     writer.index(y, f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
-    config = LaunchConfig((), schedule.final_warps, 1)
+    config = LaunchConfig((), schedule.second.warps, 1)
     source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
-    return dataclasses.replace(source, waits=schedule.overlap)
+    return dataclasses.replace(source, waits=schedule.launch.dependent)

@@ -10,22 +10,22 @@ import dataclasses
 from ..inductor.printing import texpr
 from ..ir.hardware import ACCESS, WARP
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulate, Store
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from .prefetch import Prefetch
 from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
 
 
-def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+def persistent_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a merged program."""
     nest, (row, last) = program.nests[0], program.tile_axes
-    tile = schedule.tile
+    rows, launch = schedule.tile_rows, schedule.launch
     phase = program.phase if schedule.period > 1 else None
-    ragged = row.size % (tile.xblock * schedule.period) != 0
+    ragged = row.size % (rows * schedule.period) != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
     columns = _columns(last, schedule, phase is not None)
-    several = not row.size.is_number or int(row.size) > tile.xblock * schedule.num_splits
-    writer = Writer(program, nest, (x, *columns), schedule.num_splits, spread_columns=several)
+    several = not row.size.is_number or int(row.size) > rows * schedule.splits
+    writer = Writer(program, nest, (x, *columns), schedule.splits, spread_columns=several)
     writer.has_rows = _has_rows(writer, schedule)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
@@ -33,7 +33,7 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
-    first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.num_splits
+    first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.splits
     if phase is None:
         for y in columns:
             start = f"{y.start} + " * (y.start > 0)
@@ -63,35 +63,35 @@ def persistent_kernel(program: LoopProgram, schedule: Schedule, label: str) -> K
         for stmt in nest.body:
             if stmt not in prefetch.loads:
                 writer.statement(stmt)
-    if schedule.overlap and not nest.after:
+    if launch.dependent and not nest.after:
         writer.release()
     for acc in () if nest.after else accumulators:
         writer.store_partial(acc)
     for stmt in nest.after:
         writer.statement(stmt)
-    constants = (("XBLOCK", tile.xblock), ("NUM_STAGES", tile.num_stages))
-    config = LaunchConfig(constants, tile.num_warps, tile.num_stages)
-    source = writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.num_splits, config)
-    return dataclasses.replace(source, registers=schedule.max_registers)
+    constants = (("XBLOCK", rows), ("NUM_STAGES", launch.num_stages))
+    config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
+    source = writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.splits, config)
+    return dataclasses.replace(source, registers=launch.max_registers)
 
 
-def _has_rows(writer: Writer, schedule: Schedule) -> bool:
+def _has_rows(writer: Writer, schedule: Plan) -> bool:
     """Whether each thread has all rows of a tile, since all threads lie along a row. Triton gives a thread
     `ACCESS` bytes of the narrowest tensor."""
     full = {dim.symbol for dim in writer.dims}
     accesses = (s for s in writer.nest.body if isinstance(s, Load | Store))
     moved = [s.buffer for s in accesses if full <= s.index.free_symbols]
     item = min((writer.program.buffer(name).dtype.itemsize for name in moved), default=1)
-    threads = schedule.tile.num_warps * WARP
-    return schedule.tile.xblock > 1 and threads * ACCESS <= schedule.chunk * item
+    threads = schedule.launch.num_warps * WARP
+    return schedule.tile_rows > 1 and threads * ACCESS <= schedule.chunk * item
 
 
-def _columns(last: Axis, schedule: Schedule, shifted: bool) -> tuple[TileDim, ...]:
+def _columns(last: Axis, schedule: Plan, shifted: bool) -> tuple[TileDim, ...]:
     """The chunks that hold a row; the last of them may have lanes beyond its end."""
     extent, chunk = str(last.size), schedule.chunk
     if schedule.chunks == 1:
         return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or shifted),)
     return tuple(
         TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, start)
-        for i, start in enumerate(range(0, schedule.r0_block, chunk))
+        for i, start in enumerate(range(0, schedule.lanes, chunk))
     )

@@ -1,7 +1,7 @@
 """Programs of a tile's kernel that compute values of whole rows ahead of the tiles that need them.
 
 Programs come in groups: those for the values of some rows, a few rows each, and those for the tiles of rows
-whose values the group `Schedule.ahead` groups before has. A tile's program waits where it needs the values. A
+whose values the group `Plan.ahead` groups before has. A tile's program waits where it needs the values. A
 program takes its number from a counter when it starts, as nothing promises that a GPU starts programs in the
 order of their own numbers. So all programs with smaller numbers are running or have ended, and those that a
 tile waits for wait for nothing. A tile that has waited too long computes the values of its rows itself.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.program import LoopProgram, Nest, Store
-from ..schedule.schedule import Schedule, Tile, next_power_of_2
+from ..schedule.plan import Launch, Plan, in_tiles, next_power_of_2
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .tile import copy_function
@@ -26,7 +26,7 @@ def placing_kernel(
     program: LoopProgram,
     nests: Sequence[Nest],
     sums: Sequence[KernelSource],
-    schedule: Schedule,
+    schedule: Plan,
     label: str,
 ) -> KernelSource:
     """The kernel of the nests that `transform.staged` has added, and of the finalisation, if there is one,
@@ -49,11 +49,12 @@ def placing_kernel(
         written += stored
         first += int(programs)
     pointers = ", ".join(program.buffer(name).pointer for name in names)
-    number = awaited(PROGRAM) if schedule.overlap else PROGRAM
+    dependent = schedule.launch.dependent
+    number = awaited(PROGRAM) if dependent else PROGRAM
     main = f"@triton.jit\ndef KERNEL({pointers}):\n    program = {number}\n{calls}"
     name, text = named(f"triton_mixorder_{label}_place", functions + main)
     config = LaunchConfig((), max([WARPS, *(one.config.num_warps for one in sums)]), 1)
-    return KernelSource(name, text, tuple(names), tuple(written), (), first, config, schedule.overlap)
+    return KernelSource(name, text, tuple(names), tuple(written), (), first, config, dependent)
 
 
 def _as_function(source: KernelSource, name: str) -> str:
@@ -63,10 +64,10 @@ def _as_function(source: KernelSource, name: str) -> str:
     return f"{before}def {name}({parameters}, program):\n{body}\n\n"
 
 
-def _schedule(program: LoopProgram, nest: Nest, store: Store) -> Schedule:
+def _schedule(program: LoopProgram, nest: Nest, store: Store) -> Plan:
     """A tile of a copy."""
     item = program.buffer(store.buffer).dtype.itemsize
     sides = BYTES if item == 1 else WIDER
-    pairs = zip(sides, nest.loops, strict=True)
-    extents = tuple(min(side, next_power_of_2(int(axis.size))) for side, axis in pairs)
-    return Schedule(Tile(1, WARPS, 1), extents[0] * extents[1], 1, 1, 1, extents=extents)
+    sizes = [int(axis.size) for axis in nest.loops]
+    extents = [min(side, next_power_of_2(n)) for side, n in zip(sides, sizes, strict=True)]
+    return Plan(in_tiles(sizes, extents), Launch(WARPS))

@@ -35,8 +35,8 @@ from ..ir.program import (
     operands,
 )
 from ..ir.reductions import ReductionKind
+from ..schedule.plan import Launch, Plan, in_tiles
 from ..schedule.rows_ahead import Groups, columns_at_once, groups_of, row_axes_of
-from ..schedule.schedule import Schedule
 from ..transform.cooperative import MAILBOX
 from . import lanes
 from .exchange import word
@@ -51,7 +51,7 @@ from .writer import buffers_of, filler, identity, named
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
 
-def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelSource:
+def tile_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
     """The kernel of a blocked program."""
     writer = _TileWriter(program, schedule)
     writer.begin()
@@ -62,11 +62,11 @@ def tile_kernel(program: LoopProgram, schedule: Schedule, label: str) -> KernelS
     return writer.finish(f"triton_mixorder_{label}")
 
 
-def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Maxima) -> tuple[str, str]:
+def row_values(program: LoopProgram, ahead: Nest, rows: int, warps: int, maxima: Maxima) -> tuple[str, str]:
     """The text of a function that computes and stores values of whole rows, and its pointers."""
     row, column = ahead.loops
-    extents = schedule.ahead_rows, columns_at_once(int(column.size), schedule.tile.num_warps)
-    own = dataclasses.replace(schedule, extents=extents, thread_rows=0, band=1, ahead=0)
+    sizes = [int(axis.size) for axis in ahead.loops]
+    own = Plan(in_tiles(sizes, [rows, columns_at_once(sizes[1], warps)]), Launch(warps))
     writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
     writer.apart, writer.maxima = frozenset({row}), maxima
     pointers = ", ".join(b.pointer for b in writer.buffers)
@@ -83,9 +83,7 @@ def row_values(program: LoopProgram, ahead: Nest, schedule: Schedule, maxima: Ma
     return f"{writer.code.getvalue()}\n\n", pointers
 
 
-def copy_function(
-    program: LoopProgram, nest: Nest, schedule: Schedule, name: str
-) -> tuple[str, list[str], int]:
+def copy_function(program: LoopProgram, nest: Nest, schedule: Plan, name: str) -> tuple[str, list[str], int]:
     """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
     is its last parameter."""
     writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), schedule)
@@ -102,19 +100,19 @@ def copy_function(
 
 
 class _TileWriter(TileAccesses):
-    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
         super().__init__(program, schedule)
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
         self.deps = self.nest.dependence()
         self.buffers = buffers_of(program, self.nest)
-        if schedule.ahead and program.ahead is not None:
+        if schedule.produced and program.ahead is not None:
             read = buffers_of(program, program.ahead)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         self.maxima = Maxima()
         self.maxima.compared = self.turns_a_byte()
         self.turned: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
-        if schedule.thread_rows >= WORD:
+        if schedule.layout.thread_rows >= WORD:
             self.find_turned_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
@@ -131,17 +129,17 @@ class _TileWriter(TileAccesses):
         self.code.writeline(f"def KERNEL({pointers}):")
         self.code.do_indent()
         first = "tl.program_id(0)"
-        if self.schedule.ahead:
+        if self.schedule.produced:
             return
-        if programs := self.schedule.programs:
-            walk = f"{first}, {self.tiles_in_all}, {programs}, num_stages={self.schedule.tile.num_stages}"
+        if programs := self.schedule.order.programs:
+            walk = f"{first}, {self.tiles_in_all}, {programs}, num_stages={self.schedule.launch.num_stages}"
             self.code.writeline(f"for tile in tl.range({walk}):")
             self.code.do_indent()
             first = "tile"
-        if self.schedule.backwards:
+        if self.schedule.order.backwards:
             first = f"({self.tiles_in_all - 1} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
-        if (band := self.schedule.band) > 1:
+        if (band := self.schedule.order.grouped) > 1:
             along, across = (axis for axis in self.axes if self.tiles(axis) > 1)
             each = band * self.tiles(across)
             self.code.writeline(f"{self.number(along)} = program // {each} * {band} + program % {band}")
@@ -164,12 +162,14 @@ class _TileWriter(TileAccesses):
         """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(ahead, sizes)
+        producers, warps = self.schedule.produced, self.schedule.launch.num_warps
+        assert producers is not None
         groups = self._groups = groups_of(sizes, row_axes, self.schedule)
-        self._functions, pointers = row_values(self.program, ahead, self.schedule, self.maxima)
+        self._functions, pointers = row_values(self.program, ahead, producers.rows, warps, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {offset_text(mailbox.numel - 1)}"
-        for line in roles(groups, self.schedule.ahead, pointers, counter, row, column, self.wide):
+        for line in roles(groups, producers.lag, pointers, counter, row, column, self.wide):
             self.code.writeline(line)
         self.code.do_indent()
         self._begun, self._of_values = len(self.code.getvalue()), pointers
@@ -189,13 +189,13 @@ class _TileWriter(TileAccesses):
         name, text = named(name, functions + self.text())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
-        config = LaunchConfig((), self.schedule.tile.num_warps, self.schedule.tile.num_stages)
+        config = LaunchConfig((), self.schedule.launch.num_warps, self.schedule.launch.num_stages)
         written = tuple(n for n in names if n in stored)
-        grid = self.schedule.programs or self.tiles_in_all
-        if self._groups is not None:
+        grid = self.schedule.order.programs or self.tiles_in_all
+        if self._groups is not None and (producers := self.schedule.produced):
             written = (*written, MAILBOX)
-            grid = (self._groups.row_tiles + self.schedule.ahead) * self._groups.programs
-        most = self.schedule.max_registers
+            grid = (self._groups.row_tiles + producers.lag) * self._groups.programs
+        most = self.schedule.launch.max_registers
         return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
 
     def statement(self, stmt: Statement) -> None:
@@ -324,7 +324,7 @@ class _TileWriter(TileAccesses):
         for axis in reversed(along):
             place = self.tiled.index(axis)
             if self.goes_through_memory(kind, dtype, axis, used):
-                each = self.schedule.thread_rows
+                each = self.schedule.layout.thread_rows
                 value = self.reduced_once(kind, dtype, lanes.partials(value, shape, place, each), place + 1)
                 shape[place] //= each
                 value = self.over_lanes(kind, dtype, value, shape, place, used)
@@ -336,11 +336,11 @@ class _TileWriter(TileAccesses):
 
     def goes_through_memory(self, kind: ReductionKind, dtype: torch.dtype, axis: Axis, used: bool) -> bool:
         """Whether partial results along an axis are combined through shared memory."""
-        if not (self.schedule.through_memory and self._deals and axis is self.rows):
+        if not (self.schedule.layout.through_shared and self._deals and axis is self.rows):
             return False
         if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
             return False
-        return self.extents[axis] >= self.schedule.thread_rows * (lanes.MANY if used else 2)
+        return self.extents[axis] >= self.schedule.layout.thread_rows * (lanes.MANY if used else 2)
 
     def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
         """A value reduced along one of its dims, which it loses."""
@@ -365,7 +365,7 @@ class _TileWriter(TileAccesses):
     def find_turned_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory
         (`turned`), or in both orders (`both`)."""
-        threads = WARP * self.schedule.tile.num_warps
+        threads = WARP * self.schedule.launch.num_warps
         many = math.prod(self.schedule.extents) > MOST * threads
         if self.rows is None or self.extents[self.rows] % WORD or many:
             return

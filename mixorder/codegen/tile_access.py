@@ -32,7 +32,7 @@ from ..ir.program import (
     Store,
     is_full,
 )
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,11 @@ class TileAccesses:
     """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
     `code`, each once. `rows`: the axis along which a thread has several elements, if it has any."""
 
-    def __init__(self, program: LoopProgram, schedule: Schedule) -> None:
+    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
         self.program, self.nest, self.schedule = program, program.nests[0], schedule
         self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
         self.extents = dict(zip(self.axes, schedule.extents, strict=True))
+        self._tiles = {a: w.grid * w.split for a, w in zip(self.axes, schedule.walk, strict=True)}
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.code = IndentedBuffer()
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
@@ -84,14 +85,14 @@ class TileAccesses:
         self._known: set[str] = set()  # names of indices that the kernel has defined
         self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
         self._deals = False  # whether a thread has rows next to each other
-        self.rows = self.row_axis() if schedule.thread_rows else None
+        self.rows = self.row_axis() if schedule.layout.thread_rows else None
 
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
 
     def tiles(self, axis: Axis) -> int:
-        return -(-int(axis.size) // self.extents[axis])
+        return self._tiles[axis]
 
     @property
     def tiles_in_all(self) -> int:
@@ -119,9 +120,7 @@ class TileAccesses:
         """The symbols of axes whose indices are in 64 bits."""
         found = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
         sizes = {axis.symbol: axis.size for axis in self.axes}
-        return wide_symbols(
-            dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.schedule.num_splits)}
-        )
+        return wide_symbols(dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.schedule.splits)})
 
     def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along axes that follow one another without a gap."""
@@ -189,7 +188,8 @@ class TileAccesses:
             return whole
         last = dims[-1]
         self._deals = True
-        each, cols = min(self.schedule.thread_rows, rows.extent), min(self.schedule.warp_cols, last.extent)
+        layout = self.schedule.layout
+        each, cols = min(layout.thread_rows, rows.extent), min(layout.warp_cols, last.extent)
         others = (part for part in whole if part.dim not in (rows, last))
         parts = [Part(rows, each, rows.extent // each), *others, Part(last, cols, last.extent // cols)]
         parts += [Part(rows, 1, each), Part(last, 1, cols)]

@@ -152,5 +152,5 @@ def _stores(loops: LoopProgram, buffer: str) -> Iterable[Store]:
 
 def _bytes(record: RegionRecord, loops: LoopProgram, name: str) -> float:
     buffer = loops.buffer(name)
-    numel = sympy.sympify(buffer.numel).subs(NUM_SPLITS, record.schedule.num_splits)
+    numel = sympy.sympify(buffer.numel).subs(NUM_SPLITS, record.schedule.splits)
     return float(loops.hint(numel) * buffer.dtype.itemsize)

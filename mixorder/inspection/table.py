@@ -206,16 +206,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def schedule_of(record: RegionRecord) -> str:
     """Tile, warps, stages and programs in a few words."""
-    schedule, tile = record.schedule, record.schedule.tile
-    counts = {"warp": tile.num_warps, "stage": tile.num_stages}
-    counts["program"] = schedule.num_splits * schedule.parts
-    if schedule.extents:
-        counts["program"] = record.kernels[0].grid
+    plan, launch = record.schedule, record.schedule.launch
+    counts = {"warp": launch.num_warps, "stage": launch.num_stages, "program": plan.programs}
     words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
-    if schedule.extents:
-        return f"{' x '.join(map(str, schedule.extents))}, " + ", ".join(words)
-    chunks = f" in {schedule.chunks} chunks" if schedule.chunks > 1 else ""
-    return f"{tile.xblock} x {schedule.r0_block}{chunks}, " + ", ".join(words)
+    sides = " x ".join(str(one.unroll * one.tile) for one in plan.walk)
+    chunks = f" in {plan.chunks} chunks" if plan.chunks > 1 else ""
+    return f"{sides}{chunks}, " + ", ".join(words)
 
 
 def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:

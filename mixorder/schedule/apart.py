@@ -31,7 +31,7 @@ from .cost import without
 from .device import DeviceInfo
 from .kernel_time import NO_WALK, Kind, Times, Walk
 from .layout import offsets, sizes_of
-from .schedule import next_power_of_2
+from .plan import next_power_of_2
 from .work import Access, Work, accesses, computing, in_both_orders, lies_across, masks, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another

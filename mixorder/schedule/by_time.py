@@ -7,13 +7,12 @@ nothing to do while a reduction waits.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from .device import DeviceInfo
 from .facts import Facts
 from .limits import MAX_STAGES, spilled
-from .schedule import Schedule, Tile
+from .plan import Plan
 from .space import Space
 from .unstaged import stalls
 
@@ -34,7 +33,7 @@ CHUNK_ACCESS, LEAST_ITEM = 8, 2
 FEW_PROGRAMS = 4
 
 
-def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device: DeviceInfo) -> Schedule:
+def improved(space: Space, facts: Facts, us: Callable[[Plan], float], device: DeviceInfo) -> Plan:
     """The schedule that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 
@@ -42,14 +41,14 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device
     others, a thread's loads or what it computes decides, and the prediction does not know enough of either.
     Nor of programs with one tile (`persistent.WHOLE`).
     """
-    if space.start.finishes and space.start.tile.xblock >= facts.rows:
+    if space.start.finishes and space.start.tile_rows >= facts.rows:
         return space.start
     waits = stalls(facts) or facts.hot
-    if facts.levels == 0 or facts.divergent or waits or space.start.parts > 1:
+    if facts.levels == 0 or facts.divergent or waits or space.start.group > 1:
         return space.start
-    known: dict[Schedule, float] = {}
+    known: dict[Plan, float] = {}
 
-    def time(schedule: Schedule) -> float:
+    def time(schedule: Plan) -> float:
         if schedule not in known:
             known[schedule] = us(schedule)
         return known[schedule]
@@ -66,23 +65,22 @@ def improved(space: Space, facts: Facts, us: Callable[[Schedule], float], device
     return more if space.legal(more) else best
 
 
-def _can_run_well(schedule: Schedule, facts: Facts) -> bool:
-    elements = schedule.per_thread(schedule.r0_block)
+def _can_run_well(schedule: Plan, facts: Facts) -> bool:
+    elements = schedule.per_thread(schedule.lanes)
     access = schedule.per_thread(schedule.chunk) * max(LEAST_ITEM, facts.item_bytes)
-    if schedule.chunks > 1 and access < CHUNK_ACCESS and schedule.tile.num_stages > 1:
+    if schedule.chunks > 1 and access < CHUNK_ACCESS and schedule.launch.num_stages > 1:
         return False
-    if (facts.both_ways or schedule.chunks > 1) and schedule.tile.xblock > CHUNKED_ROWS:
+    if (facts.both_ways or schedule.chunks > 1) and schedule.tile_rows > CHUNKED_ROWS:
         return False
-    return not spilled(facts, elements, schedule.chunks) and schedule.tile.num_stages <= MAX_STAGES
+    return not spilled(facts, elements, schedule.chunks) and schedule.launch.num_stages <= MAX_STAGES
 
 
-def _with_more_warps(schedule: Schedule, facts: Facts, device: DeviceInfo) -> Schedule:
+def _with_more_warps(schedule: Plan, facts: Facts, device: DeviceInfo) -> Plan:
     """The schedule with twice the warps on a multiprocessor, where programs of one warp go through several
     tiles with chunks, and are too few."""
-    tile, programs = schedule.tile, schedule.num_splits * facts.batch
-    steps = -(-facts.rows // (tile.xblock * schedule.num_splits))
-    alone = facts.batch > 1 and facts.common and tile.num_warps == 1 and schedule.chunks > 1
+    rows, launch, programs = schedule.tile_rows, schedule.launch, schedule.splits * facts.batch
+    steps = -(-facts.rows // (rows * schedule.splits))
+    alone = facts.batch > 1 and facts.common and launch.num_warps == 1 and schedule.chunks > 1
     if not alone or steps == 1 or programs >= FEW_PROGRAMS * device.num_sm:
         return schedule
-    larger = Tile(2 * tile.xblock, 2, max(2, tile.num_stages - 1))
-    return dataclasses.replace(schedule, tile=larger)
+    return schedule.changed(tile_rows=2 * rows, num_warps=2, num_stages=max(2, launch.num_stages - 1))

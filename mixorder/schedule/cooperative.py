@@ -24,9 +24,9 @@ from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, Facts
 from .finalisation import final
-from .limits import MAX_STAGES
+from .limits import MAX_STAGES, Tile
 from .persistent import MAX_COLS
-from .schedule import Schedule, Tile
+from .plan import Exchanged, Launch, Plan, SecondStage, Walk
 
 WARPS_PER_SM = 8
 PER_THREAD = 32  # elements of a tile, at most
@@ -41,7 +41,7 @@ LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
 MIXED_WORDS = 4.0
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
     """The schedule for rows that two to `MAX_PARTS` programs share.
 
     `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
@@ -62,7 +62,7 @@ def _widest(facts: Facts, device: DeviceInfo, constants: Constants) -> int:
     return next((cols for cols in narrower if layouts(of(cols=cols), device, constants)), 0)
 
 
-def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Schedule]:
+def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
     """A schedule for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
@@ -75,26 +75,26 @@ def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> 
     return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
 
 
-def starts(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Iterator[Schedule]:
+def starts(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
     """Schedules that a search begins from; none for a device without the exchange."""
     yield from layouts(facts, device) if device.exchanges else ()
 
 
-def _with_groups(schedule: Schedule, groups: int) -> Schedule:
+def _with_groups(schedule: Plan, groups: int) -> Plan:
     """The schedule with at most `groups` groups, rounded up to a multiple of the period."""
     whole = math.ceil(groups / schedule.period) * schedule.period
-    return dataclasses.replace(schedule, num_splits=min(schedule.num_splits, whole))
+    return schedule.changed(splits=min(schedule.splits, whole))
 
 
-def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Constants) -> list[Schedule]:
+def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
     """Schedules with few parts first; among equals, those deep enough without tight registers first."""
-    found: list[tuple[bool, bool, Schedule]] = []
+    found: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
         if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
-            tight = registers_of(facts, tile, r0_block, depth) > constants.full_registers
+            tight = _registers(facts, tile, r0_block, depth) > constants.full_registers
             schedule = _schedule(facts, device, tile, r0_block, depth, constants)
             found.append((parts > few, tight or depth < constants.least_depth, schedule))
     return [schedule for *_, schedule in sorted(found, key=lambda one: one[:2])]
@@ -117,19 +117,23 @@ def _depth(facts: Facts, tile: Tile, r0_block: int, constants: Constants) -> int
         # unless the last phase loads tiles of its own: then the estimate has no room to spare.
         least = (depth == constants.least_depth and not _late(facts)) or (depth == 1 and facts.exchanges > 1)
         most = SPILLED_REGISTERS if least else constants.full_registers
-        if registers_of(facts, tile, r0_block, depth) <= most:
+        if _registers(facts, tile, r0_block, depth) <= most:
             return depth
     return 0
 
 
-def registers_of(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
-    """Estimated registers of a thread; within 25 of what ptxas takes for the norms."""
-    per_thread = tile.xblock * r0_block / (tile.num_warps * WARP)
+def _registers(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
+    return registers_of(facts, tile.xblock, tile.xblock * r0_block / (tile.num_warps * WARP), depth)
+
+
+def registers_of(facts: Facts, rows: int, per_thread: float, depth: int) -> float:
+    """Estimated registers of a thread with so many elements of a tile of so many rows; within 25 of what
+    ptxas takes for the norms."""
     words = (
         TRANSIENT_WORDS
         + math.ceil(_late(facts) / 4)
         + LATER_PHASE_WORDS * (facts.exchanges - 1)
-        + facts.column_words / tile.xblock
+        + facts.column_words / rows
         + depth * facts.carried_bytes / 4
         + MIXED_WORDS * facts.mixed
     )
@@ -157,7 +161,7 @@ def _groups(facts: Facts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
 
 def _schedule(
     facts: Facts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int, constants: Constants
-) -> Schedule:
+) -> Plan:
     if facts.period > _groups(facts, device, tile, r0_block):
         facts = dataclasses.replace(facts, period=1)
     part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
@@ -168,16 +172,13 @@ def _schedule(
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.period) * facts.period
-    final_block, final_warps = final(num_splits, r0_block, facts.cols * facts.batch, device, constants)
-    return Schedule(
-        dataclasses.replace(tile, num_stages=stages),
-        r0_block,
-        num_splits,
-        final_block,
-        final_warps,
-        parts=parts,
-        part_cols=part_cols,
-        depth=depth,
-        period=facts.period,
-        overlap=device.overlaps and facts.numbered,
+    second = final(num_splits, r0_block, facts.cols * facts.batch, device, constants)
+    return Plan(
+        (
+            Walk(split=num_splits, tile=tile.xblock, period=facts.period),
+            Walk(group=parts, part=part_cols, tile=r0_block),
+        ),
+        Launch(tile.num_warps, stages, dependent=device.overlaps and facts.numbered),
+        SecondStage(*second),
+        Exchanged(depth),
     )

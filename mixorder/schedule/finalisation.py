@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from .constants import Constants
 from .device import DeviceInfo
-from .schedule import Schedule, next_power_of_2, shifted
+from .plan import Plan, next_power_of_2, shifted
 
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
 FINAL_WARPS = (4, 8)
@@ -39,11 +38,8 @@ def final(
     return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
 
 
-def final_neighbours(schedule: Schedule) -> Iterator[Schedule]:
+def final_neighbours(schedule: Plan) -> Iterator[Plan]:
     """Schedules with half or twice the block or the warps of the finalisation."""
     for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
-        yield dataclasses.replace(
-            schedule,
-            final_block=shifted(schedule.final_block, block),
-            final_warps=shifted(schedule.final_warps, warps),
-        )
+        second = schedule.second
+        yield schedule.changed(block=shifted(second.block, block), warps=shifted(second.warps, warps))

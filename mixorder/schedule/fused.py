@@ -18,7 +18,7 @@ from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, Facts
 from .kernel_time import Kind, Times, moving_us
-from .schedule import Schedule
+from .plan import Plan
 from .work import Access, Work, accesses, against, computing, full_inputs, masks, total
 
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
@@ -181,19 +181,19 @@ class Fused:
         return own.step_us + self.levels * level + self.exchanges * exchange
 
 
-def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: Traffic) -> Fused:
+def fused_kernels(loops: LoopProgram, schedule: Plan, facts: Facts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
-    tile, shared = schedule.tile, schedule.parts > 1
-    programs = schedule.num_splits * schedule.parts * facts.batch
-    steps = math.ceil(facts.rows / (tile.xblock * schedule.num_splits))
-    threads = tile.num_warps * WARP
-    elements = schedule.per_thread(schedule.r0_block)
+    rows, launch, shared = schedule.tile_rows, schedule.launch, schedule.group > 1
+    programs = schedule.splits * schedule.group * facts.batch
+    steps = math.ceil(facts.rows / (rows * schedule.splits))
+    threads = launch.num_warps * WARP
+    elements = schedule.per_thread(schedule.lanes)
     needed, spilled = _registers(schedule, facts, elements)
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, schedule, facts)
     work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
-    cols = facts.cols / schedule.parts
+    cols = facts.cols / schedule.group
     return Fused(
         2
         - schedule.finishes
@@ -202,27 +202,27 @@ def fused_kernels(loops: LoopProgram, schedule: Schedule, facts: Facts, moved: T
         + (moved.joined > 0),
         work,
         programs,
-        tile.num_warps,
+        launch.num_warps,
         schedule.per_thread(schedule.chunk),
         _resident(schedule, facts, given * threads),
         steps,
-        tile.xblock,
+        rows,
         facts.levels,
-        max(1, min(tile.num_warps, schedule.chunk // (WARP * min(elements, facts.per_access)))),
-        _ahead(tile.num_stages, steps, width),
-        tile.xblock * cols * facts.load_bytes,
+        max(1, min(launch.num_warps, schedule.chunk // (WARP * min(elements, facts.per_access)))),
+        _ahead(launch.num_stages, steps, width),
+        rows * cols * facts.load_bytes,
         width,
         spilled * threads * steps * programs,
         len(loops.role(BufferRole.WORKSPACE)),
         facts.exchanges if shared else 0,
-        schedule.parts,
-        max(1, schedule.depth),
-        0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.final_block),
+        schedule.group,
+        max(1, schedule.lag),
+        0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.second.block),
         moved.workspace,
         moved.copied + moved.joined,
         moved.copies + (moved.joined > 0),
-        steps > 1 and tile.num_stages > 1 and _is_too_narrow(schedule, facts),
-        tile.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
+        steps > 1 and launch.num_stages > 1 and _is_too_narrow(schedule, facts),
+        launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
 
 
@@ -239,55 +239,55 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
 
 
-def _is_too_narrow(schedule: Schedule, facts: Facts) -> bool:
+def _is_too_narrow(schedule: Plan, facts: Facts) -> bool:
     """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
     return schedule.per_thread(schedule.chunk) * facts.item_bytes < ASYNC_BYTES
 
 
-def _registers(schedule: Schedule, facts: Facts, elements: int) -> tuple[int, int]:
+def _registers(schedule: Plan, facts: Facts, elements: int) -> tuple[int, int]:
     """Estimated registers of a thread with so many elements, and words that find none."""
-    if schedule.parts > 1:
-        needed = int(cooperative.registers_of(facts, schedule.tile, schedule.r0_block, schedule.depth))
+    if schedule.group > 1:
+        needed = int(cooperative.registers_of(facts, schedule.tile_rows, elements, schedule.lag))
         return needed, max(0, needed - cooperative.SPILLED_REGISTERS)
     needed = limits.registers_of(facts, elements, schedule.chunks)
     return needed, limits.spilled(facts, elements, schedule.chunks)
 
 
-def _resident(schedule: Schedule, facts: Facts, registers: int) -> int:
+def _resident(schedule: Plan, facts: Facts, registers: int) -> int:
     """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
-    tile = schedule.tile
-    staged = tile.xblock * schedule.r0_block * max(facts.load_bytes, facts.staged_bytes)
+    launch = schedule.launch
+    staged = schedule.tile_rows * schedule.lanes * max(facts.load_bytes, facts.staged_bytes)
     limits = (
         H200.registers // registers,
-        H200.max_threads // (tile.num_warps * WARP),
-        H200.shared_memory // max(1, staged * (tile.num_stages - 1)),
+        H200.max_threads // (launch.num_warps * WARP),
+        H200.shared_memory // max(1, staged * (launch.num_stages - 1)),
     )
     return max(1, min(limits))
 
 
-def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts) -> tuple[Work, int]:
+def main_work(loops: LoopProgram, schedule: Plan, facts: Facts) -> tuple[Work, int]:
     """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
     well."""
     nest = loops.nests[0]
-    tile = (schedule.tile.xblock * schedule.period, schedule.chunk)
+    tile = (schedule.tile_rows * schedule.period, schedule.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
     moves = total(found)
     if (bytewise := masks(loops, found)) and bytewise < full_inputs(loops, found):
         moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
     conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
-    if schedule.tile.num_stages == 1 and facts.along_rows and not facts.both_ways:
+    if schedule.launch.num_stages == 1 and facts.along_rows and not facts.both_ways:
         conflicts *= ONLY_RESULTS_TURNED
     turned = Work(
         0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, schedule, facts, found)
     )
-    lanes = schedule.r0_block * schedule.parts / max(1, facts.cols)
+    lanes = schedule.lanes * schedule.group / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
-        schedule.r0_block * schedule.parts * loops.buffer(s.buffer).dtype.itemsize
+        schedule.lanes * schedule.group * loops.buffer(s.buffer).dtype.itemsize
         for s in nest.preamble
         if isinstance(s, Load)
     )
-    programs = schedule.num_splits * facts.batch
+    programs = schedule.splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(workspace, workspace + once * programs)
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
@@ -295,7 +295,7 @@ def main_work(loops: LoopProgram, schedule: Schedule, facts: Facts) -> tuple[Wor
     )
 
 
-def _lines_beside(loops: LoopProgram, schedule: Schedule, facts: Facts, found: Sequence[Access]) -> float:
+def _lines_beside(loops: LoopProgram, schedule: Plan, facts: Facts, found: Sequence[Access]) -> float:
     """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
     narrowest one."""
     elements, lines = min(schedule.per_thread(schedule.chunk), facts.per_access), 0.0
@@ -307,12 +307,12 @@ def _lines_beside(loops: LoopProgram, schedule: Schedule, facts: Facts, found: S
     return lines
 
 
-def _width(found: Sequence[Access], read: Collection[str], schedule: Schedule, facts: Facts) -> int:
+def _width(found: Sequence[Access], read: Collection[str], schedule: Plan, facts: Facts) -> int:
     """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
     boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
     which begin anywhere, those of most elements."""
     if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
-        return min(min(a.width, schedule.tile.xblock * facts.item_bytes) for a in found if a.turned)
+        return min(min(a.width, schedule.tile_rows * facts.item_bytes) for a in found if a.turned)
     if schedule.period > 1:
         return ACCESS
     widths = sorted((a.width, a.tiled) for a in found if a.buffer in read and a.tiled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from ..ir.hardware import MAX_REGISTERS
@@ -9,6 +10,15 @@ from .facts import REGISTER_OVERHEAD, Facts
 
 NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A tile of whole rows, and the warps and stages of its program."""
+
+    xblock: int
+    num_warps: int
+    num_stages: int
 
 
 def registers_of(facts: Facts, elements: int, chunks: int) -> int:

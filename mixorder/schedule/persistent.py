@@ -18,11 +18,12 @@ from .finalisation import final, most_partials
 from .limits import (
     MAX_STAGES,
     NOT_SPILLED,
+    Tile,
     floor_power_of_2,
     registers_of,
     spilled,
 )
-from .schedule import Schedule, Tile, next_power_of_2
+from .plan import Launch, Plan, SecondStage, Walk, next_power_of_2
 from .unstaged import is_repeated, loads_again, stalls, unstaged
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
@@ -149,7 +150,7 @@ def choose(
     split_size: int = 0,
     constants: Constants = FITTED,
     spill_factor: float = 1.0,
-) -> Schedule:
+) -> Plan:
     """The schedule of a persistent kernel, with `split_size` rows per program if that is not 0.
 
     `spill_factor`: how many times the device's registers a row may take. Raises `TooWide` beyond that.
@@ -185,17 +186,16 @@ def choose(
             warps = max(1, lanes // (WHOLE_ELEMENTS * device.warp_size))
             tile, num_splits = Tile(next_power_of_2(facts.rows), warps, 1), 1
     columns = facts.cols * facts.batch
-    finalising = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
-    return Schedule(
-        tile,
-        r0_block,
-        num_splits,
-        *finalising,
-        period=period,
-        chunks=chunks,
-        overlap=device.overlaps and facts.numbered,
-        max_registers=_most_registers(facts, tile.num_warps * per_sm, device),
-        finishable=facts.finishable,
+    second = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
+    registers = _most_registers(facts, tile.num_warps * per_sm, device)
+    dependent = device.overlaps and facts.numbered
+    return Plan(
+        (
+            Walk(split=num_splits, tile=tile.xblock, period=period),
+            Walk(unroll=chunks, tile=r0_block // chunks),
+        ),
+        Launch(tile.num_warps, tile.num_stages, registers, dependent),
+        SecondStage(*second, skippable=facts.finishable),
     )
 
 

@@ -16,7 +16,7 @@ from .device import H200, DeviceInfo
 from .facts import Facts
 from .fused import fused_kernels
 from .kernel_time import TIMES, Times
-from .schedule import Schedule
+from .plan import Plan
 
 # H200, torch 2.11, 2026-11-20: the limit's time against its bytes, by least squares over the 42 norms of
 # tools/data/h200.json whose rows start at boundaries (mean error 1%, largest 4%).
@@ -73,7 +73,7 @@ class Expected:
 def expected(
     lowered: LoopProgram,
     loops: LoopProgram,
-    schedule: Schedule,
+    schedule: Plan,
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,

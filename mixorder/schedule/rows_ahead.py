@@ -10,7 +10,7 @@ from ..errors import TooWide
 from ..ir.hardware import WARP
 from ..ir.program import Nest
 from .device import DeviceInfo
-from .schedule import Schedule, next_power_of_2
+from .plan import Plan, Produced, next_power_of_2
 
 # Registers of a thread, so that 7 programs of 4 warps run at once on a multiprocessor; a kernel that would
 # spill many is compiled with more (`inductor.launch_options.fit`). RMSNorm's backward and MXFP8 both ways,
@@ -52,18 +52,20 @@ def row_axes_of(ahead: Nest | None, sizes: Sequence[int]) -> int:
     return next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
 
 
-def groups_of(sizes: Sequence[int], row_axes: int, schedule: Schedule) -> Groups:
+def groups_of(sizes: Sequence[int], row_axes: int, schedule: Plan) -> Groups:
     """The groups of a kernel over axes of these sizes, of which the first ones are rows."""
     tiles = [-(-n // extent) for n, extent in zip(sizes, schedule.extents, strict=True)]
     rows = math.prod(schedule.extents[:row_axes])
-    needed = -(-math.prod(sizes[:row_axes]) // schedule.ahead_rows)
-    values = rows // schedule.ahead_rows
+    assert schedule.produced is not None
+    each = schedule.produced.rows
+    needed = -(-math.prod(sizes[:row_axes]) // each)
+    values = rows // each
     return Groups(rows, values, math.prod(tiles[row_axes:]), math.prod(tiles[:row_axes]), needed)
 
 
 def with_rows_ahead(
-    schedule: Schedule, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo
-) -> Schedule:
+    schedule: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo
+) -> Plan:
     """A tile's schedule with programs for the values of rows. `loads`: full tensors that it reads. Raises
     `TooWide` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
     if not device.exchanges:
@@ -71,14 +73,15 @@ def with_rows_ahead(
     whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
-    threads = WARP * schedule.tile.num_warps
+    threads = WARP * schedule.launch.num_warps
     cols = next_power_of_2(math.prod(sizes[row_axes:]))
     rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
     registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
     if cols > MOST_ELEMENTS * threads:
         few = math.prod(sizes[row_axes:]) <= FEW_PARTS * ELEMENTS * threads
         registers = REGISTERS_OF_PARTS if few else REGISTERS_OF_MANY_PARTS
-    found = dataclasses.replace(schedule, ahead_rows=rows, ahead=1, band=1, max_registers=registers)
+    limited = schedule.changed(grouped=1, max_registers=registers)
+    found = dataclasses.replace(limited, totals=Produced(1, rows))
     groups = groups_of(sizes, row_axes, found)
     # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of
     # more, L2 has lost what they have read. Groups ahead, us, and what this gives: 4096 columns, 8 182,
@@ -86,7 +89,7 @@ def with_rows_ahead(
     # (10); 16384, 4 846, 6 732, 8 794 (6); LayerNorm, 4096, 10 201, 12 194, 14 190.5 (14).
     at_once = device.num_sm * (device.registers // (REGISTERS * threads))
     ahead = int(at_once / groups.programs + 0.5)
-    return dataclasses.replace(found, ahead=max(1, min(groups.row_tiles, ahead)))
+    return found.changed(lag=max(1, min(groups.row_tiles, ahead)))
 
 
 def columns_at_once(cols: int, num_warps: int) -> int:

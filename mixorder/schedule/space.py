@@ -1,46 +1,53 @@
-"""The schedules that may take the place of one: what a search needs of them, and how gains add up."""
+"""The plans that may take the place of one: what a search needs of them, and how gains add up."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
+from .device import DeviceInfo
+from .facts import Facts
 from .limits import MAX_STAGES
-from .schedule import Schedule
+from .plan import Plan
 
 MOST_STAGES = MAX_STAGES + 1  # the most row tiles in flight of a candidate
 
 
-class Space(Protocol):
-    """The schedules that may take the place of `start`."""
+@dataclasses.dataclass(frozen=True)
+class Space(abc.ABC):
+    """The plans that may take the place of `start`. `parts`: what is varied together, by the names of
+    `Plan.changed`."""
 
-    @property
-    def start(self) -> Schedule: ...
+    parts: ClassVar[tuple[tuple[str, ...], ...]]
 
-    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
-        """Those that differ from `schedule` in one part."""
+    facts: Facts
+    device: DeviceInfo
+    start: Plan
 
-    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        """`around`, with each part from the fastest schedule in `times` that changes only this part."""
+    @abc.abstractmethod
+    def near(self, plan: Plan) -> tuple[Plan, ...]:
+        """Those that differ from `plan` in one part."""
 
-    def legal(self, schedule: Schedule) -> bool: ...
+    @abc.abstractmethod
+    def legal(self, plan: Plan) -> bool:
+        """Whether the kernels are correct and fit the device."""
+
+    def combined(self, times: Mapping[Plan, float], around: Plan) -> Plan:
+        """`around`, with each part from the fastest plan in `times` that changes only this part. `times` must
+        have `around`. The parts hardly influence each other, so their gains add up."""
+        result = around
+        for part in self.parts:
+            alone = [plan for plan in times if _with(part, around, plan) == plan]
+            result = _with(part, result, min(alone, key=times.__getitem__))
+        return result if self.legal(result) else around
+
+    def is_varied(self, plan: Plan) -> bool:
+        """Whether a plan differs from the start in nothing but the parts."""
+        return _with([name for part in self.parts for name in part], self.start, plan) == plan
 
 
-def combined_from(
-    space: Space, parts: Sequence[tuple[str, ...]], times: Mapping[Schedule, float], around: Schedule
-) -> Schedule:
-    """`around`, with each part from the fastest schedule in `times` that changes only this part. `times` must
-    have `around`. The parts hardly influence each other, so their gains add up."""
-    result = around
-    for part in parts:
-        alone = [s for s in times if differing(s, around) <= set(part)]
-        fastest = min(alone, key=times.__getitem__)
-        result = dataclasses.replace(result, **{name: getattr(fastest, name) for name in part})
-    return result if space.legal(result) else around
-
-
-def differing(one: Schedule, other: Schedule) -> set[str]:
-    """Names of the fields in which two schedules differ."""
-    names = (f.name for f in dataclasses.fields(one))
-    return {name for name in names if getattr(one, name) != getattr(other, name)}
+def _with(names: Iterable[str], plan: Plan, other: Plan) -> Plan:
+    """A plan with what has these names in another one."""
+    return plan.changed(**{name: other.number(name) for name in names})

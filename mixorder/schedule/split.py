@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .device import DeviceInfo
 from .kernel_time import Walk
-from .schedule import next_power_of_2
+from .plan import next_power_of_2
 
 LEAST, MOST = 32, 512  # rows of a thread; it has every fourth row of a part
 FEW_ROWS, OUTPUTS = 32, 64  # of so few rows, or of so many outputs to a multiprocessor, a sum is not divided

@@ -34,9 +34,10 @@ LEAST_GAIN = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Small:
-    """A result that has no element for each point of the loops: the bytes of an element, and the places of
-    its axes, innermost in memory first."""
+    """A result that has no element for each point of the loops: its buffer, the bytes of an element, and the
+    places of its axes, innermost in memory first."""
 
+    buffer: str
     item_bytes: int
     places: tuple[int, ...]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import TooWide
 from ..ir.hardware import LINE, SECTOR, WARP
@@ -30,10 +30,10 @@ from .device import H200, DeviceInfo
 from .facts import Facts
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
+from .plan import Launch, Layout, Order, Plan, Workspace, in_tiles, next_power_of_2
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .rows_ahead import with_rows_ahead
-from .schedule import Schedule, Tile, next_power_of_2
-from .space import combined_from
+from .space import Space
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
@@ -73,7 +73,6 @@ BAND, BAND_BYTES = 16, 4e6
 # and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1 and 83.9, 86.1 and
 # 88.7, 84.3 and 77.4, 84.3 and 84.6.
 BAND_STAGED, WIDEST = 8, 256
-PARTS = ("extents", "r0_block"), ("tile", "programs"), ("backwards",)
 WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
@@ -81,18 +80,16 @@ TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
-def staged_results(program: LoopProgram, schedule: Schedule) -> dict[str, tuple[Axis, ...]]:
+def staged_results(program: LoopProgram, schedule: Plan) -> dict[str, tuple[Axis, ...]]:
     """The results that a schedule stages: by the buffer of each, its axes, innermost in memory first."""
     axes = tuple(axis for axis in program.nests[0].loops if axis.kind is not AxisClass.SPLIT)
-    sizes, found = [int(axis.size) for axis in axes], dict[str, tuple[Axis, ...]]()
-    for stmt in (s for s in program.nests[0].body if isinstance(s, Store) and schedule.staged):
-        small = small_result(program, stmt, axes)
-        if small is not None and staged_of([small], sizes, schedule.extents):
-            found[stmt.buffer] = tuple(axes[place] for place in small.places)
-    return found
+    names = {one.result for one in schedule.results}
+    stores = (s for s in program.nests[0].body if isinstance(s, Store) and s.buffer in names)
+    small = filter(None, (small_result(program, stmt, axes) for stmt in stores))
+    return {one.buffer: tuple(axes[place] for place in one.places) for one in small}
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Schedule:
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
     """The tile of a blocked program. Raises `TooWide` for blocks that do not fit a program."""
     assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
@@ -111,15 +108,15 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
             break
         extents = larger
     chosen = _completed(extents, facts, device)
-    if chosen.staged and not facts.light and (wide := _wide(facts, extents)) != extents:
+    if chosen.results and not facts.light and (wide := _wide(facts, extents)) != extents:
         other = _completed(wide, facts, device)
-        chosen = other if other.staged else chosen
+        chosen = other if other.results else chosen
     return with_finalisation(chosen, facts, device, constants)
 
 
-def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> Schedule:
+def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> Plan:
     """The schedule of a tile of these elements, but for the finalisation."""
-    chosen = _ordered(schedule_of(extents, warps_of(extents, facts)), facts)
+    chosen = _ordered(schedule_of(extents, warps_of(extents, facts), facts), facts)
     if facts.row_axes:
         chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, facts.loads, device)
     return _with_staging(chosen, facts, device)
@@ -135,15 +132,24 @@ def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
     return wide
 
 
-def _with_staging(schedule: Schedule, facts: TileFacts, device: DeviceInfo) -> Schedule:
+def _with_staging(schedule: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
     moved = facts.load_bytes + facts.store_bytes
-    staged = pays(facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device)
     # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
-    staged &= not facts.heavy or facts.turned > 0
-    band = schedule.band
-    if staged and not facts.light and not schedule.ahead:
+    possible = not facts.heavy or facts.turned > 0
+    if not possible or not pays(
+        facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device
+    ):
+        return dataclasses.replace(schedule, results=()).changed(dependent=False)
+    band = schedule.order.grouped
+    if not facts.light and not schedule.produced:
         band = max(band, _band(facts, schedule.extents, BAND_STAGED, 0))
-    return dataclasses.replace(schedule, staged=staged, overlap=staged and device.overlaps, band=band)
+    return through_workspace(schedule, facts).changed(dependent=device.overlaps, grouped=band)
+
+
+def through_workspace(schedule: Plan, facts: TileFacts) -> Plan:
+    """A plan that stages the small results of which a tile has few that lie next to each other."""
+    small = staged_of(facts.small, facts.sizes, schedule.extents)
+    return dataclasses.replace(schedule, results=tuple(Workspace(one.buffer) for one in small))
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -169,19 +175,20 @@ def _roomy(facts: TileFacts) -> bool:
     return facts.light and bool(facts.whole)
 
 
-def _ordered(schedule: Schedule, facts: TileFacts) -> Schedule:
+def _ordered(schedule: Plan, facts: TileFacts) -> Plan:
     """A schedule with the order of its tiles, and of the elements in a tile."""
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
-    order = dataclasses.replace(schedule, backwards=not facts.reductions, band=_band(facts, schedule.extents))
-    lanes, warps = WARP, schedule.tile.num_warps
+    order = Order(backwards=not facts.reductions, grouped=_band(facts, schedule.extents))
+    ordered = dataclasses.replace(schedule, order=order)
+    lanes, warps = WARP, schedule.launch.num_warps
     if facts.of_norm:  # Triton spreads threads over all rows first
-        return order
+        return ordered
     each, own = facts.per_access, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    registers = most_registers(facts, own)
-    dealt = dataclasses.replace(order, thread_rows=rows, warp_cols=cols, max_registers=registers)
-    return dataclasses.replace(dealt, through_memory=facts.turned == 1 and own <= MOST_THROUGH_MEMORY)
+    layout = Layout(rows, cols, through_shared=facts.turned == 1 and own <= MOST_THROUGH_MEMORY)
+    limited = ordered.changed(max_registers=most_registers(facts, own))
+    return dataclasses.replace(limited, layout=layout)
 
 
 def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
@@ -222,29 +229,26 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     return max(1, min(MOST_WARPS, elements // WARP // each))
 
 
-def schedule_of(extents: Sequence[int], warps: int) -> Schedule:
+def schedule_of(extents: Sequence[int], warps: int, facts: TileFacts) -> Plan:
     """A schedule with a tile of these elements."""
-    tile, elements = Tile(1, warps, 1), math.prod(extents)
-    return Schedule(tile, elements, 1, 1, 1, extents=tuple(extents))
+    return Plan(in_tiles(facts.sizes, extents, facts.summed), Launch(warps))
 
 
 def with_finalisation(
-    schedule: Schedule, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
-) -> Schedule:
+    schedule: Plan, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
+) -> Plan:
     """A schedule with the number of partial results that its tiles leave, and how these are reduced. Raises
     `TooWide` for more than a program holds."""
     if not facts.summed:
         return schedule
-    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, schedule.extents, strict=True)]
-    num_splits = math.prod(tiles[i] for i in facts.summed)
-    if num_splits > most_partials(device):
-        raise TooWide(1, f"{num_splits} partial results, at most {most_partials(device)} fit a program")
+    if schedule.splits > most_partials(device):
+        raise TooWide(1, f"{schedule.splits} partial results, at most {most_partials(device)} fit a program")
     cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
-    block, warps = final(num_splits, next_power_of_2(cols), cols, device, constants)
-    return dataclasses.replace(schedule, num_splits=num_splits, final_block=block, final_warps=warps)
+    block, warps = final(schedule.splits, next_power_of_2(cols), cols, device, constants)
+    return schedule.changed(block=block, warps=warps)
 
 
-def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedule]:
+def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
     """No schedules beside the chosen one."""
     yield from ()
 
@@ -252,7 +256,7 @@ def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Schedu
 def expected_of_tile(
     lowered: LoopProgram,
     loops: LoopProgram,
-    schedule: Schedule,
+    schedule: Plan,
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,
@@ -270,11 +274,11 @@ def expected_of_tile(
     exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     staged, sizes, extents = 0, facts.sizes, schedule.extents
-    if schedule.staged:
+    if schedule.results:
         staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
-        launch += times.launch_us * (not schedule.staged)  # they are one kernel
+        launch += times.launch_us * (not schedule.results)  # they are one kernel
         launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.ahead is not None:
@@ -326,35 +330,33 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
     return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
 
 
-@dataclasses.dataclass(frozen=True)
-class TileSpace:
+class TileSpace(Space):
     """The tiles near `start`: one axis with twice or half the elements, twice or half the warps, or programs
     that walk through all tiles."""
 
-    facts: Facts
-    device: DeviceInfo
-    start: Schedule
+    parts = ("num_warps", "num_stages", "programs"), ("backwards",)
 
-    def near(self, schedule: Schedule) -> tuple[Schedule, ...]:
+    def near(self, schedule: Plan) -> tuple[Plan, ...]:
         assert isinstance(self.facts, TileFacts)
-        extents, warps = schedule.extents, schedule.tile.num_warps
+        extents, warps = schedule.extents, schedule.launch.num_warps
         found = [(extents, warps * 2), (extents, max(1, warps // 2))]
         for i in (i for i in range(len(extents)) if i not in self.facts.whole):
             for one in (extents[i] * 2, extents[i] // 2):
                 found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
-        backwards = schedule.backwards
-        tiles = [_ordered(schedule_of(*one), self.facts) for one in found if min(one[0]) > 0]
+        backwards = schedule.order.backwards
+        facts = self.facts
+        tiles = [_ordered(schedule_of(*one, facts), facts) for one in found if min(one[0]) > 0]
         if self.facts.row_axes:
             tiles = list(self.with_rows(tiles))
         else:
-            tiles = [dataclasses.replace(tile, backwards=backwards) for tile in tiles]
+            tiles = [tile.changed(backwards=backwards) for tile in tiles]
             tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
-            tiles.append(dataclasses.replace(schedule, backwards=not backwards))
+            tiles.append(schedule.changed(backwards=not backwards))
         legal = (_with_staging(s, self.facts, self.device) for s in tiles if self.legal(s))
         near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in legal)
         return tuple(s for s in near if s != schedule)
 
-    def with_rows(self, tiles: Sequence[Schedule]) -> Iterator[Schedule]:
+    def with_rows(self, tiles: Sequence[Plan]) -> Iterator[Plan]:
         """The tiles that can have values of whole rows computed ahead."""
         facts = self.facts
         assert isinstance(facts, TileFacts)
@@ -362,19 +364,15 @@ class TileSpace:
             with contextlib.suppress(TooWide):
                 yield with_rows_ahead(tile, facts.sizes, facts.row_axes, facts.loads, self.device)
 
-    def walking(self, schedule: Schedule, per_sm: int, stages: int) -> Schedule:
+    def walking(self, schedule: Plan, per_sm: int, stages: int) -> Plan:
         """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""
-        tile = dataclasses.replace(schedule.tile, num_stages=stages)
-        tiles = _programs(self.facts, schedule.extents)  # type: ignore[arg-type]
-        return dataclasses.replace(schedule, tile=tile, programs=min(tiles, per_sm * self.device.num_sm))
+        tiles = math.prod(one.grid * one.split for one in schedule.walk)
+        return schedule.changed(num_stages=stages, programs=min(tiles, per_sm * self.device.num_sm))
 
-    def combined(self, times: Mapping[Schedule, float], around: Schedule) -> Schedule:
-        return combined_from(self, PARTS, times, around)
-
-    def legal(self, schedule: Schedule) -> bool:
+    def legal(self, schedule: Plan) -> bool:
         assert isinstance(self.facts, TileFacts)
         pairs = zip(schedule.extents, self.facts.sizes, strict=True)
         inside = all(1 <= extent <= next_power_of_2(n) for extent, n in pairs)
         elements = math.prod(schedule.extents)
-        threads = schedule.tile.num_warps * self.device.warp_size
-        return inside and schedule.tile.num_warps <= MOST_WARPS and threads <= elements <= MOST_ELEMENTS
+        threads = schedule.launch.num_warps * self.device.warp_size
+        return inside and schedule.launch.num_warps <= MOST_WARPS and threads <= elements <= MOST_ELEMENTS

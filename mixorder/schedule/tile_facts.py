@@ -118,7 +118,7 @@ def small_result(program: LoopProgram, store: Store, axes: Sequence[Axis]) -> Sm
     own = [i for i, axis in enumerate(axes) if axis.symbol in store.index.free_symbols]
     if buffer.role is not BufferRole.OUTPUT or len(own) < 2 or sorted(places) != own or len(own) == len(axes):
         return None
-    return Small(buffer.dtype.itemsize, places)
+    return Small(buffer.name, buffer.dtype.itemsize, places)
 
 
 def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:

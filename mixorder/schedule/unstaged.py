@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..ir.hardware import MAX_WARPS
 from .device import DeviceInfo
 from .facts import Facts
-from .limits import MAX_STAGES, floor_power_of_2, registers_of
-from .schedule import Tile, next_power_of_2
+from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
+from .plan import next_power_of_2
 
 # What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
 # warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from .search import Beside, Candidate, Tuning
 
-FORMAT = 3  # of the files; a file of another format is foreign
+FORMAT = 4  # of the files; a file of another format is foreign
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def load(folder: Path, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning] | None:
+def load(folder: Path, key: str, templates: Mapping[str, Plan]) -> tuple[Candidate, Tuning] | None:
     """The winner stored under a key; None if there is none that can be trusted.
 
     `templates`: a schedule of each variant, whose fields and types a stored one must have.
@@ -67,7 +67,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _parsed(text: str, key: str, templates: Mapping[str, Schedule]) -> tuple[Candidate, Tuning]:
+def _parsed(text: str, key: str, templates: Mapping[str, Plan]) -> tuple[Candidate, Tuning]:
     """The winner in a file; an error where anything differs from what `store` writes."""
     data = json.loads(text, parse_constant=_no_number)
     if (data["format"], data["key"]) != (FORMAT, key):
@@ -85,9 +85,9 @@ def _no_number(text: str) -> Any:
 def _like(template: Any, data: Any) -> Any:
     """A value of the template's type, with the fields and the field types of the template."""
     if isinstance(template, tuple):
-        if type(data) is not list or not all(type(n) is int for n in data):
-            raise ValueError(f"{data!r} where numbers are expected")
-        return tuple(data)
+        if type(data) is not list or len(data) != len(template):
+            raise ValueError(f"{data!r} where {len(template)} values are expected")
+        return tuple(map(_like, template, data))
     if not dataclasses.is_dataclass(template):
         if type(data) is not type(template):
             raise ValueError(f"{data!r} where {type(template).__name__} is expected")

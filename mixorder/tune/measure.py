@@ -27,7 +27,7 @@ from ..inductor.stock import compile_as_shipped
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..rewrite.alone import Alone
 from ..schedule.facts import Facts
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from ..strategies import Strategy
 from .compile import compile_all, job_of
 from .search import Beside, Candidate
@@ -54,7 +54,7 @@ class Start:
     strategy: Strategy
     loops: LoopProgram
     facts: Facts
-    schedule: Schedule
+    schedule: Plan
 
 
 class NotEnoughMemory(Exception):
@@ -192,7 +192,7 @@ class Bench:
 
     def _fills(self, candidate: Candidate) -> list[Callable[[], None]]:
         """Functions that initialise buffers before each run, such as an empty mailbox."""
-        loops, splits = self.ways[candidate.variant].loops, candidate.schedule.num_splits
+        loops, splits = self.ways[candidate.variant].loops, candidate.schedule.splits
         return [
             functools.partial(self._tensor(loops, b.name, splits).fill_, b.fill)
             for b in loops.buffers
@@ -204,7 +204,7 @@ class Bench:
         loops = self.ways[candidate.variant].loops
         found: list[Callable[[], None]] = []
         for like in self.alone.inputs if self.alone else ():
-            read = self._tensor(loops, like.name, candidate.schedule.num_splits)
+            read = self._tensor(loops, like.name, candidate.schedule.splits)
             stated = self._made(like.name, like.dtype, like.shape, like.stride, filled=True)
             if stated is not read:
                 found.append(functools.partial(read.copy_, stated))
@@ -212,7 +212,7 @@ class Bench:
 
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
         program = self.ways[candidate.variant].loops
-        buffers = [self._tensor(program, name, candidate.schedule.num_splits) for name in source.buffers]
+        buffers = [self._tensor(program, name, candidate.schedule.splits) for name in source.buffers]
         hints = {str(symbol): value for symbol, value in program.hints}
         sizes = [hints[name] for name in source.sizes]
         arguments = (*buffers, *sizes, *(value for _, value in source.config.constants))

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ..schedule.schedule import Schedule
+from ..schedule.plan import Plan
 from ..schedule.space import Space
 
 MOST = 28  # candidates timed for one region
@@ -29,7 +29,7 @@ class Candidate:
     """A schedule of one variant of the region's loops."""
 
     variant: str
-    schedule: Schedule
+    schedule: Plan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose, layouts
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 
 pytestmark = needs_a_compiler
 
@@ -30,7 +30,7 @@ NORMS = {"rms": graphs.rms_norm_backward, "layer": graphs.layer_norm_backward}
 MANY = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 
 
-def chunked(graph: Any) -> tuple[LoopProgram, Schedule, KernelSource]:
+def chunked(graph: Any) -> tuple[LoopProgram, Plan, KernelSource]:
     program = graphs.merged(only(graph))
     schedule = choose(facts_of(program), H200, constants=MANY)
     return program, schedule, generate(program, schedule, "test")[0]
@@ -60,7 +60,7 @@ def test_chunks_beside_one_tile(
     program, schedule, main = chunked(NORMS[norm](rows, cols))
     assert schedule.chunks == chunks
     lanes, one = layouts(facts_of(program))[0]
-    alone = dataclasses.replace(schedule, r0_block=lanes, chunks=one)
+    alone = schedule.changed(chunk=lanes // one, chunks=one)
     gpu, device = TARGETS["sm_90"]
     whole = generate(program, alone, "test")[0]
     if known(gpu, (program, main), (program, whole)):
@@ -73,13 +73,13 @@ def test_chunks_beside_one_tile(
     assert 0 < barriers <= other_barriers
     assert spilled(kernel, tmp_path) == 0 and kernel.metadata.shared <= device.shared_memory
     # Per stage, x and dy of the lanes that there are.
-    saved = (lanes - schedule.r0_block) * schedule.tile.xblock * 4 * (schedule.tile.num_stages - 1)
+    saved = (lanes - schedule.lanes) * schedule.tile_rows * 4 * (schedule.launch.num_stages - 1)
     assert 0.9 * saved <= other.metadata.shared - kernel.metadata.shared <= 1.1 * saved
 
 
 def test_a_row_too_wide_for_one_tile_fits_in_chunks(known: Known, tmp_path: Path) -> None:
     """12288 columns in 16384 lanes: 4 words held for each of these are more than there are registers."""
     program, schedule, main = chunked(graphs.rms_norm_backward(8192, 12288))
-    assert schedule.parts == 1 and (schedule.chunks, schedule.chunk) == (3, 4096)
+    assert schedule.group == 1 and (schedule.chunks, schedule.chunk) == (3, 4096)
     gpu, _ = TARGETS["sm_90"]
     assert known(gpu, (program, main)) or spilled(compiled(program, main, gpu), tmp_path) == 0

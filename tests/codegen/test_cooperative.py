@@ -20,25 +20,17 @@ from mixorder.codegen.exchange_phases import groups_of, without_effect
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce
 from mixorder.ir.reductions import SUM
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.transform.cooperative import check_shareable
 
 
-def kernel_of(program: LoopProgram, xblock: int = 2, **changes: int) -> KernelSource:
+def kernel_of(program: LoopProgram, xblock: int = 2, lag: int = 2, splits: int = 4) -> KernelSource:
     """The main kernel for 8 parts of what `program` has as columns."""
     cols = int(program.tile_axes[1].size)
     part = math.ceil(cols / 8)
-    numbers = {
-        "num_splits": 4,
-        "final_block": 16,
-        "final_warps": 4,
-        "parts": 8,
-        "part_cols": part,
-        "depth": 2,
-    }
-    r0_block = 1 << (part - 1).bit_length()
-    schedule = Schedule(Tile(xblock, 4, 3), r0_block, **{**numbers, "depth": 2, **changes})
-    return generate(share(program, schedule.parts, xblock), schedule, "test")[0]
+    walk = Walk(split=splits, tile=xblock), Walk(group=8, part=part, tile=1 << (part - 1).bit_length())
+    plan = Plan(walk, Launch(4, 3), SecondStage(16, 4), Exchanged(lag))
+    return generate(share(program, plan.group, xblock), plan, "test")[0]
 
 
 def rms(rows: int = 64, cols: int = 16384) -> LoopProgram:
@@ -83,7 +75,7 @@ def test_a_turn_for_each_part_and_exchange_tells_what_is_not_told() -> None:
 
 
 def test_each_stage_waits_for_its_own_tile() -> None:
-    text = kernel_of(program_of(*TWO_STAGES), depth=3).text
+    text = kernel_of(program_of(*TWO_STAGES), lag=3).text
     ready = [line.strip() for line in text.splitlines() if line.strip().startswith("ready")]
     assert ready == [
         "ready1 = (tile - 12 >= 0) & (tile - 12 < tiles)",
@@ -194,7 +186,7 @@ def labelled(logits: Any, labels: Any, lse: Any) -> Any:
 def test_a_reduction_without_a_load_over_columns_is_anchored_to_one() -> None:
     """Or a thread would have a whole row of it."""
     text = kernel_of(
-        program_of(labelled, ((64, 16384), f32), ((64, 1), torch.int64), ((64, 1), f32)), num_splits=4
+        program_of(labelled, ((64, 16384), f32), ((64, 1), torch.int64), ((64, 1), f32)), splits=4
     ).text
     assert text.count("anchor = tl.load(") == 1 and "tl.program_id(0) < 0" in text
     assert text.count("tl.where(anchor == 0, ") == 1

@@ -5,7 +5,6 @@ Whole texts: tests/golden.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import graphs
@@ -62,10 +61,9 @@ def test_sectors_that_programs_share_are_not_evicted_first(tensors: int, cols: i
 def test_column_loads_are_spread_over_the_tile_for_a_loop_over_several() -> None:
     """A program with one tile would load each column once for each row, and spare no conversion."""
     program, schedule, _ = graphs.kernels(only(graphs.rms_norm_backward(4096, 256)))
-    rows = 4096 // schedule.num_splits
+    rows = 4096 // schedule.splits
     for xblock, spread in ((rows // 2, True), (rows, False)):
-        tile = dataclasses.replace(schedule.tile, xblock=xblock)
-        main = generate(program, dataclasses.replace(schedule, tile=tile), "test")[0].text
+        main = generate(program, schedule.changed(tile_rows=xblock), "test")[0].text
         before = main[: main.index("tl.range")]
         assert before.count("tl.load") == 1 and ("broadcast_to" in before) == spread
 
@@ -74,8 +72,7 @@ def test_column_loads_are_spread_over_the_tile_for_a_loop_over_several() -> None
 def test_a_thread_that_has_all_rows_adds_them_up_before_it_compensates(warps: int, folds: bool) -> None:
     """256 columns of 4 bytes are the accesses of two warps."""
     loops, schedule, _ = graphs.kernels(only(graphs.pair_graph(4096, 256)))
-    tile = dataclasses.replace(schedule.tile, xblock=4, num_warps=warps)
-    text = persistent_kernel(loops, dataclasses.replace(schedule, tile=tile), "x").text
+    text = persistent_kernel(loops, schedule.changed(tile_rows=4, num_warps=warps), "x").text
     assert (", 0)[None, :] - ws0_error" in loop_body(text)) == folds
     assert ("ws0_acc = tl.full([1, R0_BLOCK]" in text) == folds
 
@@ -83,8 +80,8 @@ def test_a_thread_that_has_all_rows_adds_them_up_before_it_compensates(warps: in
 def test_a_kernel_is_loaded_with_its_one_configuration() -> None:
     _, schedule, (main, _) = graphs.kernels(only(graphs.pair_graph(32768, 768)))
     (config,) = load_kernel(main).configs
-    assert config.kwargs == {"XBLOCK": schedule.tile.xblock, "NUM_STAGES": schedule.tile.num_stages}
-    assert (config.num_warps, config.num_stages) == (schedule.tile.num_warps, schedule.tile.num_stages)
+    assert config.kwargs == {"XBLOCK": schedule.tile_rows, "NUM_STAGES": schedule.launch.num_stages}
+    assert (config.num_warps, config.num_stages) == (schedule.launch.num_warps, schedule.launch.num_stages)
 
 
 def test_a_program_that_is_not_merged_is_refused() -> None:

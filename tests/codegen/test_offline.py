@@ -217,7 +217,7 @@ def test_rows_off_a_boundary_are_read_and_written_in_whole_accesses(graph: str, 
     """16 bytes by each asynchronous copy and by each store but those of the rows' ends."""
     gpu, device = TARGETS["sm_90"]
     program, schedule, (main, _) = graphs.kernels(_region(graph), device)
-    assert schedule.period == 8 and (schedule.parts > 1) == (graph in SHARED)
+    assert schedule.period == 8 and (schedule.group > 1) == (graph in SHARED)
     if known(gpu, (program, main)):
         return
     kernel = compiled(program, main, gpu)

@@ -24,7 +24,7 @@ FULL = ((4096, 256), f32)
 def test_nothing_overlaps_on_other_devices() -> None:
     alone = dataclasses.replace(H200, overlaps=False)
     _, schedule, sources = graphs.kernels(only(graphs.rms_norm_backward(8192, 768)), alone)
-    assert not schedule.overlap
+    assert not schedule.launch.dependent
     assert all(RELEASE not in s.text and WAIT not in s.text and not s.waits for s in sources)
 
 

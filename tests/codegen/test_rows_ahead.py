@@ -23,8 +23,8 @@ from mixorder.lowering.tile import lower_tile
 from mixorder.region.rows_ahead import with_row_values
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
+from mixorder.schedule.plan import Plan
 from mixorder.schedule.rows_ahead import Groups
-from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import TILE
 from mixorder.transform.cooperative import EMPTY
 from mixorder.transform.held_packed import hold_packed
@@ -34,7 +34,7 @@ from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.tile_split import split_spanning
 
 
-def kernel_of(rows: int, cols: int, staged: bool = True) -> tuple[LoopProgram, Schedule, KernelSource]:
+def kernel_of(rows: int, cols: int, staged: bool = True) -> tuple[LoopProgram, Plan, KernelSource]:
     """RMSNorm's backward and both casts of dx. `staged`: whether the scales may go through a workspace."""
     specs = [((rows, cols), bf16), ((rows, cols), bf16), ((cols,), bf16), ((rows, 1), f32)]
     region = with_row_values(within_tile(traced(lambda *x: norm_backward(*x), *specs)))

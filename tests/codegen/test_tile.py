@@ -5,7 +5,6 @@ Whole texts: tests/golden.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.schedule.schedule import Schedule
 from mixorder.strategies import TILE
 
 BOTH = [((256, 512), bf16)]
@@ -50,8 +48,8 @@ def kernel_of(
 ) -> tuple[LoopProgram, KernelSource]:
     """The program of a function and its first kernel, with the chosen tile or with this one."""
     program = merged(within_tile(traced(lambda *x: function(*x), *specs)))
-    schedule: Schedule = tile.choose(TILE.facts(program), H200)
-    schedule = tile.schedule_of(extents, warps) if extents else schedule
+    facts = tile.facts_of_tile(program)
+    schedule = tile.schedule_of(extents, warps, facts) if extents else tile.choose(facts, H200)
     placed = TILE.place(program, schedule)
     source, *_ = TILE.generate(placed, schedule, "test")
     return placed, source
@@ -89,7 +87,7 @@ def test_nothing_is_dealt_out_where_tensors_are_loaded_in_two_orders() -> None:
         within_tile(traced(lambda x, y: quantised.mx_both(x + y.t()), *2 * [((4096, 4096), bf16)]))
     )
     schedule = tile.choose(TILE.facts(program), H200)
-    assert schedule.thread_rows and "dealt_" not in tile_kernel(program, schedule, "test").text
+    assert schedule.layout.thread_rows and "dealt_" not in tile_kernel(program, schedule, "test").text
 
 
 def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> None:
@@ -115,8 +113,8 @@ def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> 
 def test_programs_that_walk_through_all_tiles() -> None:
     program, whole = kernel_of(quantised.mx_both, BOTH, (2, 32, 4, 32))
     facts = tile.facts_of_tile(program)
-    space = tile.TileSpace(facts, H200, tile.schedule_of((2, 32, 4, 32), 4))
-    (walking,) = (s for s in space.near(space.start) if (s.programs, s.tile.num_stages) == (16, 3))
+    space = tile.TileSpace(facts, H200, tile.schedule_of((2, 32, 4, 32), 4, facts))
+    (walking,) = (s for s in space.near(space.start) if (s.order.programs, s.launch.num_stages) == (16, 3))
     (source,) = TILE.generate(program, walking, "test")
     assert source.grid == 16 == whole.grid and source.exact
     assert (
@@ -130,11 +128,11 @@ def test_programs_that_walk_through_all_tiles() -> None:
 @pytest.mark.parametrize("programs", [0, 16])
 def test_programs_that_begin_at_the_last_tile(programs: int) -> None:
     program, first = kernel_of(turned, scaled(256, 512), (64, 64))
-    schedule = dataclasses.replace(tile.schedule_of((64, 64), 4), programs=programs)
-    assert dataclasses.replace(schedule, backwards=True) in tile.TileSpace(
-        tile.facts_of_tile(program), H200, schedule
-    ).near(schedule)
-    (source,) = TILE.generate(program, dataclasses.replace(schedule, backwards=True), "test")
+    facts = tile.facts_of_tile(program)
+    plan = tile.schedule_of((64, 64), 4, facts).changed(programs=programs)
+    backwards = plan.changed(backwards=True)
+    assert backwards in tile.TileSpace(facts, H200, plan).near(plan)
+    (source,) = TILE.generate(program, backwards, "test")
     number = "tile" if programs else "tl.program_id(0)"
     assert f"program = (31 - {number})\n" in source.text and "31 -" not in first.text
 

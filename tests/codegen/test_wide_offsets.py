@@ -177,7 +177,7 @@ def test_blocks_in_a_tile(what: str, staged: bool) -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(2**18, 8192), (2**18, 12000), (2**17, 2**15)])
 def test_values_of_rows_ahead(rows: int, cols: int) -> None:
     _, schedule, source = kernel_of(rows, cols)
-    assert schedule.ahead and overflows(source) == [] and "int64" in source.text
+    assert schedule.produced and overflows(source) == [] and "int64" in source.text
 
 
 BEFORE = {

@@ -80,7 +80,7 @@ def test_tuned_gradients_and_what_the_record_says(norm):
     assert 5 <= tuning.candidates <= MOST
     assert 1 < tuning.best_us <= tuning.heuristic_us < 1000
     assert 0 < tuning.seconds < 20 and seconds < 60
-    print(f"{norm} 2048x2048 {tuning}, {record.schedule.tile}, {record.schedule.num_splits} programs")
+    print(f"{norm} 2048x2048 {tuning}, {record.schedule.launch}, {record.schedule.splits} programs")
     check(found, module, x, dy)
 
 

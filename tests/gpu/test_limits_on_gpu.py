@@ -64,9 +64,8 @@ def test_a_schedule_that_asks_for_too_much_shared_memory_runs_with_less(plan_wit
 
     def greedy(choose, *args):
         schedule = choose(*args)
-        tile = dataclasses.replace(schedule.tile, num_stages=20)
-        asked.append(20 * tile.xblock * schedule.r0_block * 2 * 4)
-        return dataclasses.replace(schedule, tile=tile)
+        asked.append(20 * schedule.tile_rows * schedule.lanes * 2 * 4)
+        return schedule.changed(num_stages=20)
 
     plan_with(strategies=choosing(greedy))
     with warnings.catch_warnings():

@@ -63,7 +63,7 @@ def shared_grads(module, x, dy, **options):
     """Gradients by a kernel whose programs share rows."""
     with collect() as records:
         found = grads(compiled(module, **options), module, x, dy)
-    assert [r.schedule.parts > 1 for r in records] == [True], records
+    assert [r.schedule.group > 1 for r in records] == [True], records
     return found
 
 
@@ -101,7 +101,7 @@ def test_a_head_with_a_bias_under_cross_entropy(words):
 
     with collect() as records:
         ours = grads(compiled(loss(head)), head, x, None)
-    assert [r.schedule.parts for r in records] == [1], records
+    assert [r.schedule.group for r in records] == [1], records
     stock = grads(compiled(loss(head), mixorder=False), head, x, None)
     wide = copy.deepcopy(head).double()
     truths = grads(loss(wide), wide, x.double(), None)
@@ -117,7 +117,7 @@ def test_symbolic_rows(rows):
         grads_of_dynamic(function, module, x, dy)
         x, dy = (torch.randn(rows, 16400, device="cuda", dtype=BF16) for _ in range(2))
         ours = grads_of_dynamic(function, module, x, dy)
-    assert [r.schedule.parts > 1 for r in records] == [True]
+    assert [r.schedule.group > 1 for r in records] == [True]
     for error in errors(ours, exact(module, x, dy)):
         assert error < 0.01
 
@@ -143,7 +143,7 @@ def test_two_exchanges_per_row(rows, cols):
         function = torch.compile(two_stages, options=STRICT, dynamic=False)
         ours = function(x, dy, w)
         again = [function(x, dy, w) for _ in range(5)]
-    assert [r.schedule.parts > 1 for r in records] == [True]
+    assert [r.schedule.group > 1 for r in records] == [True]
     assert all(same(ours, other) for other in again)
     # A value may be rounded to another integer in float64: scale and round as float32 does.
     scale = 127.0 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
@@ -187,7 +187,7 @@ def shared_backward(function, *args):
     torch._dynamo.reset()
     with torch.no_grad(), collect() as records:
         found = torch.compile(function, options=STRICT, dynamic=False)(*args)
-    assert [r.schedule.parts > 1 for r in records] == [True], records
+    assert [r.schedule.group > 1 for r in records] == [True], records
     return found
 
 
@@ -267,7 +267,7 @@ class Running:
         with collect() as records, torch.no_grad():
             self.function = torch.compile(backward, options=STRICT, dynamic=False)
             self.first = self.function(*self.args)
-        assert [r.schedule.parts > 1 for r in records] == [True]
+        assert [r.schedule.group > 1 for r in records] == [True]
         self.stream = torch.cuda.Stream()
         self.differing = torch.zeros((), device="cuda", dtype=torch.int64)
         torch.cuda.synchronize()
@@ -326,7 +326,7 @@ def test_the_same_bits_beside_load(backward, rows, cols, dtype):
     with torch.no_grad(), collect() as records:
         function = torch.compile(backward, options=STRICT, dynamic=False)
         first = [t.clone() for t in function(*args)]
-    assert [r.schedule.parts > 1 for r in records] == [True], records
+    assert [r.schedule.group > 1 for r in records] == [True], records
     threads = torch.cuda.get_device_properties(0).multi_processor_count * 2
     differing = torch.zeros((), device="cuda", dtype=torch.int64)
     torch.cuda.synchronize()

@@ -17,6 +17,7 @@ from support.quantised import RECIPES, different, inputs
 
 from mixorder import planning
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.tile import through_workspace
 from mixorder.strategies import STRATEGIES, TILE
 
 pytestmark = pytest.mark.gpu
@@ -66,7 +67,7 @@ def test_a_norm_in_the_same_kernel(
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     args = inputs(RECIPES["norm_backward"], *shape, "cuda")
     results, record = fused(function, args, graphs)
-    assert record.schedule.ahead
+    assert record.schedule.produced
     *casts, dw = results
     *eager, dw_of_eager = function(*args)
     for mine, theirs in zip(casts, eager, strict=True):
@@ -87,12 +88,12 @@ def test_bytes_with_staged_scales(name: str, dtype: torch.dtype, shape: tuple[in
     ]
 
     def choose(*facts: Any) -> Any:
-        return dataclasses.replace(TILE.choose(*facts), staged=True, overlap=True)
+        return through_workspace(TILE.choose(*facts), facts[0]).changed(dependent=True)
 
     tiles = tuple(dataclasses.replace(s, choose=choose) if s is TILE else s for s in STRATEGIES)
     with planning.planning_with(strategies=tiles):
         results, record = fused(recipe.function, args)
-    assert record.schedule.staged and len(record.kernels) == 2
+    assert record.schedule.results and len(record.kernels) == 2
     for mine, eager in zip(results, recipe.function(*args), strict=True):
         off = different(mine, eager)
         assert off == 0 if recipe.exact else off <= 1e-4 * eager.numel() + 1
@@ -139,7 +140,7 @@ dy.view(torch.int32)[1001] = -1  # its largest is NaN, with the bits of an empty
 with collect() as records:
     results = torch.compile(lambda *a: function(*a), options={options}, dynamic=False)(x, dy)
 (record,) = (r for r in records if isinstance(r, RegionRecord))
-assert record.schedule.ahead and record.kernels[0].text.count("row_values(") == (2 if {late} else 3)
+assert record.schedule.produced and record.kernels[0].text.count("row_values(") == (2 if {late} else 3)
 *casts, sums = function(x, dy)
 assert all(quantised.different(a, b) == 0 for a, b in zip(results[:-1], casts, strict=True))
 assert results[-1].isnan().all()

@@ -280,7 +280,7 @@ def test_options_hold() -> None:
     x = torch.randn(300, 32, requires_grad=True)
     options = {**ANY_SIZE, "mixorder_split_size": 10}
     (region,) = mixorder.explain(Block(32), options=options)(x).regions
-    assert isinstance(region, RegionRecord) and region.schedule.num_splits == 30
+    assert isinstance(region, RegionRecord) and region.schedule.splits == 30
 
 
 class Broken(Block):

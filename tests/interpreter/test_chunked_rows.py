@@ -19,7 +19,7 @@ from mixorder.report import RegionRecord, collect
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import PERSISTENT
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -36,7 +36,7 @@ def chunked(monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]) -> 
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     device = dataclasses.replace(H200, num_sm=2)
 
-    def choose(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Schedule:
+    def choose(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Plan:
         return PERSISTENT.choose(facts, device, split_size, constants)
 
     plan_with(device=device, strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
@@ -59,8 +59,8 @@ def test_norms(norm: str, cols: int, dtype: torch.dtype) -> None:
     with collect() as records:  # with the rows of a program given, no search replaces the rules' tile
         ours = gradients(module, x, dy, dataclasses.replace(ON, split_size=5))
     schedule = only(records).schedule
-    assert schedule.chunks == CHUNKS[cols] and schedule.r0_block >= cols
-    assert schedule.tile.xblock > 1 and 37 % schedule.tile.xblock
+    assert schedule.chunks == CHUNKS[cols] and schedule.lanes >= cols
+    assert schedule.tile_rows > 1 and 37 % schedule.tile_rows
     check_gradients(ours, module, x, dy, cols)
 
 

@@ -27,7 +27,7 @@ def gelu_backward(x: Any, dy: Any) -> Any:
 def blocks_of(records: list[Any]) -> tuple[str, int]:
     (record,) = records
     assert isinstance(record, RegionRecord)
-    return record.strategy, record.schedule.r0_block
+    return record.strategy, record.schedule.lanes
 
 
 @pytest.mark.parametrize(("cols", "dtype"), crossed(WIDTHS, [bf16, f32, f16]))
@@ -46,7 +46,7 @@ def test_a_number_of_programs_that_the_user_sets(rows: int, split_size: int) -> 
     with collect() as records:
         ours = run_fused(gelu_backward, (x, dy), with_options(split_size=split_size))
     assert blocks_of(records) == ("blocks of columns", 128)
-    assert records[0].schedule.num_splits == rows // split_size
+    assert records[0].schedule.splits == rows // split_size
     check(ours, gelu_backward(x, dy), gelu_backward(x.double(), dy.double()), rows)
 
 

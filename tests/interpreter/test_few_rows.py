@@ -37,8 +37,8 @@ def test_short_sums_are_as_exact_as_compensated_ones_in_another_order() -> None:
         ours = gradients(module, x, dy, ON)
     (record,) = records
     assert isinstance(record, RegionRecord) and record.strategy == SHORT_SUMS.name
-    assert 2200 % record.schedule.num_splits and "error" not in record.kernels[0].text
-    assert -(-2200 // record.schedule.num_splits) <= SHORT_ROWS
+    assert 2200 % record.schedule.splits and "error" not in record.kernels[0].text
+    assert -(-2200 // record.schedule.splits) <= SHORT_ROWS
     exact = gradients(module.double(), x.double(), dy.double(), OFF)
     for mine, truth in zip(ours, exact, strict=True):
         assert float((mine.double() - truth).norm() / truth.norm()) < 1.2e-7

@@ -54,7 +54,7 @@ def test_one_or_two_tiles_of_all_rows(
 ) -> None:
     args = (*(torch.randn(rows, batch, cols).to(dtype) for _ in range(2)), torch.randn(batch, cols).to(dtype))
     record = run(function, args, rows, min_numel=0)
-    assert record.schedule.finishes and 2 * record.schedule.tile.xblock >= rows and len(record.kernels) == 1
+    assert record.schedule.finishes and 2 * record.schedule.tile_rows >= rows and len(record.kernels) == 1
 
 
 @pytest.mark.parametrize("function", [groups, common, same_names])

@@ -51,9 +51,9 @@ def check(
     with report.collect() as records:
         ours = run_fused(function, args, with_options(split_size=split_size) if split_size else ON)
     (record,) = records
-    assert not split_size or record.schedule.num_splits > 1
+    assert not split_size or record.schedule.splits > 1
     assert isinstance(record, report.RegionRecord) and record.space == space
-    assert record.schedule.tile.xblock == tile_rows and record.rows % tile_rows
+    assert record.schedule.tile_rows == tile_rows and record.rows % tile_rows
     theirs, exact = function(*args), function(*(a.double() for a in args))
     for mine, other, truth in zip(ours, theirs, exact, strict=True):
         assert mine.dtype == other.dtype and mine.shape == other.shape

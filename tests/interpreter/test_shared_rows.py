@@ -25,7 +25,7 @@ from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.strategies import COOPERATIVE
 from mixorder.transform.cooperative import EMPTY
 
@@ -69,17 +69,17 @@ class Forced:
     splits: int = 2
     shifted: bool = False
 
-    def __call__(self, work: Facts, device: DeviceInfo, split_size: int = 0) -> Schedule:
+    def __call__(self, work: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         part_cols = -(-work.cols // self.parts)
-        tile = Tile(self.xblock, 4, 2)
+        lanes, parts, period = 1 << (part_cols - 1).bit_length(), self.parts, 1
+        splits = min(self.splits, -(-work.rows // self.xblock))
         if self.shifted and work.period > 1 and work.cols > 16:
             part_cols = -(-part_cols // 16) * 16
-            r0_block, parts = 1 << (part_cols + 15).bit_length(), -(-work.cols // part_cols)
-            splits = self.splits * work.period
-            return Schedule(tile, r0_block, splits, 4, 4, parts, part_cols, self.depth, work.period)
-        r0_block = 1 << (part_cols - 1).bit_length()
-        splits = min(self.splits, -(-work.rows // self.xblock))
-        return Schedule(tile, r0_block, splits, 4, 4, self.parts, part_cols, self.depth)
+            lanes, parts = 1 << (part_cols + 15).bit_length(), -(-work.cols // part_cols)
+            splits, period = self.splits * work.period, work.period
+        rows = Walk(split=splits, tile=self.xblock, period=period)
+        columns = Walk(group=parts, part=part_cols, tile=lanes)
+        return Plan((rows, columns), Launch(4, 2), SecondStage(4, 4), Exchanged(self.depth))
 
 
 FORCED = [
@@ -119,7 +119,7 @@ def fused_graph(function: Callable[..., Any], args: Any, make: Any = traced) -> 
 
 
 def shared(records: list[Any]) -> list[RegionRecord]:
-    return [r for r in records if isinstance(r, RegionRecord) and r.schedule.parts > 1]
+    return [r for r in records if isinstance(r, RegionRecord) and r.schedule.group > 1]
 
 
 def close(ours: Any, function: Callable[..., Any], args: Any, slack: float = 1e-5) -> None:
@@ -223,7 +223,7 @@ def test_functions(function: Callable[..., Any], shape: tuple[int, int], forced:
     args = arguments(function, rows, cols)
     graph, records = fused_graph(function, args)
     assert len(shared(records)) == len(records) == 1
-    assert shared(records)[0].schedule.depth == forced.depth
+    assert shared(records)[0].schedule.lag == forced.depth
     close(Interpreter(graph).run(*args), function, args)
 
 
@@ -246,15 +246,15 @@ class Rerun(Interpreter):
         return result
 
 
-def missing(words: torch.Tensor, schedule: Schedule, rows: int) -> int:
+def missing(words: torch.Tensor, schedule: Plan, rows: int) -> int:
     """Words of parts that have not been told, of the rows of all tiles; others are never written."""
-    tile_rows = schedule.tile.xblock * schedule.period
-    lanes = 1 << (schedule.parts - 1).bit_length()
+    tile_rows = schedule.tile_rows * schedule.period
+    lanes = 1 << (schedule.group - 1).bit_length()
     records = words.view(rows + tile_rows, -1, lanes)
     tile_rows *= -(-rows // tile_rows)
-    assert bool((records[:, :, schedule.parts :] == EMPTY).all())
+    assert bool((records[:, :, schedule.group :] == EMPTY).all())
     assert bool((records[tile_rows:] == EMPTY).all())
-    return int((records[:tile_rows, :, : schedule.parts] == EMPTY).sum())
+    return int((records[:tile_rows, :, : schedule.group] == EMPTY).sum())
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:

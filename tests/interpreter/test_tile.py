@@ -23,7 +23,8 @@ from mixorder.codegen import tile as codegen_tile
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import rows_ahead
 from mixorder.schedule.device import H200
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
+from mixorder.schedule.tile import through_workspace
 from mixorder.strategies import PERSISTENT, TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
@@ -72,9 +73,9 @@ def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Cal
 
 @pytest.mark.parametrize("programs", [1, 7])
 def test_programs_that_walk_through_all_tiles(programs: int, plan_with: Callable[..., None]) -> None:
-    def choose(*args: Any) -> Schedule:
+    def choose(*args: Any) -> Plan:
         schedule = TILE.choose(*args)
-        return dataclasses.replace(schedule, programs=programs)
+        return schedule.changed(programs=programs)
 
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
     x = wide(480, 416)
@@ -86,8 +87,8 @@ def test_programs_that_walk_through_all_tiles(programs: int, plan_with: Callable
 def staging(plan_with: Callable[..., None]) -> None:
     """Small results go through a workspace, however few they are."""
 
-    def choose(*args: Any) -> Schedule:
-        return dataclasses.replace(TILE.choose(*args), staged=True, overlap=True)
+    def choose(*args: Any) -> Plan:
+        return through_workspace(TILE.choose(*args), args[0]).changed(dependent=True)
 
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
 
@@ -347,7 +348,7 @@ def test_a_norm_in_the_same_kernel(
     with collect() as records:
         *casts, dw = run_fused(function, args)
     (record,) = (r for r in records if isinstance(r, RegionRecord))
-    assert record.strategy == TILE.name and record.schedule.ahead and "sum" in str(record.outer_ops)
+    assert record.strategy == TILE.name and record.schedule.produced and "sum" in str(record.outer_ops)
     *wanted, dw_of_eager = function(*args)
     for mine, eager in zip(casts, wanted, strict=True):
         assert different(mine, eager) <= 1e-4 * eager.numel()  # a sum of a row in another order
@@ -379,7 +380,7 @@ def test_padding_of_rows_counts_for_nothing(
     with collect() as records:
         *casts, _ = run_fused(function, (x, dy))
     (record,) = (r for r in records if isinstance(r, RegionRecord))
-    assert record.schedule.ahead
+    assert record.schedule.produced
     assert any("static_range(5)" in kernel.text for kernel in record.kernels) == in_parts
     *wanted, _ = function(x, dy)
     for mine, eager in zip(casts, wanted, strict=True):
@@ -410,7 +411,7 @@ def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch:
     with collect() as records, np.errstate(invalid="ignore"):
         results = run_fused(largest, (x, dy))
     (record,) = (r for r in records if isinstance(r, RegionRecord))
-    assert record.schedule.ahead
+    assert record.schedule.produced
     *casts, sums = largest(x, dy)
     for mine, eager in zip(results[:-1], casts, strict=True):
         assert different(mine, eager) == 0
@@ -439,7 +440,7 @@ def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.
     with collect() as records:
         results = run_fused(function, args)
     (record,) = (r for r in records if isinstance(r, RegionRecord))
-    assert record.schedule.ahead and record.kernels[0].text.count("            pass\n") == 1
+    assert record.schedule.produced and record.kernels[0].text.count("            pass\n") == 1
     assert all(different(mine, theirs) == 0 for mine, theirs in zip(results, expected, strict=True))
 
 

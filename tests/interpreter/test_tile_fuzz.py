@@ -131,7 +131,7 @@ def check(
     seen["staged"] += sum(
         "_place_" in k.name for r in records if isinstance(r, RegionRecord) for k in r.kernels
     )
-    seen["ahead"] += sum(isinstance(r, RegionRecord) and r.schedule.ahead > 0 for r in records)
+    seen["ahead"] += sum(isinstance(r, RegionRecord) and r.schedule.produced is not None for r in records)
     fused = {r.strategy.partition(",")[0] for r in records if isinstance(r, RegionRecord)}
     seen.update(fused)
     ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)

@@ -15,7 +15,7 @@ from support.quantised import F8, RECIPES, different, inputs
 
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan, in_tiles
 from mixorder.strategies import PERSISTENT, TILE
 
 Function = Callable[..., Any]
@@ -186,9 +186,10 @@ def test_a_half_of_a_wider_tensor() -> None:
 @pytest.mark.parametrize("programs", [0, 1, 7])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_tiles_in_any_order(programs: int, backwards: bool, plan_with: Callable[..., None]) -> None:
-    def choose(*args: Any) -> Schedule:
-        chosen = dataclasses.replace(TILE.choose(*args), extents=(64, 32), programs=programs)
-        return dataclasses.replace(chosen, backwards=backwards)
+    def choose(*args: Any) -> Plan:
+        walk = in_tiles(args[0].sizes, (64, 32))
+        chosen = dataclasses.replace(TILE.choose(*args), walk=walk)
+        return chosen.changed(programs=programs, backwards=backwards)
 
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
     record = turned(lambda x, s: (cast(x, s).t().contiguous(),), wide(200, 328), scales(1, 328))

@@ -41,7 +41,7 @@ def test_195845_padded_lanes_are_not_added(name: str) -> None:
     + 0.25` makes 0.25 of each, and the sum over rows takes them in. Here the exact issue, with the values of
     `max`, is fused, as with `amax`. A tile has one row of 129 columns, which are padded to 256."""
     (record,) = check(name)
-    assert record.schedule.r0_block > record.cols
+    assert record.schedule.lanes > record.cols
 
 
 @pytest.mark.parametrize("cols", [120, 129])
@@ -54,7 +54,7 @@ def test_195845_at_every_distance_from_a_full_tile(rows: int, cols: int) -> None
     torch.testing.assert_close(column.double(), (x.double() * 2 + 0.25).sum(0), atol=1e-4, rtol=1e-5)
     (record,) = [record for record in records if isinstance(record, RegionRecord)]
     if cols == 120 and rows in (33, 37):
-        assert record.schedule.tile.xblock > 1 and rows % record.schedule.tile.xblock
+        assert record.schedule.tile_rows > 1 and rows % record.schedule.tile_rows
 
 
 def test_193061_gradients_of_all_chunks_are_written(poisoned: list[int]) -> None:
@@ -78,7 +78,7 @@ def test_186241_every_tile_is_read_once() -> None:
     kernels load by pointers whatever is set."""
     with config.patch(WOUNDS["186241"].options):
         (record,) = check("186241")
-    assert record.schedule.num_splits * record.schedule.tile.xblock < int(record.rows)
+    assert record.schedule.splits * record.schedule.tile_rows < int(record.rows)
     assert not any("descriptor" in kernel.text for kernel in record.kernels)
 
 

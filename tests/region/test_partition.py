@@ -110,7 +110,7 @@ def no_exchange(plan_with: Callable[..., None]) -> None:
 def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
     """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
     record = record_of(sums_of_the_same(4096, 8192, 5))
-    assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.parts > 1
+    assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.group > 1
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -139,7 +139,7 @@ def norms_in_a_chain(cols: int) -> Graph:
 
 def test_a_chain_of_norms_that_programs_share_stays_whole() -> None:
     record = record_of(norms_in_a_chain(8192))
-    assert (len(record.inner), len(record.outer)) == (4, 4) and record.schedule.parts > 1
+    assert (len(record.inner), len(record.outer)) == (4, 4) and record.schedule.group > 1
 
 
 @pytest.mark.usefixtures("no_exchange")

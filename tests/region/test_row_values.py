@@ -86,4 +86,4 @@ def test_the_norm_is_a_pair_of_its_own() -> None:
 def test_the_tile_s_kernel_reduces_the_rows() -> None:
     (tile,) = regions_of(alone)
     assert set(tile.outer_ops) == {"amax", "sum"} and tile.inner_ops == ("mean", "amax")
-    assert tile.schedule.ahead
+    assert tile.schedule.produced

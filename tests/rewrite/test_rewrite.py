@@ -125,7 +125,7 @@ def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: py
 
     monkeypatch.setattr(GraphWriter, name, fail)
     with pytest.raises(RuntimeError, match="injected"):
-        replace(graph, region, program, sources, schedule.num_splits)
+        replace(graph, region, program, sources, schedule.splits)
     assert created[0] > 0
     assert graphs.snapshot(graph) == before
     graph.lint()

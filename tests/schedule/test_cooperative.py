@@ -8,7 +8,7 @@ import math
 import graphs
 import pytest
 from devices import A100, B200, H200, RTX, TINY, DeviceInfo
-from graphs import bf16, f32, phases_facts
+from graphs import bf16, f32, phases_facts, tile_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,30 +18,30 @@ from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.facts import ALIGNMENT, Facts
 from mixorder.schedule.persistent import MAX_COLS
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 
 EXCHANGING = (H200, A100, RTX, B200, TINY)
 
 RMS = Facts(rows=4096, cols=16384, staged_bytes=4, carried_bytes=4, column_words=2, exchanged=1, exchanges=1)
 
 
-def check_schedule(work: Facts, device: DeviceInfo, schedule: Schedule) -> None:
-    tile, parts, part_cols = schedule.tile, schedule.parts, schedule.part_cols
-    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.depth <= FITTED.max_depth
-    for power in (tile.xblock, tile.num_warps, schedule.r0_block, schedule.final_block, schedule.final_warps):
+def check_schedule(work: Facts, device: DeviceInfo, schedule: Plan) -> None:
+    (rows, warps, stages), parts, part_cols = tile_of(schedule), schedule.group, schedule.walk[-1].part
+    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= FITTED.max_depth
+    for power in (rows, warps, schedule.lanes, schedule.second.block, schedule.second.warps):
         assert power >= 1 and power & (power - 1) == 0
     # Every column is one part's, no part is empty, and each begins where wide loads can.
-    assert part_cols <= schedule.r0_block and part_cols % ALIGNMENT == 0
+    assert part_cols <= schedule.lanes and part_cols % ALIGNMENT == 0
     assert (parts - 1) * part_cols < work.cols <= parts * part_cols
     # A program that is not resident would keep the others of its group waiting.
-    per_sm = WARPS_PER_SM // tile.num_warps
-    assert schedule.num_splits * parts <= max(parts, per_sm * device.num_sm)
-    assert tile.num_warps * per_sm * device.warp_size <= device.max_threads
-    assert tile.xblock <= max(1, work.rows)
-    assert 1 <= schedule.num_splits <= math.ceil(work.rows / tile.xblock)
-    staged = per_sm * tile.xblock * schedule.r0_block * work.staged_bytes * (tile.num_stages - 1)
-    assert tile.num_stages >= 1 and staged <= device.shared_memory
-    assert schedule.final_block <= schedule.r0_block
+    per_sm = WARPS_PER_SM // warps
+    assert schedule.splits * parts <= max(parts, per_sm * device.num_sm)
+    assert warps * per_sm * device.warp_size <= device.max_threads
+    assert rows <= max(1, work.rows)
+    assert 1 <= schedule.splits <= math.ceil(work.rows / rows)
+    staged = per_sm * rows * schedule.lanes * work.staged_bytes * (stages - 1)
+    assert stages >= 1 and staged <= device.shared_memory
+    assert schedule.second.block <= schedule.lanes
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -142,7 +142,7 @@ def test_what_is_chosen(work: Facts, chosen: tuple[int, ...] | None) -> None:
             choose_shared(work, H200)
     else:
         schedule = choose_shared(work, H200)
-        assert (*dataclasses.astuple(schedule.tile), schedule.r0_block, schedule.depth) == chosen
+        assert (*tile_of(schedule), schedule.lanes, schedule.lag) == chosen
 
 
 def test_too_many_columns_say_how_many_fit() -> None:
@@ -151,7 +151,7 @@ def test_too_many_columns_say_how_many_fit() -> None:
 
 
 def test_what_holds_more_is_fewer_tiles_deep() -> None:
-    depths = [choose_shared(dataclasses.replace(RMS, carried_bytes=n), H200).depth for n in range(1, 13)]
+    depths = [choose_shared(dataclasses.replace(RMS, carried_bytes=n), H200).lag for n in range(1, 13)]
     assert depths == sorted(depths, reverse=True) and depths[0] == FITTED.max_depth and depths[-1] == 1
 
 
@@ -204,7 +204,7 @@ def test_the_users_split_size_is_kept_within_what_is_resident() -> None:
     free = choose_shared(RMS, H200)
     for split_size in (1, 10, 128, 1000, 10**6):
         schedule = choose_shared(RMS, H200, split_size)
-        assert schedule.num_splits == min(free.num_splits, math.ceil(RMS.rows / split_size))
-        assert dataclasses.replace(schedule, num_splits=free.num_splits) == free
+        assert schedule.splits == min(free.splits, math.ceil(RMS.rows / split_size))
+        assert schedule.changed(splits=free.splits) == free
     odd = dataclasses.replace(RMS, period=8)
-    assert choose_shared(odd, H200, 1000).num_splits == 8
+    assert choose_shared(odd, H200, 1000).splits == 8

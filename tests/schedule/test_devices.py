@@ -24,7 +24,7 @@ LAYER = dataclasses.replace(RMS, held_words=6, instructions=10)
 def test_programs_go_with_the_multiprocessors() -> None:
     wide = dataclasses.replace(RMS, rows=1_000_000)
     for device in REAL:
-        assert choose(wide, device).num_splits % device.num_sm == 0
+        assert choose(wide, device).splits % device.num_sm == 0
 
 
 def test_bytes_in_flight_go_with_the_bandwidth() -> None:
@@ -39,11 +39,11 @@ def test_bytes_in_flight_go_with_the_bandwidth() -> None:
     def tile_bytes(device: DeviceInfo) -> int:
         wide = dataclasses.replace(RMS, rows=1_000_000, cols=1024)
         schedule = choose(wide, device)
-        return schedule.tile.xblock * schedule.r0_block * wide.load_bytes
+        return schedule.tile_rows * schedule.lanes * wide.load_bytes
 
     assert 2 * tile_bytes(A100) == tile_bytes(H200) == tile_bytes(B200)
     full = dataclasses.replace(RMS, rows=1_000_000, cols=2048)
-    assert choose(full, B200).tile.num_stages == choose(full, H200).tile.num_stages + 1
+    assert choose(full, B200).launch.num_stages == choose(full, H200).launch.num_stages + 1
 
 
 def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import HALVES, Fused, _ahead, _from_l2, fused_kernels, main_work
 from mixorder.schedule.kernel_time import TIMES, Kind
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.plan import Plan
 from mixorder.schedule.work import Work
 
 SM = H200.num_sm
@@ -104,7 +104,8 @@ def test_a_step_waits_for_loads_that_are_too_narrow_to_be_issued_ahead() -> None
 
 def test_threads_with_few_bytes_of_the_narrowest_tensor_wait(norm: RegionRecord) -> None:
     tiles = [
-        dataclasses.replace(norm.schedule, tile=Tile(1, warps, 3), chunks=3, r0_block=384) for warps in (2, 4)
+        norm.schedule.changed(tile_rows=1, num_warps=warps, num_stages=3, chunks=3, chunk=128)
+        for warps in (2, 4)
     ]
     half = dataclasses.replace(facts_of(norm.loops), item_bytes=1)
     found = [fused_kernels(norm.loops, s, half, norm.traffic).waits for s in tiles]
@@ -134,8 +135,8 @@ def test_instructions_need_elements_to_overlap() -> None:
 
 
 def test_the_elements_of_a_thread_in_a_chunk(norm: RegionRecord) -> None:
-    chunks = dataclasses.replace(norm.schedule, tile=Tile(2, 1, 2), chunks=3, r0_block=384)
-    whole = dataclasses.replace(chunks, chunks=1, r0_block=512)
+    chunks = norm.schedule.changed(tile_rows=2, num_warps=1, num_stages=2, chunks=3, chunk=128)
+    whole = chunks.changed(chunks=1, chunk=512)
     assert (kernels(chunks, norm).chains, kernels(whole, norm).chains) == (8, 32)
 
 
@@ -189,7 +190,7 @@ def test_integers_of_eight_bytes_beside_bytes_touch_many_lines() -> None:
     record = record_of(function, ((4096, 512), bf16), ((4096, 512), torch.int64), ((4096, 512), torch.bool))
     facts, lines = facts_of(record.loops), []
     for warps in (2, 4):
-        schedule = dataclasses.replace(record.schedule, tile=Tile(2, warps, 1), r0_block=512)
+        schedule = record.schedule.changed(tile_rows=2, num_warps=warps, num_stages=1, chunk=512)
         lines.append(main_work(record.loops, schedule, facts)[0].lines / facts.numel)
     assert lines[0] > lines[1] > 0
 
@@ -202,8 +203,7 @@ def test_only_results_that_are_turned_take_half_as_many_requests() -> None:
         return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
 
     record = record_of(function, *[((64, 384, 196), bf16)] * 2)
-    facts, tile = facts_of(record.loops), dataclasses.replace(record.schedule.tile, num_stages=1)
-    one = dataclasses.replace(record.schedule, tile=tile)
+    facts, one = facts_of(record.loops), record.schedule.changed(num_stages=1)
     assert facts.along_rows and not facts.both_ways
     alone = main_work(record.loops, one, facts)[0].requests
     mixed = main_work(record.loops, one, dataclasses.replace(facts, both_ways=True))[0].requests
@@ -219,10 +219,7 @@ def test_wide_rows_that_lie_both_ways_take_longer_ahead(cols: int, crossed: bool
 
     record = record_of(function, *[((16384, cols), bf16)] * 2)
     facts, moved = dataclasses.replace(facts_of(record.loops), both_ways=True), record.traffic
-    one, ahead = (
-        dataclasses.replace(record.schedule, tile=dataclasses.replace(record.schedule.tile, num_stages=n))
-        for n in (1, 3)
-    )
+    one, ahead = (record.schedule.changed(num_stages=n) for n in (1, 3))
     found = [fused_kernels(record.loops, schedule, facts, moved) for schedule in (one, ahead)]
     assert [kernels.crossed for kernels in found] == [False, crossed]
     plain = dataclasses.replace(found[1], crossed=False)
@@ -234,7 +231,7 @@ def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
     assert us(**shared, depth=3) < 0.8 * us(**shared)
 
 
-def kernels(schedule: Schedule, record: RegionRecord) -> Fused:
+def kernels(schedule: Plan, record: RegionRecord) -> Fused:
     return fused_kernels(record.loops, schedule, facts_of(record.loops), record.traffic)
 
 
@@ -250,23 +247,22 @@ def norm() -> RegionRecord:
 
 
 def test_tiles_that_do_not_fit_the_registers_spill(norm: RegionRecord) -> None:
-    tile = norm.schedule.tile
-    crowded = dataclasses.replace(norm.schedule, tile=dataclasses.replace(tile, xblock=16 * tile.xblock))
+    crowded = norm.schedule.changed(tile_rows=16 * norm.schedule.tile_rows)
     assert kernels(norm.schedule, norm).spilled == 0 < kernels(crowded, norm).spilled
 
 
 def test_the_programs_of_a_multiprocessor(norm: RegionRecord) -> None:
     """By registers, and by shared memory for the tiles that are loaded ahead."""
-    few = dataclasses.replace(norm.schedule, tile=Tile(1, 1, 2), chunks=3, r0_block=384)
-    many = dataclasses.replace(few, tile=Tile(1, 1, 6))
-    large = dataclasses.replace(few, tile=Tile(8, 8, 5))
+    few = norm.schedule.changed(tile_rows=1, num_warps=1, num_stages=2, chunks=3, chunk=128)
+    many = few.changed(tile_rows=1, num_warps=1, num_stages=6)
+    large = few.changed(tile_rows=8, num_warps=8, num_stages=5)
     assert kernels(few, norm).resident >= kernels(many, norm).resident > kernels(large, norm).resident
 
 
 def test_a_norm_of_384_columns_has_small_programs(norm: RegionRecord) -> None:
     """H200, three compensated sums of 12544x384: programs of 8 warps 30.4 us, of 1 or 2 warps 22 to 25 us."""
-    assert norm.schedule.tile.num_warps <= 4 and norm.schedule.num_splits > SM
-    whole = dataclasses.replace(norm.schedule, tile=Tile(8, 8, 5), r0_block=512, chunks=1, num_splits=SM)
+    assert norm.schedule.launch.num_warps <= 4 and norm.schedule.splits > SM
+    whole = norm.schedule.changed(tile_rows=8, num_warps=8, num_stages=5, chunk=512, chunks=1, splits=SM)
     assert kernels(norm.schedule, norm).us(H200, TIMES) < 0.92 * kernels(whole, norm).us(H200, TIMES)
 
 

@@ -22,7 +22,7 @@ from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.limits import NOT_SPILLED, registers_of
 from mixorder.schedule.persistent import BUSY_REGISTERS, MAX_COLS, block_of, choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
-from mixorder.schedule.schedule import next_power_of_2
+from mixorder.schedule.plan import next_power_of_2
 
 RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4)
 # Chunks wherever they save a lane.
@@ -53,18 +53,18 @@ def test_any_schedule_is_launchable(
 ) -> None:
     work = dataclasses.replace(work, rows=rows, cols=cols)
     schedule = choose(work, device, constants=constants)
-    assert cols <= schedule.r0_block < 2 * cols or cols == schedule.r0_block
-    tile = schedule.tile
-    for power in (schedule.chunk, tile.xblock, tile.num_warps):
+    assert cols <= schedule.lanes < 2 * cols or cols == schedule.lanes
+    xblock, warps, stages = graphs.tile_of(schedule)
+    for power in (schedule.chunk, xblock, warps):
         assert power >= 1 and power & (power - 1) == 0
     # All programs are resident: the accumulators of waiting ones would only cost partials.
-    assert 1 <= schedule.num_splits <= min(-(-rows // tile.xblock), 4 * device.num_sm)
-    per_sm = -(-schedule.num_splits // device.num_sm)
-    assert tile.num_warps * device.warp_size <= 1024
-    assert per_sm * tile.num_warps * device.warp_size <= device.max_threads
-    staged = per_sm * tile.xblock * schedule.r0_block * max(work.load_bytes, work.staged_bytes)
-    assert tile.num_stages >= 1 and staged * (tile.num_stages - 1) <= device.shared_memory
-    assert 1 <= schedule.final_block <= schedule.r0_block
+    assert 1 <= schedule.splits <= min(-(-rows // xblock), 4 * device.num_sm)
+    per_sm = -(-schedule.splits // device.num_sm)
+    assert warps * device.warp_size <= 1024
+    assert per_sm * warps * device.warp_size <= device.max_threads
+    staged = per_sm * xblock * schedule.lanes * max(work.load_bytes, work.staged_bytes)
+    assert stages >= 1 and staged * (stages - 1) <= device.shared_memory
+    assert 1 <= schedule.second.block <= schedule.lanes
     assert choose(work, device, constants=constants) == schedule
     if constants == FITTED:
         assert PersistentSpace(work, device, schedule).legal(schedule)
@@ -103,14 +103,14 @@ def test_no_rule_leaves_what_the_device_has(
 ) -> None:
     work = dataclasses.replace(work, rows=rows, cols=cols, batch=batch, **{"widest_bytes": 2, **asked})
     schedule = choose(work, device)
-    tile = schedule.tile
-    for power in (schedule.chunk, tile.xblock, tile.num_warps, schedule.final_block):
+    xblock, warps, stages = graphs.tile_of(schedule)
+    for power in (schedule.chunk, xblock, warps, schedule.second.block):
         assert power >= 1 and power & (power - 1) == 0
-    assert tile.num_warps <= 32 and cols <= schedule.r0_block
-    assert 1 <= schedule.num_splits <= -(-rows // tile.xblock)
-    staged = tile.xblock * schedule.r0_block * max(work.load_bytes, work.staged_bytes)
-    assert staged * (tile.num_stages - 1) <= device.shared_memory
-    assert schedule.final_block <= next_power_of_2(cols)
+    assert warps <= 32 and cols <= schedule.lanes
+    assert 1 <= schedule.splits <= -(-rows // xblock)
+    staged = xblock * schedule.lanes * max(work.load_bytes, work.staged_bytes)
+    assert staged * (stages - 1) <= device.shared_memory
+    assert schedule.second.block <= next_power_of_2(cols)
     assert choose(work, device) == schedule
 
 
@@ -124,7 +124,7 @@ def test_chunks_that_save_few_lanes_can_be_asked_for() -> None:
 @given(st.integers(1, 1000), st.integers(1, 5000))
 def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
     schedule = choose(dataclasses.replace(RMS, rows=rows), H200, split_size=split_size)
-    assert schedule.num_splits == -(-rows // split_size)
+    assert schedule.splits == -(-rows // split_size)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -158,13 +158,13 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
     for words in (4, 6):
         work = dataclasses.replace(RMS, cols=5120, held_words=words)
         schedule = choose(work, H200, constants=constants)
-        assert schedule.r0_block == lanes == schedule.chunks * schedule.chunk
+        assert schedule.lanes == lanes == schedule.chunks * schedule.chunk
         # The lanes that are saved take no registers.
-        per_thread = lanes / (schedule.tile.num_warps * H200.warp_size)
+        per_thread = lanes / (schedule.launch.num_warps * H200.warp_size)
         most = MAX_REGISTERS if schedule.chunks == 1 else NOT_SPILLED
         assert registers_of(work, int(per_thread), schedule.chunks) <= most
         # A thread's part of a chunk is a whole access.
-        assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile.xblock
+        assert schedule.chunks == 1 or per_thread == 8 * schedule.chunks * schedule.tile_rows
 
 
 # Rules that few graphs meet, and what they give: rows, warps and stages of a tile, and the programs.
@@ -193,38 +193,38 @@ PINNED = [
 @pytest.mark.parametrize("facts, chosen", PINNED)
 def test_a_rule_that_few_graphs_meet(facts: Facts, chosen: tuple[int, ...]) -> None:
     schedule = choose(facts, H200)
-    assert (*dataclasses.astuple(schedule.tile), schedule.num_splits) == chosen
+    assert (*graphs.tile_of(schedule), schedule.splits) == chosen
 
 
 def test_threads_share_the_registers_that_a_limit_leaves() -> None:
     """docs/tuning.md, "Sums alone, and short rows"."""
     work = Facts(16384, 1024, 4, 2, 4, instructions=44, levels=0, batch=16)
     schedule = choose(work, H200)
-    per_sm = -(-schedule.num_splits * work.batch // H200.num_sm)
-    assert per_sm * schedule.tile.num_warps * H200.warp_size * BUSY_REGISTERS <= H200.registers
-    assert schedule.max_registers == BUSY_REGISTERS
+    per_sm = -(-schedule.splits * work.batch // H200.num_sm)
+    assert per_sm * schedule.launch.num_warps * H200.warp_size * BUSY_REGISTERS <= H200.registers
+    assert schedule.launch.max_registers == BUSY_REGISTERS
     fewer = dataclasses.replace(H200, registers=H200.registers // 4)
-    assert choose(work, fewer).max_registers == 0
+    assert choose(work, fewer).launch.max_registers == 0
 
 
 def test_a_row_that_spills_can_be_asked_for() -> None:
     wide = dataclasses.replace(RMS, cols=16384)
     with pytest.raises(TooWide):
         choose(wide, H200)
-    assert choose(wide, H200, spill_factor=1.5).r0_block == 16384
+    assert choose(wide, H200, spill_factor=1.5).lanes == 16384
 
 
 def test_more_held_words_take_no_more_elements_per_thread() -> None:
     def per_thread(held_words: int) -> float:
         schedule = choose(dataclasses.replace(RMS, held_words=held_words), H200)
-        return schedule.tile.xblock * schedule.r0_block / (schedule.tile.num_warps * 32)
+        return schedule.tile_rows * schedule.lanes / (schedule.launch.num_warps * 32)
 
     counts = [per_thread(n) for n in range(2, 12)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
 
 
 def test_few_rows_are_spread_over_the_device() -> None:
-    assert choose(dataclasses.replace(RMS, rows=H200.num_sm), H200).num_splits == H200.num_sm
+    assert choose(dataclasses.replace(RMS, rows=H200.num_sm), H200).splits == H200.num_sm
 
 
 def test_fewer_programs_that_take_no_more_turns() -> None:
@@ -258,9 +258,9 @@ def test_too_many_held_words_are_declined() -> None:
 def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, device: DeviceInfo) -> None:
     """262,144 programs would make a tile beyond Triton's 1,048,576 elements."""
     schedule = choose(dataclasses.replace(RMS, rows=262_144), device, split_size)
-    held = (1 << (schedule.num_splits - 1).bit_length()) * schedule.final_block
+    held = (1 << (schedule.splits - 1).bit_length()) * schedule.second.block
     assert held <= device.registers
-    assert schedule.num_splits == min(-(-262_144 // split_size), device.registers // 8)
+    assert schedule.splits == min(-(-262_144 // split_size), device.registers // 8)
 
 
 @pytest.mark.parametrize(

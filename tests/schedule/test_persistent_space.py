@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from devices import AMD, DEVICES, H200, SMALL, DeviceInfo
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent import BUSY_REGISTERS, choose, layouts
-from mixorder.schedule.persistent_space import PARTS, PersistentSpace
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.persistent_space import PersistentSpace
 
 
 def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **changes: Any) -> PersistentSpace:
@@ -20,10 +18,6 @@ def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **chang
     numbers = {"load_bytes": 4, "held_words": 4, "staged_bytes": 4, **changes}
     work = Facts(rows, cols, **numbers)
     return PersistentSpace(work, device, choose(work, device, split_size=7 if pinned else 0), pinned)
-
-
-def with_tile(schedule: Schedule, **changes: int) -> Schedule:
-    return dataclasses.replace(schedule, tile=dataclasses.replace(schedule.tile, **changes))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -38,25 +32,24 @@ def test_every_neighbour_is_legal_and_new(rows: int, cols: int, device: DeviceIn
     assert here.legal(here.start) and here.start not in near and len(set(near)) == len(near)
     for schedule in near:
         assert here.legal(schedule)
-        assert (schedule.r0_block, schedule.chunks) in layouts(here.facts)
-        assert schedule.tile.num_warps * device.warp_size <= 1024
-        assert 1 <= schedule.num_splits <= max(-(-rows // schedule.tile.xblock), here.start.num_splits)
+        assert (schedule.lanes, schedule.chunks) in layouts(here.facts)
+        assert schedule.launch.num_warps * device.warp_size <= 1024
+        assert 1 <= schedule.splits <= max(-(-rows // schedule.tile_rows), here.start.splits)
 
 
 def test_each_part_of_a_schedule_is_varied() -> None:
     start, near = space().start, space().near(space().start)
-    for part in PARTS:
-        fields = {f.name for f in dataclasses.fields(start)} - set(part)
-        assert any(all(getattr(s, f) == getattr(start, f) for f in fields) for s in near), part
-    assert {s.tile.num_stages - start.tile.num_stages for s in near} == {-1, 0, 1}
-    assert {2 * s.tile.num_warps // start.tile.num_warps for s in near} >= {1, 2, 4}
-    assert {-(-s.num_splits // H200.num_sm) for s in near} == {1, 2, 4}
+    for part in PersistentSpace.parts:
+        assert any(start.changed(**{name: s.number(name) for name in part}) == s for s in near), part
+    assert {s.launch.num_stages - start.launch.num_stages for s in near} == {-1, 0, 1}
+    assert {2 * s.launch.num_warps // start.launch.num_warps for s in near} >= {1, 2, 4}
+    assert {-(-s.splits // H200.num_sm) for s in near} == {1, 2, 4}
 
 
 def test_a_row_is_tried_in_chunks_and_in_one_tile() -> None:
     here = space(32768, 5120)
     assert here.start.chunks == 5
-    near = {(s.r0_block, s.chunks) for s in here.near(here.start)}
+    near = {(s.lanes, s.chunks) for s in here.near(here.start)}
     assert near == {(8192, 1), (6144, 3), (5120, 5)}
     assert not any(s.chunks > 1 for s in space(32768, 5120, period=8, slack=7).near(here.start))
 
@@ -64,59 +57,59 @@ def test_a_row_is_tried_in_chunks_and_in_one_tile() -> None:
 def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
     here = space(1_000_000, 8192, load_bytes=8, staged_bytes=8, held_words=3)
     start = here.start
-    assert not here.legal(with_tile(start, num_stages=5))
+    assert not here.legal(start.changed(num_stages=5))
     assert all(
-        s.tile.xblock * s.r0_block * 8 * (s.tile.num_stages - 1) <= H200.shared_memory
-        for s in here.near(start)
+        s.tile_rows * s.lanes * 8 * (s.launch.num_stages - 1) <= H200.shared_memory for s in here.near(start)
     )
 
 
 def test_more_registers_than_a_thread_has_are_not_compiled() -> None:
     here = space(held_words=8)
-    per_thread = here.start.tile.xblock * here.start.r0_block // (here.start.tile.num_warps * 32)
+    per_thread = here.start.tile_rows * here.start.lanes // (here.start.launch.num_warps * 32)
     assert (8 + 1) * per_thread * 2 > 255
-    assert not here.legal(with_tile(here.start, xblock=2 * here.start.tile.xblock))
+    assert not here.legal(here.start.changed(tile_rows=2 * here.start.tile_rows))
 
 
 def test_as_many_warps_as_a_limit_on_registers_leaves_room_for() -> None:
     """ptxas gives a thread all that the limit allows, and a kernel that does not fit is not launched."""
     here = space(16384, 1024, held_words=2, instructions=44, levels=0)
-    assert here.start.max_registers == BUSY_REGISTERS
+    assert here.start.launch.max_registers == BUSY_REGISTERS
     for schedule in here.near(here.start):
-        assert schedule.tile.num_warps * H200.warp_size * schedule.max_registers <= H200.registers
+        assert schedule.launch.num_warps * H200.warp_size * schedule.launch.max_registers <= H200.registers
 
 
 def test_twice_the_rows_take_half_the_programs_where_both_do_not_fit() -> None:
     here = space(32768, 768)
-    doubled = [s for s in here.near(here.start) if s.tile.xblock == 2 * here.start.tile.xblock]
-    assert doubled and all(s.num_splits < here.start.num_splits for s in doubled)
+    doubled = [s for s in here.near(here.start) if s.tile_rows == 2 * here.start.tile_rows]
+    assert doubled and all(s.splits < here.start.splits for s in doubled)
 
 
 def test_the_users_split_is_kept() -> None:
     here = space(pinned=True)
-    assert {s.num_splits for s in here.near(here.start)} == {here.start.num_splits} == {-(-32768 // 7)}
-    assert not here.legal(dataclasses.replace(here.start, num_splits=132))
+    assert {s.splits for s in here.near(here.start)} == {here.start.splits} == {-(-32768 // 7)}
+    assert not here.legal(here.start.changed(splits=132))
 
 
 START = space().start
 
 
 ILLEGAL = [
-    dataclasses.replace(START, r0_block=2048),
-    dataclasses.replace(START, r0_block=768),
-    dataclasses.replace(START, chunks=2),
-    dataclasses.replace(START, num_splits=0),
-    dataclasses.replace(START, num_splits=1_000_000),
-    dataclasses.replace(START, final_block=3),
-    dataclasses.replace(START, final_block=1 << 20),
-    dataclasses.replace(START, final_warps=0),
-    dataclasses.replace(START, final_warps=64),
-    dataclasses.replace(START, tile=Tile(0, 2, 3)),
-    dataclasses.replace(START, tile=Tile(3, 2, 3)),
-    dataclasses.replace(START, tile=Tile(-2, 2, 3)),
-    dataclasses.replace(START, tile=Tile(2, 2, 0)),
-    dataclasses.replace(START, tile=Tile(2, 2, 9)),
-    dataclasses.replace(START, tile=Tile(1 << 20, 32, 1)),
+    START.changed(chunk=2048),
+    START.changed(chunk=768),
+    START.changed(chunks=2),
+    START.changed(splits=0),
+    START.changed(splits=1_000_000),
+    START.changed(block=3),
+    START.changed(block=1 << 20),
+    START.changed(warps=0),
+    START.changed(warps=64),
+    START.changed(tile_rows=0),
+    START.changed(tile_rows=3),
+    START.changed(tile_rows=-2),
+    START.changed(num_stages=0),
+    START.changed(num_stages=9),
+    START.changed(tile_rows=1 << 20, num_warps=32, num_stages=1),
+    START.changed(max_registers=64),
 ]
 
 
@@ -127,12 +120,10 @@ def test_what_is_not_legal() -> None:
 def test_gains_in_several_parts_are_combined() -> None:
     here = space()
     start = here.start
-    stages = with_tile(start, num_stages=start.tile.num_stages - 1)
-    splits = dataclasses.replace(start, num_splits=264)
-    final = dataclasses.replace(start, final_block=8)
-    slow = with_tile(start, num_warps=4)
+    stages = start.changed(num_stages=start.launch.num_stages - 1)
+    splits = start.changed(splits=264)
+    final = start.changed(block=8)
+    slow = start.changed(num_warps=4)
     times = {start: 30.0, stages: 29.0, splits: 28.0, final: 29.5, slow: 40.0}
     best = here.combined(times, start)
-    assert best == Schedule(
-        stages.tile, start.r0_block, 264, 8, start.final_warps, overlap=True, finishable=True
-    )
+    assert best == stages.changed(splits=264, block=8)

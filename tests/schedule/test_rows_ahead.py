@@ -7,14 +7,17 @@ import dataclasses
 import pytest
 
 from mixorder.errors import TooWide
-from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.plan import Launch, Plan, Produced, in_tiles
 from mixorder.schedule.rows_ahead import Groups, columns_at_once, groups_of, with_rows_ahead
-from mixorder.schedule.schedule import Schedule
+
+SIZES = (512, 32, 128, 32)
 
 
-def schedule(extents: tuple[int, ...]) -> Schedule:
-    return tile.schedule_of(extents, 4)
+def planned(
+    extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, loads: int = 2, device: DeviceInfo = H200
+) -> Plan:
+    return with_rows_ahead(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, loads, device)
 
 
 @pytest.mark.parametrize(
@@ -28,15 +31,15 @@ def schedule(extents: tuple[int, ...]) -> Schedule:
 )
 def test_as_many_programs_are_ahead_as_run_at_once(cols: int, rows: int, ahead: int, registers: int) -> None:
     sizes = (512, 32, cols // 32, 32)
-    found = with_rows_ahead(schedule((1, 32, 4, 32)), sizes, 2, 2, H200)
-    assert (found.ahead_rows, found.ahead, found.max_registers) == (rows, ahead, registers)
-    assert found.band == 1
+    found = planned((1, 32, 4, 32), sizes)
+    assert (found.produced, found.launch.max_registers) == (Produced(ahead, rows), registers)
+    assert found.order.grouped == 1
 
 
 def test_a_residual_takes_more_registers() -> None:
-    sizes = (512, 32, 128, 32)
-    found = [with_rows_ahead(schedule((1, 32, 4, 32)), sizes, 2, loads, H200) for loads in (2, 3)]
-    assert [one.max_registers for one in found] == [72, 96] and found[0].ahead == found[1].ahead
+    found = [planned((1, 32, 4, 32), loads=loads) for loads in (2, 3)]
+    assert [one.launch.max_registers for one in found] == [72, 96]
+    assert found[0].produced == found[1].produced
 
 
 @pytest.mark.parametrize(("cols", "at_once"), [(96, 128), (8192, 8192), (8224, 4096), (28672, 4096)])
@@ -47,18 +50,18 @@ def test_wide_rows_are_added_up_part_by_part(cols: int, at_once: int) -> None:
 @pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])
 def test_no_more_rows_ahead_than_there_are(blocks: int, row_tiles: int, needed: int) -> None:
     sizes = (blocks, 32, 4, 32)  # of five, the last tile has fewer rows
-    found = with_rows_ahead(schedule((2, 32, 2, 32)), sizes, 2, 2, H200)
-    assert found.ahead == row_tiles
+    found = planned((2, 32, 2, 32), sizes)
+    assert found.produced is not None and found.produced.lag == row_tiles
     assert groups_of(sizes, 2, found) == Groups(64, 2, 2, row_tiles, needed)
 
 
 @pytest.mark.parametrize("extents", [(2, 16, 2, 32), (2, 32, 2, 16)])
 def test_rows_that_are_apart_have_none(extents: tuple[int, ...]) -> None:
     with pytest.raises(TooWide, match="that are apart"):
-        with_rows_ahead(schedule(extents), (512, 32, 128, 32), 2, 2, H200)
+        planned(extents)
 
 
 def test_devices_whose_programs_cannot_wait() -> None:
     alone = dataclasses.replace(H200, exchanges=False)
     with pytest.raises(TooWide, match="do not exchange"):
-        with_rows_ahead(schedule((2, 32, 2, 32)), (512, 32, 128, 32), 2, 2, alone)
+        planned((2, 32, 2, 32), device=alone)

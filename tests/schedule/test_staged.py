@@ -15,7 +15,7 @@ from mixorder.schedule.staged import Small, pays, placing_us, saved_us, staged_o
 from mixorder.schedule.tile import TileFacts
 
 SIZES, TILE = (512, 32, 128, 32), (2, 32, 2, 32)  # 16384x4096 in blocks of 32
-OF_ROWS, OF_COLUMNS = Small(1, (2, 1, 0)), Small(1, (0, 3, 2))
+OF_ROWS, OF_COLUMNS = Small("out0", 1, (2, 1, 0)), Small("out2", 1, (0, 3, 2))
 
 
 def facts_of(name: str, rows: int = 16384, cols: int = 4096) -> TileFacts:
@@ -62,7 +62,7 @@ def test_what_is_saved_is_that_of_all_requests() -> None:
 )
 def test_where_it_pays(name: str, rows: int, staged: bool) -> None:
     schedule = tile.choose(facts_of(name, rows), H200)
-    assert schedule.staged == schedule.overlap == staged
+    assert bool(schedule.results) == schedule.launch.dependent == staged
 
 
 def test_nothing_is_staged_where_the_rate_of_memory_is_not_known() -> None:
@@ -77,7 +77,7 @@ def test_the_second_kernel_takes_a_launch_and_its_bytes() -> None:
 
 def test_without_programmatic_launch_it_is_launched_behind() -> None:
     schedule = tile.choose(facts_of("swiglu_backward"), dataclasses.replace(H200, overlaps=False))
-    assert schedule.staged and not schedule.overlap
+    assert schedule.results and not schedule.launch.dependent
 
 
 def test_a_full_result_is_no_small_one() -> None:

@@ -51,10 +51,10 @@ def test_tiles_of_large_tensors(name: str) -> None:
     """They have whole blocks, access each full tensor in whole sectors, and fit a program."""
     facts = recipe_facts(name)
     schedule = tile.choose(facts, H200)
-    elements, threads = math.prod(schedule.extents), 32 * schedule.tile.num_warps
+    elements, threads = math.prod(schedule.extents), 32 * schedule.launch.num_warps
     assert all(schedule.extents[place] == facts.sizes[place] for place in facts.whole)
     assert threads <= elements <= tile.MOST_ELEMENTS and elements // threads <= tile.MOST_PER_THREAD
-    assert schedule.tile.num_warps <= tile.MOST_WARPS
+    assert schedule.launch.num_warps <= tile.MOST_WARPS
     for size, chain in facts.chains:
         assert tile._run(facts, schedule.extents, size, chain)[0] >= SECTOR
 
@@ -63,8 +63,8 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
     facts = recipe_facts("swiglu_backward")
     assert (facts.loads, facts.reductions, facts.turned) == (3, 4, 2)
     some, none = (tile.choose(dataclasses.replace(facts, small=s), H200) for s in (facts.small, ()))
-    assert (some.extents, some.staged, some.band) == ((1, 32, 4, 32), True, 8)
-    assert (none.extents, none.staged, none.band) == ((2, 32, 2, 32), False, 1)
+    assert (some.extents, bool(some.results), some.order.grouped) == ((1, 32, 4, 32), True, 8)
+    assert (none.extents, none.results, none.order.grouped) == ((2, 32, 2, 32), (), 1)
     for name in ("gelu_backward", "mx4_both"):
         heavy = recipe_facts(name)
         assert heavy.heavy and math.prod(tile.choose(heavy, H200).extents) == tile.ELEMENTS // 4
@@ -72,7 +72,7 @@ def test_a_tile_with_more_to_compute_is_smaller() -> None:
 
 def test_in_place_nothing_is_staged_where_much_is_computed() -> None:
     facts = facts_of(lambda x: quantised.mx_in_place(torch.ops.aten.gelu(x)))
-    assert facts.heavy and not facts.turned and not tile.choose(facts, H200).staged
+    assert facts.heavy and not facts.turned and not tile.choose(facts, H200).results
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_norms_over_channels_have_small_tiles(channels: int) -> None:
     facts = tile.facts_of_tile(merged(within_tile(traced(norm, full, ((channels,), f32), full))))
     schedule = tile.choose(facts, H200)
     assert facts.of_norm and schedule.extents == (1, channels, 32)
-    assert channels * 32 == 16 * 32 * schedule.tile.num_warps and schedule.thread_rows == 0
+    assert channels * 32 == 16 * 32 * schedule.launch.num_warps and schedule.layout.thread_rows == 0
     assert not facts_of(quantised.mx_in_place).of_norm
     assert not dataclasses.replace(facts, load_bytes=2).of_norm  # too few bytes on the way
 
@@ -113,7 +113,7 @@ def test_norms_over_channels_have_small_tiles(channels: int) -> None:
 def test_a_warp_has_all_rows_of_a_block_whatever_the_dtype() -> None:
     """A thread loads 16 bytes of a row: 4 columns of float32, and so 16 rows of them."""
     schedule = tile.choose(facts_of(quantised.mx_both, dtype=torch.float32), H200)
-    assert (schedule.thread_rows, schedule.warp_cols) == (16, 64)
+    assert (schedule.layout.thread_rows, schedule.layout.warp_cols) == (16, 64)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_a_tile_without_reductions_is_twice_as_long_in_bytes_of_the_result(
     """It is smaller where there are fewer than 24 of these for each multiprocessor."""
     turned = traced(lambda x: x.to(quantised.F8).t().contiguous(), ((rows, 4096), bf16))
     schedule = tile.choose(tile.facts_of_tile(merged(within_tile(turned))), H200)
-    assert (schedule.extents, schedule.tile.num_warps) == (extents, warps)
-    assert (schedule.thread_rows, schedule.warp_cols, schedule.max_registers) == (16, columns, 0)
-    assert schedule.backwards
+    assert (schedule.extents, schedule.launch.num_warps) == (extents, warps)
+    assert dataclasses.astuple(schedule.layout)[:2] == (16, columns) and schedule.launch.max_registers == 0
+    assert schedule.order.backwards
 
 
 @pytest.mark.parametrize("rows", [256, 512, 1024, 4096])
@@ -158,7 +158,7 @@ def test_the_space_has_whole_blocks_and_enough_elements_for_its_threads() -> Non
     assert len(seen) > 50
     for schedule in seen:
         assert schedule.extents[1] == schedule.extents[3] == 32
-        assert 32 * schedule.tile.num_warps <= math.prod(schedule.extents) <= tile.MOST_ELEMENTS
+        assert 32 * schedule.launch.num_warps <= math.prod(schedule.extents) <= tile.MOST_ELEMENTS
     assert space.combined(dict.fromkeys(seen, 1.0), start) in seen
 
 
@@ -172,7 +172,7 @@ def test_the_predicted_time(name: str) -> None:
     moved = traffic(program, loops, 1)
     found = tile.expected_of_tile(program, loops, schedule, facts, moved, H200)
     both = len(set(name.split("_")) & {"both", "place"})
-    assert (found.launches, found.launches_apart) == (1 + schedule.staged, 1 + both)
+    assert (found.launches, found.launches_apart) == (1 + bool(schedule.results), 1 + both)
     assert found.limit_us < found.fused_us and found.idle_us <= found.fused_us
     assert found.saved_us > 0
     slow = dataclasses.replace(H200, name="half", bandwidth=H200.bandwidth / 2)
@@ -186,7 +186,7 @@ def test_partial_results_are_counted_as_reductions() -> None:
     assert (with_maxima.reductions, with_maxima.summed, with_maxima.turned) == (1, {0}, 1)
     schedule = tile.choose(with_maxima, H200)
     assert math.prod(schedule.extents) == tile.ELEMENTS // 2
-    assert math.prod(schedule.extents) // (32 * schedule.tile.num_warps) == tile.PER_THREAD // 2
+    assert math.prod(schedule.extents) // (32 * schedule.launch.num_warps) == tile.PER_THREAD // 2
 
 
 def turned(x: Any) -> Any:

@@ -62,7 +62,7 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
     found = {
-        (c.schedule.r0_block, c.schedule.chunks)
+        (c.schedule.lanes, c.schedule.chunks)
         for c, way in sweep.candidates(program, H200, 150).items()
         if way.strategy.name == "persistent"
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from mixorder.ir.program import Store
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import FINAL_LOADS, facts_of
 from mixorder.schedule.persistent import WHOLE, choose
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import COLUMN_BLOCKS
 from mixorder.transform.finished import finished
 
@@ -47,7 +46,7 @@ def test_values_of_the_main_nest_keep_their_names() -> None:
 def test_a_program_has_all_rows_of_few_columns(rows: int, cols: int, whole: bool) -> None:
     schedule = choose(facts_of(small(rows, 49, cols)), H200)
     assert schedule.finishes == whole
-    assert not whole or (schedule.tile.xblock >= rows and schedule.tile.xblock * schedule.r0_block <= WHOLE)
+    assert not whole or (schedule.tile_rows >= rows and schedule.tile_rows * schedule.lanes <= WHOLE)
 
 
 def test_a_finalisation_that_reads_much_stays_a_kernel() -> None:
@@ -59,7 +58,7 @@ def test_a_finalisation_that_reads_much_stays_a_kernel() -> None:
             total = total * one
         return dy - (x * dy).sum(2, keepdim=True), total
 
-    def schedule_of(others: int) -> Schedule:
+    def schedule_of(others: int) -> Plan:
         full, column = ((32, 32, 16), f32), ((32, 16), f32)
         program = merged(only(traced(function, full, full, *[column] * others)))
         return choose(facts_of(program), H200)
@@ -75,6 +74,6 @@ def test_blocks_of_columns_finish_as_well() -> None:
 
     full = ((4096, 384), bf16)
     program = COLUMN_BLOCKS.transform(merged(only(traced(product, full, full))))
-    schedule = dataclasses.replace(choose(facts_of(program), H200), num_splits=1)
+    schedule = choose(facts_of(program), H200).changed(splits=1)
     (kernel,) = COLUMN_BLOCKS.generate(program, schedule, "test")
     assert "ws0_ptr" not in kernel.text and "tl.store(out1_ptr" in kernel.text

@@ -6,7 +6,6 @@ file of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -305,7 +304,8 @@ def test_transforms_of_a_region_within_tiles(name: str) -> None:
         lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS),
         (compute_sooner, Form.BLOCKED),
     )  # fmt: skip
-    schedule = dataclasses.replace(tile.choose(tile.facts_of_tile(program), H200), staged=True)
+    facts = tile.facts_of_tile(program)
+    schedule = tile.through_workspace(tile.choose(facts, H200), facts)
     results = tile.staged_results(program, schedule)
     kept(program, inputs, (lambda p: staged.staged(p, results), Form.BLOCKED))
 

@@ -13,24 +13,24 @@ from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.transform import staged as transform
 
 
-def planned(function: Any, count: int = 1, rows: int = 256) -> tuple[LoopProgram, Schedule]:
+def planned(function: Any, count: int = 1, rows: int = 256) -> tuple[LoopProgram, Plan]:
     region = within_tile(traced(lambda *x: function(*x), *[((rows, 512), bf16)] * count))
     program = merged(region)
-    schedule = tile.choose(tile.facts_of_tile(program), H200)
-    return program, dataclasses.replace(schedule, staged=True)
+    facts = tile.facts_of_tile(program)
+    return program, tile.through_workspace(tile.choose(facts, H200), facts)
 
 
-def staged(program: LoopProgram, schedule: Schedule) -> LoopProgram:
+def staged(program: LoopProgram, schedule: Plan) -> LoopProgram:
     return transform.staged(program, tile.staged_results(program, schedule))
 
 
 def test_a_schedule_that_stages_nothing() -> None:
     program, schedule = planned(quantised.mx_both)
-    assert staged(program, dataclasses.replace(schedule, staged=False)) is program
+    assert staged(program, dataclasses.replace(schedule, results=())) is program
 
 
 def test_a_staged_result_that_is_not_copied_is_found() -> None:

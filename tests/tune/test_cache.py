@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.tune import cache
 from mixorder.tune.search import Beside, Candidate, Tuning
 
 KEY = cache.key_of({"kernel": "text"})
-SCHEDULE = Schedule(Tile(2, 4, 3), 1024, 264, 8, 4)
-TEMPLATES = {"held": Schedule(Tile(1, 1, 1), 1024, 132, 16, 4)}
+SCHEDULE = Plan((Walk(split=264, tile=2), Walk(tile=1024)), Launch(4, 3), SecondStage(8, 4), Exchanged(2))
+TEMPLATES = {"held": Plan((Walk(split=132), Walk(tile=1024)), Launch(1), SecondStage(16, 4), Exchanged(1))}
 BEST, TUNING = Candidate("held", SCHEDULE), Tuning(31.2, 29.8, 17, 3.1)
-STORED, TILE = vars(TUNING), vars(SCHEDULE.tile)
+STORED, PLAIN = vars(TUNING), dataclasses.asdict(SCHEDULE)
 
 
 def saved(folder: Path) -> Path:
@@ -32,7 +32,7 @@ def test_round_trip(tmp_path: Path) -> None:
     found = cache.load(path.parent, KEY, TEMPLATES)
     assert found == (BEST, Tuning(31.2, 29.8, 17, 3.1, from_cache=True))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert json.loads(path.read_text())["schedule"]["tile"] == {"xblock": 2, "num_warps": 4, "num_stages": 3}
+    assert json.loads(path.read_text())["schedule"]["second"] == {"block": 8, "warps": 4, "skippable": False}
 
 
 def test_the_times_beside_inductors_kernels_come_back(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_keys_differ_with_every_part() -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "format": {"format": 1},
+    "format": {"format": cache.FORMAT - 1},
     "key": {"key": "0" * 64},
     "unknown_variant": {"variant": "other"},
     "variant_is_a_list": {"variant": ["held"]},
@@ -67,11 +67,13 @@ CHANGES: dict[str, Any] = {
     "bool_for_candidates": {"tuning": {**STORED, "candidates": True}},
     "no_schedule": {"schedule": None},
     "schedule_is_a_list": {"schedule": [1, 2]},
-    "schedule_lacks_a_field": {"schedule": {"tile": TILE}},
-    "tile_is_a_number": {"schedule": {**vars(SCHEDULE), "tile": 2}},
-    "float_in_schedule": {"schedule": {**vars(SCHEDULE), "tile": {**TILE, "xblock": 2.0}}},
-    "bool_in_schedule": {"schedule": {**vars(SCHEDULE), "tile": {**TILE, "num_warps": True}}},
-    "field_of_another_version": {"schedule": {**vars(SCHEDULE), "tile": TILE, "slices": 2}},
+    "schedule_lacks_a_field": {"schedule": {"totals": {"lag": 2}}},
+    "record_is_a_number": {"schedule": {**PLAIN, "totals": 2}},
+    "float_in_schedule": {"schedule": {**PLAIN, "totals": {"lag": 2.0}}},
+    "bool_in_schedule": {"schedule": {**PLAIN, "totals": {"lag": True}}},
+    "another_record": {"schedule": {**PLAIN, "totals": {"lag": 2, "rows": 1}}},
+    "too_few_walks": {"schedule": {**PLAIN, "walk": PLAIN["walk"][:1]}},
+    "field_of_another_version": {"schedule": {**PLAIN, "slices": 2}},
 }
 
 

@@ -50,12 +50,12 @@ def test_the_heuristics_schedule_comes_first_and_stays_if_nothing_is_faster() ->
 def test_it_goes_downhill_from_round_to_round_and_ends_in_a_duel() -> None:
     def us(c: Candidate) -> float:
         schedule = c.schedule
-        return 30.0 + schedule.num_splits / 100 + schedule.final_block / 4 + 2 * schedule.tile.num_stages
+        return 30.0 + schedule.splits / 100 + schedule.second.block / 4 + 2 * schedule.launch.num_stages
 
     clock = Clock(us)
     found = search({"held": SPACE}, clock, most=80)
     best = found.best.schedule
-    assert best.num_splits == 132 and best.final_block < 8 and best.tile.num_stages <= 2
+    assert best.splits == 132 and best.second.block < 8 and best.launch.num_stages <= 2
     assert len(clock.calls) > 2
     assert clock.calls[-DUELS:] == DUELS * [((FIRST, found.best), FINAL_REPS)]
     assert found.heuristic_us == us(FIRST) and found.best_us == us(found.best)

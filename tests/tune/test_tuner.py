@@ -75,7 +75,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def few_programs(candidate: Candidate) -> float:
     """Times that prefer few programs and stages."""
-    return 20.0 + candidate.schedule.num_splits / 100 + candidate.schedule.tile.num_stages
+    return 20.0 + candidate.schedule.splits / 100 + candidate.schedule.launch.num_stages
 
 
 def run(options: Options = STRICT, graph: Graph | None = None) -> RegionRecord:
@@ -93,15 +93,15 @@ def files(tmp_path: Path) -> list[Path]:
 def test_the_winner_is_what_is_launched() -> None:
     graph = graphs.rms_norm_backward(32768, 768)
     plain, tuned = run(UNTUNED), run(graph=graph)
-    assert plain.tuning is None and plain.schedule.num_splits == 512
-    assert tuned.schedule.num_splits == 132
-    assert tuned.schedule.tile.num_stages < plain.schedule.tile.num_stages
+    assert plain.tuning is None and plain.schedule.splits == 512
+    assert tuned.schedule.splits == 132
+    assert tuned.schedule.launch.num_stages < plain.schedule.launch.num_stages
     tuning = tuned.tuning
     assert tuning is not None and not tuning.from_cache and tuning.candidates > 5
     assert tuning.heuristic_us == few_programs(Candidate("", plain.schedule))
     assert tuning.best_us == few_programs(Candidate("", tuned.schedule)) < tuning.heuristic_us
     main, final = tuned.kernels
-    assert main.grid == 132 and dict(main.config.constants)["NUM_STAGES"] == tuned.schedule.tile.num_stages
+    assert main.grid == 132 and dict(main.config.constants)["NUM_STAGES"] == tuned.schedule.launch.num_stages
     launched = [n.kwargs["grid"] for n in graph.nodes if "triton_kernel_wrapper" in str(n.target)]
     assert launched == [[(main.grid, 1, 1)], [(final.grid, 1, 1)]]
     assert tuned.traffic.workspace * 512 == plain.traffic.workspace * 132
@@ -224,7 +224,7 @@ def deterministic_algorithms() -> Iterator[None]:
 def test_determinism_is_not_tuned_and_said_once(asked: Any, said: Callable[[], list[str]]) -> None:
     with asked():
         records = [run(), run()]
-    assert all(r.tuning is None and r.schedule.num_splits == 512 for r in records)
+    assert all(r.tuning is None and r.schedule.splits == 512 for r in records)
     assert not FakeBench.built
     assert sum("deterministic" in line for line in said()) == 1
 
@@ -325,7 +325,7 @@ def test_too_little_memory_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_the_users_split_is_kept() -> None:
     record = run(dataclasses.replace(STRICT, split_size=100))
-    assert record.tuning is not None and record.schedule.num_splits == -(-32768 // 100)
+    assert record.tuning is not None and record.schedule.splits == -(-32768 // 100)
 
 
 def test_a_region_that_is_declined_is_not_timed() -> None:
@@ -359,11 +359,11 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
     for name, start in starts.items():
         schedule, space = start.schedule, tuner._space(found, start)
         assert name == start.strategy.title(schedule)
-        assert (schedule.parts > 1) == ("programs" in name) == bool(start.loops.role(BufferRole.MAILBOX))
+        assert (schedule.group > 1) == ("programs" in name) == bool(start.loops.role(BufferRole.MAILBOX))
         assert space.legal(schedule)
         for near in space.near(schedule):
             assert near != schedule and space.legal(near)
-            assert (near.parts, near.tile.xblock) == (schedule.parts, schedule.tile.xblock) or near.parts == 1
+            assert (near.parts, near.tile_rows) == (schedule.group, schedule.tile_rows) or near.parts == 1
 
 
 def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(FakeBench, "us", staticmethod(us))
     plain = run(UNTUNED, graphs.rms_norm_backward(8192, 12288))
     tuned = run(STRICT, graphs.rms_norm_backward(8192, 12288))
-    assert plain.schedule.parts == 1 < tuned.schedule.parts
+    assert plain.schedule.group == 1 < tuned.schedule.group
     assert run(STRICT, graphs.rms_norm_backward(8192, 12288)).kernels == tuned.kernels
 
 

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, TILE
 
 from .duel import moved
@@ -118,11 +118,11 @@ class _Compiled:
     record: RegionRecord | None = None
 
     @property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> Plan | None:
         return None if self.record is None else self.record.schedule
 
 
-def _compiled(recipe: Recipe, task: Task, mixorder: bool, schedule: Schedule | None = None) -> _Compiled:
+def _compiled(recipe: Recipe, task: Task, mixorder: bool, schedule: Plan | None = None) -> _Compiled:
     """A recipe compiled ahead of time, from tensors without memory; with this tile, if one is given."""
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -134,13 +134,13 @@ def _compiled(recipe: Recipe, task: Task, mixorder: bool, schedule: Schedule | N
     with collect() as records, _fixed(schedule, task.device):
         call = ahead_of_time(task.device, mixorder)(gm, fakes)
     fused = [r for r in records if isinstance(r, RegionRecord)]
-    tiles = [r for r in fused if r.schedule.extents]
+    tiles = [r for r in fused if r.strategy == TILE.name]
     told_of = [f"{r.strategy} {r.space}" if r in fused else f"declined: {r}" for r in records]
     return _Compiled(call, told_of, tiles[0] if len(tiles) == 1 else None)
 
 
 @contextlib.contextmanager
-def _fixed(schedule: Schedule | None, device: str) -> Iterator[None]:
+def _fixed(schedule: Plan | None, device: str) -> Iterator[None]:
     """Plan tiles with this schedule; on the CPU, for a GPU with few multiprocessors."""
     changes: dict[str, Any] = {}
     if device != "cuda":
@@ -152,7 +152,7 @@ def _fixed(schedule: Schedule | None, device: str) -> Iterator[None]:
         yield
 
 
-def _others(compiled: _Compiled, count: int) -> list[Schedule]:
+def _others(compiled: _Compiled, count: int) -> list[Plan]:
     """Schedules near the one chosen, the nearest first."""
     assert compiled.record is not None and compiled.schedule is not None
     space = TILE.space(TILE.facts(compiled.record.loops), H200, compiled.schedule, False)
@@ -166,12 +166,12 @@ def _others(compiled: _Compiled, count: int) -> list[Schedule]:
     return list(found)[1 : count + 1]
 
 
-def name_of(schedule: Schedule) -> str:
+def name_of(schedule: Plan) -> str:
     """Such as `4x32x4x32, 8 warps`, the programs and stages of those that walk through all tiles, and whether
     they begin at the last one."""
-    words = f"{'x'.join(map(str, schedule.extents))}, {schedule.tile.num_warps} warps"
-    walk = f", {schedule.programs} programs, {schedule.tile.num_stages} stages"
-    return words + walk * bool(schedule.programs) + ", backwards" * schedule.backwards
+    words = f"{'x'.join(map(str, schedule.extents))}, {schedule.launch.num_warps} warps"
+    walk = f", {schedule.order.programs} programs, {schedule.launch.num_stages} stages"
+    return words + walk * bool(schedule.order.programs) + ", backwards" * schedule.order.backwards
 
 
 def _run(

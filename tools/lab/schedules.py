@@ -15,14 +15,28 @@ from typing import Any
 
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.schedule import TILES_ALONE, Schedule, Tile
+from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk, Within
 
-TILE = tuple(f.name for f in dataclasses.fields(Tile))
-# `overlap` is the device's, and not chosen. The others are of blocks in a tile, which no sweep has.
-LEFT_OUT = ("tile", "overlap", *TILES_ALONE)
-SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule) if f.name not in LEFT_OUT)
+# Of plans whose tiles are of rows and columns, as no sweep has others. That the second kernel is launched
+# early is the device's choice.
+NUMBERS = {
+    "xblock": lambda plan: plan.tile_rows,
+    "num_warps": lambda plan: plan.launch.num_warps,
+    "num_stages": lambda plan: plan.launch.num_stages,
+    "r0_block": lambda plan: plan.lanes,
+    "num_splits": lambda plan: plan.splits,
+    "final_block": lambda plan: plan.second.block,
+    "final_warps": lambda plan: plan.second.warps,
+    "parts": lambda plan: plan.group,
+    "part_cols": lambda plan: plan.walk[1].part,
+    "depth": lambda plan: plan.lag,
+    "period": lambda plan: plan.period,
+    "chunks": lambda plan: plan.chunks,
+    "max_registers": lambda plan: plan.launch.max_registers,
+    "finishable": lambda plan: plan.second.skippable,
+}
 ABSENT = {"chunks": 1, "max_registers": 0, "finishable": False}
-FIELDS = ("strategy", *TILE, *SCHEDULE, "registers", "spills", "shared", "us")
+FIELDS = ("strategy", *NUMBERS, "registers", "spills", "shared", "us")
 SAME = ("device_info", "torch", "triton")  # what has to agree for times to stand in one file
 
 
@@ -31,7 +45,7 @@ class Row:
     """A schedule as it was measured; `us` of all launches, None where it did not run."""
 
     strategy: str
-    schedule: Schedule
+    schedule: Plan
     registers: int | None
     spills: int | None
     shared: int | None
@@ -109,7 +123,7 @@ def _lean(facts: Facts) -> dict[str, Any]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    return {**vars(row), **vars(row.schedule), **vars(row.schedule.tile)}
+    return {**vars(row), **{name: number(row.schedule) for name, number in NUMBERS.items()}}
 
 
 def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
@@ -123,6 +137,22 @@ def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
 
 
 def _row(flat: dict[str, Any], overlap: bool) -> Row:
-    tile = Tile(**{name: flat[name] for name in TILE})
-    schedule = Schedule(tile, **{name: flat[name] for name in SCHEDULE}, overlap=overlap)
-    return Row(flat["strategy"], schedule, *(flat[name] for name in FIELDS[-4:]))
+    return Row(flat["strategy"], plan_of(flat, overlap), *(flat[name] for name in FIELDS[-4:]))
+
+
+def plan_of(flat: dict[str, Any], overlap: bool) -> Plan:
+    """A plan by `NUMBERS`. `overlap`: whether its second kernel is launched early."""
+    return Plan(
+        (
+            Walk(split=flat["num_splits"], tile=flat["xblock"], period=flat["period"]),
+            Walk(
+                group=flat["parts"],
+                part=flat["part_cols"],
+                unroll=flat["chunks"],
+                tile=flat["r0_block"] // flat["chunks"],
+            ),
+        ),
+        Launch(flat["num_warps"], flat["num_stages"], flat["max_registers"], overlap),
+        SecondStage(flat["final_block"], flat["final_warps"], flat["finishable"]),
+        Exchanged(flat["depth"]) if flat["depth"] else Within(),
+    )

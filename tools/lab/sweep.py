@@ -18,7 +18,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.facts import Facts
-from mixorder.schedule.schedule import Schedule
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.measure import Bench, Compiled
 from mixorder.tune.search import Candidate
@@ -64,9 +64,9 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
     return chosen | refused
 
 
-def schedules(strategy: Strategy, facts: Facts, device: DeviceInfo, most: int) -> list[Schedule]:
+def schedules(strategy: Strategy, facts: Facts, device: DeviceInfo, most: int) -> list[Plan]:
     """Of one strategy: the rules' choice first, what is near the first ones before what is near the next."""
-    found: dict[Schedule, None] = {}
+    found: dict[Plan, None] = {}
     for constants in (FITTED, *neighbours(FITTED)):
         with contextlib.suppress(Decline):
             found.setdefault(strategy.choose(facts, device, 0, constants))

@@ -32,13 +32,15 @@ from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
-from mixorder.schedule.schedule import Schedule, Tile
+from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.transform.column_blocks import in_blocks
+from mixorder.tune.cache import _like
 
 from .corpus import Entry
 from .corpus import load as load_corpus
 from .duels import load
+from .schedules import ABSENT, plan_of
 from .schedules import Target as Measured
 from .schedules import read as read_sweeps
 from .targets import case_targets, entry_targets, norm_step, norm_target
@@ -137,7 +139,7 @@ def swept(sweeps: Sequence[Path], corpus: Path) -> Iterator[Sample]:
             whole = strategy.transform(program)
             for row, weight in own:
                 assert row.us is not None
-                lanes = row.schedule.r0_block * row.schedule.parts
+                lanes = row.schedule.lanes * row.schedule.group
                 # Blocks of columns of other widths than the strategy's stand under the name of another.
                 loops = in_blocks(whole, lanes) if lanes < program.tile_axes[1].size else whole
                 kernels = (_scheduled(strategy, loops, row.schedule),)
@@ -162,7 +164,7 @@ def program_of(target: Measured, corpus: Path) -> LoopProgram:
     return next(one.program for one in found if one.name == name)
 
 
-def _scheduled(strategy: Strategy, loops: LoopProgram, schedule: Schedule) -> Fused:
+def _scheduled(strategy: Strategy, loops: LoopProgram, schedule: Plan) -> Fused:
     placed = strategy.place(loops, schedule)
     moved = Traffic(0, 0, workspace_bytes(placed, schedule.partials), 0, 0)
     return fused_kernels(placed, schedule, strategy.facts(loops), moved)
@@ -200,16 +202,21 @@ def _as_they_ran(
     now = [(r.space, r.num_nodes, r.strategy) for r in records]
     if now != [(r["space"], r["num_nodes"], r["strategy"]) for r in regions]:
         return None
-    ran = [_schedule(region["schedule"]) for region in regions]
-    # A mailbox has the size that the schedule asks for.
-    if any(s.parts > 1 and s != r.schedule for s, r in zip(ran, records, strict=True)):
+    ran = [_plan(region["schedule"], r.schedule) for region, r in zip(regions, records, strict=True)]
+    # A mailbox has the size that the plan asks for.
+    if any(s is None or s.group > 1 and s != r.schedule for s, r in zip(ran, records, strict=True)):
         return None
     return [dataclasses.replace(r, schedule=s) for s, r in zip(ran, records, strict=True)]
 
 
-def _schedule(fields: dict[str, Any]) -> Schedule:
-    known = {field.name for field in dataclasses.fields(Schedule)}  # files may be older
-    return Schedule(**{k: v for k, v in fields.items() if k in known} | {"tile": Tile(**fields["tile"])})
+def _plan(fields: dict[str, Any], now: Plan) -> Plan | None:
+    """The plan that was timed, of an older file as well; None for tiles of blocks that are others now."""
+    if "tile" not in fields:
+        return _like(now, fields)
+    if fields.get("extents"):
+        timed = tuple(fields["extents"]), fields["tile"]["num_warps"]
+        return now if timed == (now.extents, now.launch.num_warps) else None
+    return plan_of({**ABSENT, **fields, **fields["tile"]}, fields["overlap"])
 
 
 def strategy_of(record: RegionRecord) -> Strategy:
