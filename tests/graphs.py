@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
-from mixorder.ir.program import LoopProgram
+from mixorder.ir.program import Compute, LoopProgram
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.region.find import find_regions
@@ -307,6 +307,21 @@ def within_tile(graph: Graph) -> Region:
     """The one region whose reductions end within a tile. Where it is not taken, they also make pairs."""
     (region,) = (region for region in find(graph) if region.orders is not None)
     return region
+
+
+def lowered_tile(function: Callable[..., Any], *specs: Spec) -> LoopProgram:
+    """The program, as lowered, of a function's one region whose reductions end within a tile."""
+    return lower_tile(within_tile(traced(lambda *x: function(*x), *specs)))
+
+
+def both_ways(one: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
+    """A function of 256x512 elements: `one` of blocks of 32 along rows, and along columns, and their dim."""
+    return lambda x: (one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1))
+
+
+def ops(program: LoopProgram) -> list[str]:
+    """The ops of a program's main nest, in order."""
+    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
 
 
 def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, f32, lowered_tile
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 
 
 def lowered(function: Any, *specs: Any) -> LoopProgram:
-    return verify(lower_tile(within_tile(traced(lambda *x: function(*x), *specs))), Form.BLOCKED)
+    return verify(lowered_tile(function, *specs), Form.BLOCKED)
 
 
 def casts_to(program: LoopProgram, dtype: torch.dtype) -> int:

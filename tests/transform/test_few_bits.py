@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, both_ways, f32, lowered_tile, ops
 
 from mixorder.codegen import quotients
-from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.few_bits import QUOTIENT, divide_by_few_bits
 from mixorder.transform.rounding import round_at_once
 from mixorder.transform.single_precision import divide_in_float32
@@ -22,20 +21,12 @@ from mixorder.transform.single_precision import divide_in_float32
 def transformed(factor: Callable[[Any], Any], dtype: torch.dtype, before: Any = None) -> LoopProgram:
     """Blocks of 32 both ways, each multiplied by a factor of its maximum."""
 
-    def function(x: Any) -> Any:
-        x = x if before is None else before(x)
+    def one(blocks: Any, dim: int) -> Any:
+        return (blocks * factor(blocks.abs().amax(dim, keepdim=True))).to(torch.float8_e4m3fn)
 
-        def one(blocks: Any, dim: int) -> Any:
-            return (blocks * factor(blocks.abs().amax(dim, keepdim=True))).to(torch.float8_e4m3fn)
-
-        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
-
-    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    function = both_ways(one)
+    program = lowered_tile(lambda x: function(before(x) if before else x), ((256, 512), dtype))
     return verify(divide_by_few_bits(round_at_once(divide_in_float32(program))), Form.BLOCKED)
-
-
-def ops(program: LoopProgram) -> list[str]:
-    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
 
 
 def scale(x: Any) -> Any:

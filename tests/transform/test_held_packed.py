@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f16, f32, traced, within_tile
+from graphs import bf16, f16, f32, lowered_tile, traced, within_tile
 from support.quantised import mx_both, norm_backward
 
 from mixorder.codegen import bfloat16
@@ -84,8 +84,7 @@ def test_what_is_converted_by_one_instruction_alone_is_kept(dtype: torch.dtype) 
 
 
 def test_tiles_that_wait_for_nothing() -> None:
-    region = within_tile(traced(mx_both, ((512, 1024), bf16)))
-    program = same_bits_sooner(lower_tile(region), True, True)
+    program = same_bits_sooner(lowered_tile(mx_both, ((512, 1024), bf16)), True, True)
     assert hold_packed(program) is program
 
 

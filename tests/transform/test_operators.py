@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, f32, lowered_tile
 from support import quantised
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.operators import contract
 
 FULL = ((256, 512), f32)
 
 
 def lowered(function: Any, count: int = 3) -> LoopProgram:
-    return lower_tile(within_tile(traced(lambda *x: quantised.mx_both(function(*x)), *[FULL] * count)))
+    return lowered_tile(lambda *x: quantised.mx_both(function(*x)), *[FULL] * count)
 
 
 def computed(program: LoopProgram, *ops: str) -> list[Compute]:
@@ -59,9 +58,6 @@ def test_a_product_with_another_use_stays() -> None:
 
 
 def test_float64_stays() -> None:
-    region = within_tile(
-        traced(
-            lambda x, y: quantised.mx_both((x.double() * y + x).to(bf16)), *[((256, 512), torch.float64)] * 2
-        )
-    )
-    assert not computed(contract(lower_tile(region), {"add": "mul"}), "fma")
+    wide = [((256, 512), torch.float64)] * 2
+    program = lowered_tile(lambda x, y: quantised.mx_both((x.double() * y + x).to(bf16)), *wide)
+    assert not computed(contract(program, {"add": "mul"}), "fma")

@@ -10,23 +10,18 @@ import numpy
 import pytest
 import torch
 from evaluate import computed
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, both_ways, f32, lowered_tile, ops
 from support import quantised
 
 from mixorder.ir.program import Compute, LoopProgram, Ref
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform import powers_of_two
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 
 
 def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
-    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    program = lowered_tile(function, ((256, 512), dtype))
     return verify(multiply_by_reciprocals(program), Form.BLOCKED)
-
-
-def ops(program: LoopProgram) -> list[str]:
-    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
 
 
 def reciprocals(program: LoopProgram) -> list[str]:
@@ -36,13 +31,7 @@ def reciprocals(program: LoopProgram) -> list[str]:
 
 
 def scaled_by(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def function(x: Any) -> Any:
-        def one(blocks: Any, dim: int) -> Any:
-            return blocks / scale(blocks.abs().amax(dim, keepdim=True))
-
-        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
-
-    return function
+    return both_ways(lambda blocks, dim: blocks / scale(blocks.abs().amax(dim, keepdim=True)))
 
 
 def exponent(x: Any) -> Any:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f16, f32, traced, within_tile
+from graphs import bf16, both_ways, f16, f32, lowered_tile, ops
 from support.quantised import F8, RECIPES
 
 from mixorder.codegen import quotients
-from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.schedule.facts import instructions
 from mixorder.transform.quotients import CORRECTED, INVERSE, divide_by_blocks
 
@@ -22,24 +21,14 @@ Array = Any
 
 
 def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
-    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    program = lowered_tile(function, ((256, 512), dtype))
     return verify(divide_by_blocks(program), Form.BLOCKED)
-
-
-def ops(program: LoopProgram) -> list[str]:
-    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
 
 
 def by(scale: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda y: y.to(F8)) -> Callable[..., Any]:
     """Blocks of 32 both ways, each divided by a scale of its maximum."""
 
-    def function(x: Any) -> Any:
-        def one(blocks: Any, dim: int) -> Any:
-            return cast(blocks / scale(blocks.abs().amax(dim, keepdim=True)))
-
-        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
-
-    return function
+    return both_ways(lambda blocks, dim: cast(blocks / scale(blocks.abs().amax(dim, keepdim=True))))
 
 
 def test_numbers_of_bfloat16_need_no_correction() -> None:

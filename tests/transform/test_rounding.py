@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, f32, lowered_tile, ops
 from support import quantised
 
 from mixorder.codegen import bfloat16
 from mixorder.ir.program import Compute, LoopProgram, Store
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.rounding import ROUNDED, round_at_once
 from mixorder.transform.same_bits import same_bits_sooner
 
@@ -21,11 +20,7 @@ GELU = [((256, 512), bf16)] * 2
 
 
 def program_of(function: Any, specs: Any) -> LoopProgram:
-    return lower_tile(within_tile(traced(lambda *x: function(*x), *specs)))
-
-
-def ops(program: LoopProgram) -> list[str]:
-    return [s.op for s in program.nests[0].body if isinstance(s, Compute)]
+    return lowered_tile(function, *specs)
 
 
 def test_a_gradient_that_is_rounded_before_its_casts() -> None:

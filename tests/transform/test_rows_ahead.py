@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, f32, lowered_tile, traced, within_tile
 from support.quantised import mx_both
 
 from mixorder.errors import Decline
@@ -25,7 +25,7 @@ def lowered(function: Any, specs: Any = SPECS) -> LoopProgram:
 
 
 def test_a_program_without_values_of_rows_stays_as_it_is() -> None:
-    program = lower_tile(within_tile(traced(lambda x: mx_both(x), SPECS[0])))
+    program = lowered_tile(mx_both, SPECS[0])
     assert rows_ahead(program) is program
 
 

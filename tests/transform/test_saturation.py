@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, both_ways, f32, lowered_tile
 from support import quantised
 from support.quantised import F8
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.saturation import without_clamps
 
 Function = Callable[..., Any]
 
 
 def program_of(function: Function, dtype: torch.dtype = bf16) -> LoopProgram:
-    return lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    return lowered_tile(function, ((256, 512), dtype))
 
 
 def clamps(program: LoopProgram) -> int:
@@ -32,12 +31,7 @@ def clamps(program: LoopProgram) -> int:
 
 
 def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
-    def function(x: Any) -> Any:
-        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
-        scaled = (x.float() / x.float().amax(d, keepdim=True) for x, d in ((rows, 2), (columns, 1)))
-        return tuple(clamp(x).to(dtype) for x in scaled)
-
-    return function
+    return both_ways(lambda x, dim: clamp(x.float() / x.float().amax(dim, keepdim=True)).to(dtype))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from evaluate import computed
-from graphs import bf16, f32, traced, within_tile
+from graphs import bf16, both_ways, f32, lowered_tile
 
 from mixorder.ir.program import Compute, LoopProgram, Reduce, operands
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.single_precision import divide_in_float32
 
 f64 = torch.float64
@@ -22,13 +21,8 @@ f64 = torch.float64
 def transformed(factor: Callable[[Any], Any], dtype: torch.dtype = bf16) -> LoopProgram:
     """Blocks of 32 both ways, each multiplied by a factor of its maximum."""
 
-    def function(x: Any) -> Any:
-        def one(blocks: Any, dim: int) -> Any:
-            return blocks * factor(blocks.abs().amax(dim, keepdim=True))
-
-        return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
-
-    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), dtype))))
+    function = both_ways(lambda blocks, dim: blocks * factor(blocks.abs().amax(dim, keepdim=True)))
+    program = lowered_tile(function, ((256, 512), dtype))
     return verify(divide_in_float32(program), Form.BLOCKED)
 
 
@@ -71,7 +65,7 @@ def test_a_quotient_that_is_also_stored_in_float64_stays() -> None:
         factor = 448 / rows.abs().amax(2, keepdim=True).double()
         return rows * factor.float(), factor, cols * cols.abs().amax(1, keepdim=True)
 
-    program = lower_tile(within_tile(traced(lambda x: function(x), ((256, 512), bf16))))
+    program = lowered_tile(function, ((256, 512), bf16))
     assert wide(verify(divide_in_float32(program), Form.BLOCKED))
 
 

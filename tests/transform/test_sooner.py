@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from graphs import bf16, traced, within_tile
+from graphs import bf16, lowered_tile
 from support import quantised
 from support.quantised import RECIPES
 
 from mixorder.ir.program import LoopProgram, Reduce, Statement
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.sooner import compute_sooner
 
@@ -19,8 +18,7 @@ ROUNDED = "rounded_to_bfloat16"
 
 
 def program_of(function: Any, count: int = 3) -> LoopProgram:
-    region = within_tile(traced(lambda *x: function(*x), *[((256, 512), bf16)] * count))
-    return same_bits_sooner(lower_tile(region), True, True)
+    return same_bits_sooner(lowered_tile(function, *[((256, 512), bf16)] * count), True, True)
 
 
 def before_the_first_reduction(program: LoopProgram) -> tuple[Statement, ...]:

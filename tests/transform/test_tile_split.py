@@ -6,19 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from graphs import bf16, traced, within_tile
+from graphs import bf16, lowered_tile
 from support import quantised
 
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.lowering.tile import lower_tile
 from mixorder.transform.tile_split import split_spanning
 
 
 def lowered(function: Callable[..., Any], rows: int = 256, cols: int = 512) -> LoopProgram:
-    graph = traced(lambda *x: function(*x), *[((rows, cols), bf16)] * 2)
-    return verify(lower_tile(within_tile(graph)), Form.BLOCKED)
+    return verify(lowered_tile(function, *[((rows, cols), bf16)] * 2), Form.BLOCKED)
 
 
 def test_without_sums_nothing_changes() -> None:
