@@ -1,4 +1,4 @@
-"""The words that programs exchange: as PTX, as ptxas takes it, and as the interpreter understands it."""
+"""The words that programs exchange: as ptxas takes them, and as the interpreter understands them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import pytest
 import triton
-from expecttest import TestCase
 
 from mixorder.codegen.exchange import MAX_WORDS, POLLS, Record, carried, interpreted
 from mixorder.ir.reductions import AMAX, AMIN, PROD, SUM, ReductionKind
@@ -41,49 +40,6 @@ def call_of(text: str) -> tuple[str, str, int]:
 def records() -> list[Record]:
     every = itertools.product(KINDS, range(1, 5), PARTS)
     return [r for r in itertools.starmap(Record, every) if r.values * r.lanes <= MAX_WORDS]
-
-
-class TestWhole(TestCase):
-    maxDiff = None
-
-    def test_total(self) -> None:
-        text = call_of(Record(AMAX, 2, 12).total("p", "seen", "polls"))[0]
-        self.assertExpectedInline(
-            text.replace("; ", ";\n"),
-            """\
-{ .reg .b32 mixorder_total_amax_2_12;
-{ .reg .pred p, m;
-.reg .b32 n, v, w;
- .reg .pred q;
-.reg .b32 l, k;
-.reg .b64 a;
-mov.u32 l, %laneid;
-and.b32 k, l, 15;
-setp.lt.u32 q, k, 12;
-setp.lt.and.u32 q, l, 32, q;
-mad.wide.u32 a, l, 4, $3;
-mov.b32 v, $4;
-mov.b32 n, $5;
-again: setp.eq.s32 p, v, -1;
-vote.sync.any.pred m, p, -1;
-selp.b32 $0, 0, 1, m;
-setp.ne.and.u32 m, n, 0, m;
-@!m bra done;
-@q ld.relaxed.gpu.global.b32 v, [a];
-sub.u32 n, n, 1;
-bra again;
-done: shfl.sync.bfly.b32 w, v, 8, 31, -1;
-max.NaN.f32 v, v, w;
-shfl.sync.bfly.b32 w, v, 4, 31, -1;
-max.NaN.f32 v, v, w;
-shfl.sync.bfly.b32 w, v, 2, 31, -1;
-max.NaN.f32 v, v, w;
-shfl.sync.bfly.b32 w, v, 1, 31, -1;
-max.NaN.f32 v, v, w;
-shfl.sync.idx.b32 $1, v, 0, 31, -1;
-shfl.sync.idx.b32 $2, v, 16, 31, -1;
-} }""",
-        )
 
 
 def test_constraints_name_every_operand() -> None:
