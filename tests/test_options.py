@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as config
-from fresh_process import python
+from fresh_process import python_after
 
 from mixorder import options as options_module
 from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import SOURCE_HASH_KEY, Options, config_key, register
 
+SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 KEYS = [config_key(f) for f in dataclasses.fields(Options)]
 
 
@@ -79,12 +78,12 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
 
 
 def test_a_misspelt_option_is_told_before_torchs_list() -> None:
-    """In a new process: it may be the first thing that torch is asked for."""
-    code = (
-        "import torch, sys\n"
-        "for name in sys.argv[1:]:\n"
+    """In new processes: it may be the first thing that torch is asked for. And what the environment says."""
+    misspelt = (
+        "import torch\n"
+        "for name in {names}:\n"
         "    try:\n"
-        "        torch.compile(torch.sin, options={name: 4})\n"
+        "        torch.compile(torch.sin, options={{name: 4}})\n"
         "    except RuntimeError as error:\n"
         "        print(error)"
     )
@@ -95,8 +94,14 @@ def test_a_misspelt_option_is_told_before_torchs_list() -> None:
         "mixordr": "mixorder",
         "mix_order_strict": "mixorder_strict",
     }
-    done = subprocess.run([sys.executable, "-c", code, *meant], capture_output=True, text=True, timeout=120)
-    lines = done.stdout.splitlines()
+    current = (
+        "from mixorder.options import Options\n"
+        "o = Options.current(); print(o.enabled, o.strict, repr(o.dump_dir))"
+    )
+    env = {SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}
+    text, found = python_after("import torch", [misspelt.format(names=[*meant]), current], **env)
+    assert found == "True True '1'"
+    lines = text.splitlines()
     for (name, other), first, second in zip(meant.items(), lines[::2], lines[1::2], strict=True):
         assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
         assert (f"Did you mean {other!r}?" in first) == bool(other) and "mixorder_min_numel" in first
@@ -192,9 +197,6 @@ def test_source_hash_covers_names_and_contents(tmp_path: Any, monkeypatch: pytes
     assert len({first, changed, hash_of()}) == 3
 
 
-SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
-
-
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -241,16 +243,6 @@ def test_a_value_that_means_nothing_is_told_once(
         assert Options.current().enabled is expected
     (text,) = [str(w.message) for w in said if "does not understand" in str(w.message)]
     assert text.startswith(f"mixorder does not understand {name}={env[name]!r}. Set it to one of 1, true, ")
-
-
-def test_environment_of_a_process() -> None:
-    code = (
-        "import torch\n"
-        "from mixorder.options import Options\n"
-        "o = Options.current(); print(o.enabled, o.strict, repr(o.dump_dir))"
-    )
-    env = {SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}
-    assert python(code, **env) == "True True '1'"
 
 
 def test_decline_reasons_are_explained() -> None:

@@ -150,7 +150,9 @@ def beside(clone: Path, code: str, **env: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_a_clone_does_not_hide_what_is_installed_from_it(clone: Path) -> None:
+def test_a_clone_hides_nothing_and_torch_works_when_it_has_gone(
+    clone: Path,
+) -> None:
     code = (
         "import mixorder, torch\n"
         "torch.compile(lambda x: x, options={'mixorder': True})\n"
@@ -162,9 +164,6 @@ def test_a_clone_does_not_hide_what_is_installed_from_it(clone: Path) -> None:
     # Type checkers read lines that are paths, and run no import hooks.
     (lines,) = (path.read_text().split() for path in (clone.parent / "site").glob("*.pth"))
     assert lines == [str(clone)]
-
-
-def test_torch_works_when_the_clone_has_gone(clone: Path) -> None:
     shutil.rmtree(clone)
     done = beside(clone, "import torch; print(torch.ones(2).sum())")
     assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr

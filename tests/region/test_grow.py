@@ -9,7 +9,6 @@ import pytest
 import torch
 from graphs import (
     NORMS,
-    PAIRED_NORMS,
     Block,
     PostNorm,
     WideLayerNorm,
@@ -32,7 +31,6 @@ from mixorder.region.space_analysis import SpaceAnalysis
 
 FULL = ((512, 256), f32)
 HALF = ((512, 256), bf16)
-SQUARE = ((256, 256), f32)
 
 
 class Checkpointed(nn.Module):
@@ -68,9 +66,16 @@ def regions_with_pairs(module: nn.Module, dtype: torch.dtype) -> list[Region]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("name", PAIRED_NORMS)
-@pytest.mark.parametrize("block", [Block, PostNorm])
+@pytest.mark.parametrize(
+    ("block", "name", "dtype"),
+    [
+        (Block, "layer", f32),
+        (PostNorm, "layer", bf16),
+        (PostNorm, "layer_no_bias", f32),
+        (Block, "rms", bf16),
+        (PostNorm, "hf", bf16),
+    ],
+)
 def test_each_norm_of_a_checkpointed_block_is_in_a_region(
     block: Callable[..., nn.Module], name: str, dtype: torch.dtype
 ) -> None:
@@ -79,10 +84,17 @@ def test_each_norm_of_a_checkpointed_block_is_in_a_region(
     assert len(regions_with_pairs(module, dtype)) == norms
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm, WideLayerNorm, nn.RMSNorm, NORMS["hf"]])
-@pytest.mark.parametrize("around", [Autocast, lambda m: Checkpointed(Autocast(m))])
+@pytest.mark.parametrize(
+    ("norm", "around"),
+    [
+        (nn.LayerNorm, Autocast),
+        (WideLayerNorm, lambda m: Checkpointed(Autocast(m))),
+        (nn.RMSNorm, lambda m: Checkpointed(Autocast(m))),
+        (NORMS["hf"], Autocast),
+    ],
+)
 def test_each_norm_behind_a_residual_under_autocast_is_in_a_region(
-    around: Callable[[nn.Module], nn.Module], norm: Any
+    norm: Any, around: Callable[[nn.Module], nn.Module]
 ) -> None:
     module = randomised(around(PostNorm(48, norm)), f32)
     assert len(regions_with_pairs(module, f32)) == 4

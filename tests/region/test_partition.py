@@ -9,7 +9,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, in_turn, only, path_through_outside, traced
+from graphs import bf16, f32, only, path_through_outside, traced
 from support import quantised
 from torch.fx import Graph
 
@@ -96,10 +96,6 @@ def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:
     assert len(region.inner) == len(region.outer) == 1
 
 
-def test_what_fits_is_not_cut() -> None:
-    assert len(record_of(many_sums(8192, 256, 8)).outer) == 9
-
-
 @pytest.fixture
 def no_exchange(plan_with: Callable[..., None]) -> None:
     """A device whose programs cannot share a row."""
@@ -169,12 +165,6 @@ def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
     assert [n.name for n in only(traced(needed, full, full, full)).outputs] == ["sum_2", "mul_2"]
 
 
-def test_in_turn_is_not_confused_by_a_cut() -> None:
-    """A narrow chain stays whole: the limit is the registers', not a number of reductions."""
-    regions = list(in_turn(many_sums(512, 256, 3)))
-    assert [len(r.outer) for r in regions] == [4]
-
-
 def test_traffic_of_a_norm_is_what_one_counts_by_hand() -> None:
     rows, cols, splits = 4096, 512, 132
     region = only(graphs.layer_norm_backward(rows, cols))
@@ -227,14 +217,6 @@ def test_fp64_takes_two_words() -> None:
     single, double = words(f32), words(torch.float64)
     # fp32 carries an error term beside the sum, fp64 does not.
     assert (single, double) == (4, 6)
-
-
-def test_a_decline_costs_the_graph_nothing() -> None:
-    graph = graphs.pair_graph(8, 511)
-    before = graphs.snapshot(graph)
-    with report.collect() as records:
-        pipeline.run(graph, dataclasses.replace(OPTIONS))
-    assert [str(r).split(":")[0] for r in records] == ["too-small"] and graphs.snapshot(graph) == before
 
 
 def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:

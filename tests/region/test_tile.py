@@ -35,13 +35,10 @@ def none(function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
 
 
 SPACES = {
-    "mx_in_place": "batch 8 x row 32 x batch 16 x column 32",
     "mx_both": "batch 8 x row 32 x batch 16 x column 32",
     "mx_transposed": "batch 8 x row 32 x batch 512",
     "blocks_both": "batch 2 x row 128 x batch 4 x column 128",
-    "blocks_in_place": "batch 2 x row 128 x batch 4 x column 128",
     "squares": "batch 2 x row 128 x batch 4 x row 128",
-    "gelu_backward": "batch 8 x row 32 x batch 16 x column 32",
     "swiglu_backward": "batch 8 x row 32 x batch 16 x column 32",
 }
 
