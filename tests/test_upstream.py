@@ -15,6 +15,7 @@ import graphs
 import pytest
 import torch
 from graphs import f32
+from grids import crossed
 from offline import TARGETS, compiled, needs_a_compiler, spilled
 from torch import nn
 from upstream import WOUNDS, Wound, sums
@@ -158,8 +159,7 @@ FITTING: dict[str, Callable[[DeviceInfo], list[RegionRecord]]] = {
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
-@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize(("name", "target"), crossed(FITTING, ["sm_80", "sm_90", "sm_120"]))
 def test_175250_shared_memory_is_what_the_device_has(name: str, target: str) -> None:
     """Upstream: "No valid triton configs": a kernel of several wide rows asks for 327768 bytes of shared
     memory, an H100 has 232448, and the compile of the backward fails. Here each kernel, as compiled, is

@@ -61,14 +61,6 @@ def test_smaller_programs_still_run(seed: int) -> None:
         assert [r.shape for r in results] == [e.shape for e in exact]
 
 
-def test_only_what_was_written_as_a_test_is_needed_to_fail_again() -> None:
-    text = fuzz.test_file(PLAIN, 7, "failed class", "result 0", "interpreter")
-    names: dict[str, Any] = {}
-    exec(compile(text, "test_fuzz_7.py", "exec"), names)
-    assert names["PROGRAM"] == PLAIN and callable(names["test_seed_7"])
-    assert "v0 = torch.tanh(x * y)" in names["__doc__"]
-
-
 def results(**changes: float) -> list[torch.Tensor]:
     result = torch.linspace(-1, 1, 600, dtype=torch.float64).view(20, 30).clone()
     for place, value in changes.items():
@@ -371,12 +363,6 @@ def test_what_is_given_back_is_compiled_and_right(monkeypatch: pytest.MonkeyPatc
     outcome = differential._crash(trial, TypeError("strict"), {"fused": 1})
     expected = ("torch", "given-back") if way == "given back" else ("failed", "crash")
     assert (outcome.status, outcome.kind) == expected
-
-
-def test_more_planted_infinities_than_elements() -> None:
-    program = dataclasses.replace(PLAIN, planted=(("x", 24 + 3, "inf"), ("y", 4, "nan")))
-    inputs = Example(program, "cpu").inputs
-    assert inputs["x"].view(-1)[3] == float("inf") and inputs["y"].view(-1)[4].isnan()
 
 
 def test_zeros_of_both_signs_and_subnormal_numbers_are_planted() -> None:

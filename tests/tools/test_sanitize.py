@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sanitize
@@ -54,16 +53,6 @@ RECORDS = {
 def test_records_of_each_tool(tool: str) -> None:
     log = f"CASE a@@b@0\n========= {RECORDS[tool]}\n========= ERROR SUMMARY: 1 error\n"
     assert sanitize.parsed_log(log) == Report(1, 0, ("a@@b@0",))
-
-
-def test_jobs_are_written_as_they_are_read() -> None:
-    jobs = sanitize.default_jobs()
-    assert [Job.parse(str(job)) for job in jobs] == jobs and len(set(jobs)) == len(jobs) > 100
-    assert sorted(map(str, sum(sanitize.split(jobs, 6), []))) == sorted(map(str, jobs))
-    command = sanitize.command(Path("/x/compute-sanitizer"), "racecheck", jobs[:2], 50020)
-    assert command[1:3] == ["--tool", "racecheck"] and command[-2:] == [str(jobs[0]), str(jobs[1])]
-    assert "kns=triton_mixorder" in command
-    assert "kns=triton_mixorder" not in sanitize.command(Path("/x"), "initcheck", jobs[:2], 50020)
 
 
 def test_products_are_computed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

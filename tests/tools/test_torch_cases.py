@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_cases
 from support import torch_trial
-from support.torch_cases import ENLARGED, GROUPS, Case, cases, infos, units
+from support.torch_cases import GROUPS, Case, cases, infos, units
 from support.torch_trial import Trial
 
 
@@ -75,36 +75,10 @@ def test_the_reference_computes_the_same_with_more_places(backward: bool) -> Non
             assert torch.allclose(result.double(), truth.double(), rtol=1e-4, atol=1e-5)
 
 
-def test_enlarged_samples_have_values_of_the_same_range() -> None:
-    todo = units(case_of("nn.functional.binary_cross_entropy"), "interpreter", samples=1)
-    large = [unit for unit in todo if "enlarged" in unit.label]
-    assert large and all(t.shape == ENLARGED[2] for unit in large for t in unit.tensors[:2])
-    assert all(((t >= 0) & (t <= 1)).all() for unit in large for t in unit.tensors)
-
-
-def test_samples_in_all_modes_and_sizes_of_results() -> None:
-    todo = units(case_of("count_nonzero", "int32"), "interpreter", samples=1)
-    behind = {unit.leaves[0][1].numel() for unit in todo if "enlarged behind" in unit.label}
-    assert {*ENLARGED[2]} <= behind and any(unit.mode == "beside" for unit in todo)
-    assert {u.mode for u in units(case_of("mean", "float32", True), "interpreter", 1)} == {
-        "layer",
-        "rms",
-        "through",
-    }
-
-
 @pytest.mark.parametrize(("name", "smooth"), [("softmax", True), ("amax", False), ("linalg.norm", False)])
 def test_what_jumps_is_never_behind_a_rounding(name: str, smooth: bool) -> None:
     modes = {unit.mode for unit in units(case_of(name, "float32", True), "interpreter", samples=1)}
     assert ("through" in modes) == smooth and modes & {"layer", "rms"}
-
-
-def test_the_op_is_beside_and_behind_a_row_sum_and_a_column_sum() -> None:
-    case = case_of("count_nonzero", "int8")
-    for unit in units(case, "interpreter", samples=2):
-        text = Trial(case, [unit], "interpreter").text()[0]
-        assert "y = op(x" in text and "f.sum((0" in text and "keepdim=True" in text
-        assert ("x = torch.where(row, a0, 1)" in text) == (unit.mode == "behind")
 
 
 def wrong(mine: Any, eager: Any, exact: Any = None, stock: Any = None) -> str | None:

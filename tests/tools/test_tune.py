@@ -27,10 +27,3 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     # What the fit looks up where one constant is another one, and what tuning has near the choice.
     assert choose(work, H200, constants=dataclasses.replace(FITTED, stages=2)) in (first, *others)
     assert {*PersistentSpace(work, H200, first).near(first)} & {*others}
-
-
-def test_regions_of_a_case() -> None:
-    found = targets.case_targets("Linear, GELU, Linear", bf16)
-    assert [facts_of(t.program).levels for t in found] == [0]
-    # One of its regions is declined.
-    assert targets.case_targets("post-norm residual", bf16)
