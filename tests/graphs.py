@@ -411,6 +411,36 @@ def path_through_outside(region: Region) -> list[Node] | None:
     return None
 
 
+def checked(region: Region) -> Region:
+    """The region, which closes no cycle and has no node that none of its outputs needs."""
+    assert path_through_outside(region) is None and _closed(region)
+    return region
+
+
+def _closed(region: Region) -> bool:
+    """Members are in graph order and each is needed by an output."""
+    order = {n: i for i, n in enumerate(region.nodes[0].graph.nodes)}
+    members = set(region.nodes)
+    needed = set(region.outputs)
+    for member in reversed(region.nodes):
+        if member in needed:
+            needed.update(a for a in member.all_input_nodes if a in members)
+    return list(region.nodes) == sorted(members, key=order.__getitem__) and needed == members
+
+
+def told(graph: Graph) -> str:
+    """Each region of a graph as it is: its reductions, what it reads, and what it writes. Each decline."""
+    lines = []
+    for found in find_regions(graph):
+        if isinstance(found, Decline):
+            lines.append(found.reason.value)
+            continue
+        parts = (checked(found).inner, found.outer, found.inputs, found.outputs)
+        inner, outer, reads, writes = (" ".join(n.name for n in nodes) or "-" for nodes in parts)
+        lines.append(f"{found.space}: {inner} | {outer}, {reads} -> {writes}")
+    return "; ".join(lines) or "nothing"
+
+
 def random_function(seed: int, rows: int, cols: int) -> Callable[..., Any]:
     """A program of (x, dy, m) that mixes what regions are made of with what they must stop at.
 

@@ -225,10 +225,3 @@ def test_the_checks_see_what_they_must(text: str) -> None:
     syntax, (private, asked) = ast.parse(text), {**LEAKS, **MADE_UP}[text]
     found = {path for path in paths(syntax) if is_private(path)}
     assert (bool(found), len(list(questions(syntax)))) == (bool(private), asked)
-
-
-def test_functions_are_annotated() -> None:
-    for module in MODULES:
-        for node in ast.walk(tree(module)):
-            if isinstance(node, ast.FunctionDef):
-                assert node.returns is not None, f"{module}: {node.name}"

@@ -11,7 +11,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 from expecttest import TestCase
-from graphs import bf16, f32, find, in_turn, node, output_args, pair, path_through_outside, traced
+from graphs import bf16, checked, f32, find, in_turn, node, output_args, pair, told, traced
 from torch import nn
 from torch.fx import Graph
 
@@ -40,12 +40,6 @@ def names(nodes: Any) -> set[str]:
     return {n.name for n in nodes}
 
 
-def checked(region: Region) -> Region:
-    assert path_through_outside(region) is None
-    assert closed(region)
-    return region
-
-
 def convex(graph: Graph) -> list[Region]:
     return [checked(region) for region in find(graph)]
 
@@ -54,30 +48,6 @@ def convex_in_turn(graph: Graph) -> Iterator[Region]:
     for region in in_turn(graph):
         yield checked(region)
     graph.lint()
-
-
-def closed(region: Region) -> bool:
-    """Members are in graph order and each is needed by an output."""
-    order = {n: i for i, n in enumerate(region.nodes[0].graph.nodes)}
-    members = set(region.nodes)
-    needed = set(region.outputs)
-    for member in reversed(region.nodes):
-        if member in needed:
-            needed.update(a for a in member.all_input_nodes if a in members)
-    return list(region.nodes) == sorted(members, key=order.__getitem__) and needed == members
-
-
-def told(graph: Graph) -> str:
-    """Each region of a graph as it is: its reductions, what it reads, and what it writes. Each decline."""
-    lines = []
-    for found in find_regions(graph):
-        if isinstance(found, Decline):
-            lines.append(found.reason.value)
-            continue
-        parts = (checked(found).inner, found.outer, found.inputs, found.outputs)
-        inner, outer, reads, writes = (" ".join(n.name for n in nodes) or "-" for nodes in parts)
-        lines.append(f"{found.space}: {inner} | {outer}, {reads} -> {writes}")
-    return "; ".join(lines) or "nothing"
 
 
 def declines(graph: Graph) -> list[DeclineReason]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, in_turn, node, path_through_outside, snapshot, traced, traced_rows
+from expecttest import TestCase
+from graphs import bf16, f32, in_turn, node, snapshot, told, traced, traced_rows
 from support import quantised
 from support.quantised import F8
-from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline
@@ -20,7 +20,6 @@ from mixorder.options import Options
 from mixorder.region.factors import Factor
 from mixorder.region.find import find_regions
 from mixorder.region.orders import Orders
-from mixorder.region.region import Region
 from mixorder.region.turned import innermost
 from mixorder.report import collect
 
@@ -30,41 +29,6 @@ Function = Callable[..., Any]
 
 def cast(x: Any, factor: Any) -> Any:
     return (x.float() * factor).clamp(-448, 448).to(F8)
-
-
-def regions(graph: Graph) -> list[Region]:
-    """The regions without reductions; a decline is an error here."""
-    found = list(find_regions(graph))
-    assert not any(isinstance(one, Decline) for one in found), found
-    return [one for one in found if isinstance(one, Region) and not one.outer]
-
-
-def of(function: Function, *specs: Any) -> Region:
-    (region,) = regions(traced(lambda *x: function(*x), *specs))
-    assert region.named_after == region.outputs and not region.inner
-    return region
-
-
-def none(function: Function, *specs: Any) -> None:
-    assert not regions(traced(lambda *x: function(*x), *specs))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, s: cast(x, s).t().contiguous(),
-        lambda x, s: cast(x.t().contiguous(), s.t()),
-        lambda x, s: cast(x, s).permute(1, 0).clone(memory_format=torch.contiguous_format),
-        lambda x, s: cast(x, s).permute(1, 0).reshape(-1),
-        lambda x, s: cast(x, s).t().contiguous().view(torch.uint8),
-        lambda x, s: cast(x, s).t().contiguous().t(),
-    ],
-    ids=["t", "before the cast", "clone", "reshape", "bytes", "seen as it was"],
-)
-def test_spellings_of_the_same(function: Function) -> None:
-    region = of(function, X, COLUMNS)
-    assert str(region.space) == "256x512"
-    assert [n.op for n in region.inputs] == ["placeholder"] * 2 and len(region.outputs) == 1
 
 
 def test_the_second_pass_of_the_recipe_rowwise() -> None:
@@ -84,42 +48,51 @@ def _between(first: Any, last: Any) -> Any:
         yield first
 
 
-def test_both_orders_and_other_results_of_the_same_tensors() -> None:
-    def function(x: Any, z: Any, rows: Any, columns: Any) -> Any:
-        product = x * z
-        return (
-            cast(product, columns).t().contiguous(),
-            cast(product, rows),
-            product,
-            (x > rows),
-            x.float().exp(),
-        )
-
-    region = of(function, X, X, ROWS, COLUMNS)
-    assert (len(region.inputs), len(region.outputs)) == (4, 5)
+def both_orders(x: Any, z: Any, rows: Any, columns: Any) -> Any:
+    product = x * z
+    own = cast(product, rows), product, x > rows, x.float().exp()
+    return cast(product, columns).t().contiguous(), *own
 
 
-def test_what_reads_more_tensors_is_left_to_a_kernel_of_its_own() -> None:
-    region = of(lambda x, z, s: (cast(x, s).t().contiguous(), (x * z).to(F8)), X, X, COLUMNS)
-    assert len(region.inputs) == 2 and len(region.outputs) == 1
+def for_a_product(x: Any, s: Any, w: Any, one: Any) -> Any:
+    """It takes the stated order."""
+    return torch._scaled_mm(cast(x, s).t().contiguous(), w.t(), one, one, out_dtype=bf16)
 
 
-def test_a_scaled_product_takes_the_stated_order_and_a_product_any() -> None:
-    def scaled(x: Any, s: Any, w: Any, one: Any) -> Any:
-        return torch._scaled_mm(cast(x, s).t().contiguous(), w.t(), one, one, out_dtype=bf16)
-
-    specs = (X, COLUMNS, ((64, 256), F8), ((), f32))
-    assert "_scaled_mm" in {u.name for n in of(scaled, *specs).outputs for u in n.users}
-    none(
-        lambda x, s, w: torch._int_mm((x * s).to(torch.int8).t().contiguous(), w),
-        X,
-        COLUMNS,
-        ((256, 64), torch.int8),
-    )
-    assert takes_stated_strides(torch.ops.aten._scaled_mm.default)
-    assert not takes_stated_strides(torch.ops.aten.mm.default) and not takes_stated_strides("output")
+def with_rows(x: Any, s: Any) -> Any:
+    """A scale is along rows: Inductor's kernel for the reduction has the cast."""
+    return cast(x, s).t().contiguous(), *quantised.whole(x, -1)
 
 
+def around_a_product(x: Any, w: Any, s: Any) -> Any:
+    """A cast from which a product gives the scale: with both in one kernel, it would wait for itself."""
+    first = cast(x, s)
+    scale = torch._scaled_mm(first, w.t(), torch.ones(()), torch.ones(()), out_dtype=bf16).float()[:, :1]
+    return cast(x, scale).t().contiguous()
+
+
+TURNED: dict[str, tuple[Function, tuple[Any, ...]]] = {
+    "t": (lambda x, s: cast(x, s).t().contiguous(), (X, COLUMNS)),
+    "before the cast": (lambda x, s: cast(x.t().contiguous(), s.t()), (X, COLUMNS)),
+    "clone": (
+        lambda x, s: cast(x, s).permute(1, 0).clone(memory_format=torch.contiguous_format),
+        (X, COLUMNS),
+    ),
+    "reshape": (lambda x, s: cast(x, s).permute(1, 0).reshape(-1), (X, COLUMNS)),
+    "bytes": (lambda x, s: cast(x, s).t().contiguous().view(torch.uint8), (X, COLUMNS)),
+    "seen as it was": (lambda x, s: cast(x, s).t().contiguous().t(), (X, COLUMNS)),
+    "both orders": (both_orders, (X, X, ROWS, COLUMNS)),
+    "beside more tensors": (
+        lambda x, z, s: (cast(x, s).t().contiguous(), (x * z).to(F8)),
+        (X, X, COLUMNS),
+    ),
+    "for a product": (for_a_product, (X, COLUMNS, ((64, 256), F8), ((), f32))),
+    "scales of columns": (lambda x: quantised.whole(x, 0)[0].t().contiguous(), (X,)),
+    "a scale of all": (lambda x: cast(x, 448 / x.abs().amax().float()).t().contiguous(), (X,)),
+    "columns, seen as rows": (lambda x: quantised.whole(x.t(), -1)[0].contiguous(), (X,)),
+    "beside rows": (with_rows, (X, COLUMNS)),
+    "around a product": (around_a_product, (X, ((64, 512), F8), COLUMNS)),
+}
 NOT_TURNED: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "as eager lays it out": (lambda x, s: cast(x, s).t(), (X, COLUMNS)),
     "for a loop": (lambda x, s: (cast(x, s).t().contiguous().float() * 2).sum(), (X, COLUMNS)),
@@ -135,51 +108,67 @@ NOT_TURNED: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "a norm": (lambda x: torch.nn.functional.layer_norm(x, (512,)).to(F8).t().contiguous(), (X,)),
     "blocks of another length": (lambda x: quantised.mx_rows(x.t().contiguous(), 8)[1], (X,)),
     "pieces": (lambda x, s: cast(torch.cat([x, x]), s).t().contiguous(), (X, COLUMNS)),
+    "for a product that takes any": (
+        lambda x, s, w: torch._int_mm((x * s).to(torch.int8).t().contiguous(), w),
+        (X, COLUMNS, ((256, 64), torch.int8)),
+    ),
     "a sum that a kernel ends with": (lambda x: x.sum(0).to(F8).t().contiguous(), (((4, 256, 512), bf16),)),
 }
 
 
-@pytest.mark.parametrize("name", NOT_TURNED)
-def test_what_is_left_to_inductor(name: str) -> None:
-    """What it may lay out as it likes, what it turns well, and what it has in a kernel with a reduction."""
-    function, specs = NOT_TURNED[name]
-    found = list(find_regions(traced(lambda *x: function(*x), *specs)))
-    assert not [one for one in found if not isinstance(one, Decline) and not one.outer]
+class Regions(TestCase):
+    def test_what_is_turned(self) -> None:
+        self.assertExpectedInline(
+            told_of(TURNED),
+            """\
+t. 256x512: - | -, arg0_1 arg1_1 -> clone
+before the cast. 256x512: - | -, arg0_1 arg1_1 -> convert_element_type_1
+clone. 256x512: - | -, arg0_1 arg1_1 -> clone
+reshape. 256x512: - | -, arg0_1 arg1_1 -> clone
+bytes. 256x512: - | -, arg0_1 arg1_1 -> view
+seen as it was. 256x512: - | -, arg0_1 arg1_1 -> clone
+both orders. 256x512: - | -, arg0_1 arg1_1 arg2_1 arg3_1 -> mul convert_element_type_1 gt exp clone
+beside more tensors. 256x512: - | -, arg0_1 arg2_1 -> clone
+for a product. 256x512: - | -, arg0_1 arg1_1 -> clone
+scales of columns. 256x512: - | -, amax arg0_1 -> clone
+a scale of all. 256x512: - | -, amax arg0_1 -> clone
+columns, seen as rows. 256x512: - | -, arg0_1 amax -> clone
+beside rows. 256x512: - | -, arg0_1 arg1_1 -> clone
+around a product. 256x512: - | -, arg0_1 slice_1 -> clone""",
+        )
+
+    def test_what_is_left_to_inductor(self) -> None:
+        """What it may lay out as it likes, turns well, or has in a kernel with a reduction."""
+        self.assertExpectedInline(
+            told_of(NOT_TURNED),
+            """\
+as eager lays it out. nothing
+for a loop. nothing
+two bytes. nothing
+a copy of two bytes. nothing
+a sum of two bytes. nothing
+a copy of bytes. nothing
+heads. nothing
+rows of few elements. nothing
+few rows. nothing
+in place. nothing
+scales of rows. nothing
+a norm. nothing
+blocks of another length. axis-class
+pieces. nothing
+for a product that takes any. nothing
+a sum that a kernel ends with. nothing""",
+        )
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: quantised.whole(x, 0)[0].t().contiguous(),
-        lambda x: cast(x, 448 / x.abs().amax().float()).t().contiguous(),
-        lambda x: quantised.whole(x.t(), -1)[0].contiguous(),
-    ],
-    ids=["columns", "the whole tensor", "columns, seen as rows"],
-)
-def test_scales_that_need_all_rows_are_read(function: Function) -> None:
-    region = of(function, X)
-    assert [n.name[:4] for n in region.inputs if n.op != "placeholder"] == ["amax"]
+def told_of(cases: dict[str, tuple[Function, tuple[Any, ...]]]) -> str:
+    graphs = {name: traced(lambda *x, of=of: of(*x), *specs) for name, (of, specs) in cases.items()}
+    return "\n".join(f"{name}. {told(graph)}" for name, graph in graphs.items())
 
 
-def test_a_row_wise_cast_stays_with_its_reduction() -> None:
-    """Its scale is along rows: Inductor's kernel for the reduction has the cast."""
-
-    def function(x: Any, s: Any) -> Any:
-        return cast(x, s).t().contiguous(), *quantised.whole(x, -1)
-
-    assert len(of(function, X, COLUMNS).outputs) == 1
-
-
-def test_what_a_product_comes_between_is_not_beside_it() -> None:
-    """A cast from which a product gives the scale: with both in one kernel, it would wait for itself."""
-
-    def function(x: Any, w: Any, s: Any) -> Any:
-        first = cast(x, s)
-        scale = torch._scaled_mm(first, w.t(), torch.ones(()), torch.ones(()), out_dtype=bf16).float()[:, :1]
-        return cast(x, scale).t().contiguous()
-
-    region = of(function, X, ((64, 512), F8), COLUMNS)
-    assert len(region.outputs) == 1 and path_through_outside(region) is None
+def test_which_operators_take_the_stated_order() -> None:
+    assert takes_stated_strides(torch.ops.aten._scaled_mm.default)
+    assert not takes_stated_strides(torch.ops.aten.mm.default) and not takes_stated_strides("output")
 
 
 def test_the_elements_that_lie_next_to_each_other() -> None:
