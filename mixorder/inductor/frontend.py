@@ -34,6 +34,12 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
     return compile_fx(gm, inputs, inner_compile=compile_marked)
 
 
+def autocasts(gm: GraphModule) -> set[str]:
+    """The types of devices that Dynamo's graph autocasts on."""
+    enter = torch.amp.autocast_mode._enter_autocast
+    return {str(node.args[0]) for node in gm.graph.nodes if node.target is enter}
+
+
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """A context with the fake mode of a graph's inputs, which passes need."""
     return V.set_fake_mode(detect_fake_mode(inputs))

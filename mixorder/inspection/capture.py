@@ -77,6 +77,12 @@ def explain(
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs = tuple(dataclasses.replace(g, runs=n) for g, n in zip(watch.graphs, watch.runs, strict=True))
         graph_breaks = watch.breaks.count()
+        if device.type == "cpu" and "cuda" in watch.autocasts:
+            notes.append(
+                'torch.autocast("cuda") casts nothing without a GPU: the dtypes are those without it. '
+                'torch.autocast("cpu", dtype=torch.bfloat16) comes near to it; but on a GPU, norms compute '
+                "in float32"
+            )
         notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
@@ -121,14 +127,15 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is recorded while the model runs. `runs`: how often each graph ran. `went_back`: whether a
-    backward graph has run."""
+    """What is recorded while the model runs. `runs`: how often each graph ran. `autocasts`: the types of
+    devices that the model autocasts on. `went_back`: whether a backward graph has run."""
 
     graphs: list[GraphRecord]
     calls: Calls
     breaks: Breaks
     seen: Callable[[GraphRecord], None] | None
     runs: list[int] = dataclasses.field(default_factory=list)
+    autocasts: set[str] = dataclasses.field(default_factory=set)
     went_back: bool = False
 
 
@@ -212,6 +219,7 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         watch.breaks.add(gm)
+        watch.autocasts |= frontend.autocasts(gm)
         watch.calls.forward(gm)
         names: list[str] = []  # of the inputs, once it runs; the backward is compiled after that
         inner = functools.partial(inner_compile, names)

@@ -87,6 +87,16 @@ def checkpointed() -> tuple[nn.Module, Tensor]:
     return _Checkpointed(), torch.randn(2, 16, 32)
 
 
+class _Autocast(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda"):
+            return super().forward(x)
+
+
+def autocast() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(32, 32), _Autocast(32)), torch.randn(8, 32)
+
+
 def misfit() -> tuple[nn.Module, Tensor]:
     return nn.LayerNorm(32), torch.randn(8, 16)
 
@@ -264,6 +274,14 @@ def test_a_run_that_fails_after_its_graphs_were_analysed_has_a_report(
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:late", "--device", "cpu", "--min-numel", "0")
     assert status == 0 and "8x32" in out
     assert "the run ended with RuntimeError: the gradient of the input is not wanted" in out
+
+
+@NO_GPU
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autocast_for_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, told in (("autocast", True), ("factory", False)):
+        status, out, _ = run(monkeypatch, "explain", f"{HERE}:{name}", "--device", "meta", "--min-numel", "0")
+        assert status == 0 and ('torch.autocast("cuda") casts nothing' in " ".join(out.split())) is told
 
 
 def test_attention_in_a_checkpoint_is_analysed_without_data(monkeypatch: pytest.MonkeyPatch) -> None:

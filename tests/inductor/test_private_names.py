@@ -84,6 +84,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.async_compile.AsyncCompile.process_pool": called(0),
     "torch._inductor.async_compile.AsyncCompile.use_process_pool": called(0),
     "torch._inductor.async_compile.AsyncCompile.wait_pool_ready": called(1),
+    "torch.amp.autocast_mode._enter_autocast": called(0),
     "torch._inductor.codecache.PyCodeCache": type,
     "torch._inductor.codecache.PyCodeCache.load": called(1),
     "torch._inductor.codegen.common.CSEVariable": called(3),
