@@ -61,6 +61,15 @@ def test_smaller_programs_still_run(seed: int) -> None:
         assert [r.shape for r in results] == [e.shape for e in exact]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_keep_values(layout: str) -> None:
+    values = torch.randn(5, 6)
+    placed = laid_out(values, layout)
+    expected = values[:1].expand(5, 6) if layout == "expanded" else values
+    assert torch.equal(placed, expected)
+    assert (placed.stride(), placed.storage_offset()) != ((6, 1), 0) or layout == "contiguous"
+
+
 def results(**changes: float) -> list[torch.Tensor]:
     result = torch.linspace(-1, 1, 600, dtype=torch.float64).view(20, 30).clone()
     for place, value in changes.items():
@@ -272,6 +281,16 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: 
         assert time.monotonic() < ends + 30
     finally:
         pool.close()
+
+
+def test_errors_are_told_by_dtype() -> None:
+    found = [
+        {"dtype": "bfloat16", "errors": [(2**-8, 2**-7), (2**-6, 2**-7)]},
+        {"dtype": "float32", "errors": [(2**-24, 0.0)]},
+        {"dtype": "float32"},
+        {"dtype": "float64", "errors": [(2**-53, 0.0)]},
+    ]
+    assert fuzz.scaled(found) == {"bfloat16": [[1, 4], [2, 2]], "float32": [[1], [0]]}
 
 
 def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
