@@ -18,58 +18,56 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any
+
+from torch._inductor import memory
 
 from .graphs import our_kernel
 from .kernel_order import held_at, least, tensors
-from .wrapping import wrap
 
 # The orders of a graph with launches of ours that Inductor compares.
 _tried: ContextVar[list[list[Any]] | None] = ContextVar("mixorder_tried_orders", default=None)
 
 
-def allocate_late(module: ModuleType) -> None:
-    """Wrap the functions of `torch._inductor.memory` that order a graph's kernels, and that estimate what an
-    order takes. Idempotent."""
+def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Wraps the function of Inductor's that orders a graph's kernels."""
 
-    def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def reorder_for_peak_memory(
-            nodes: list[Any], buffers: Any, fused: dict[str, Any], given: Any, results: Any, *args: Any
-        ) -> list[Any]:
-            if not any(map(launches_ours, nodes)):
-                return original(nodes, buffers, fused, given, results, *args)
-            groups = grouped(sunk(nodes))
-            inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
-            tried: list[list[Any]] = []
-            token = _tried.set(tried)
-            try:
-                tried.append(original(groups, buffers, {**fused, **inside}, given, results, *args))
-            finally:
-                _tried.reset(token)
-            freed = module.get_freeable_input_buf(groups, given)
-            timeline = module.compute_memory_timeline(tried[-1], freed, results)[0]
-            order = least(tried, tensors(tried[-1], timeline))
-            flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
-            # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
-            module.prepare_planning_info(flat, buffers, fused, given, results)
-            return flat
+    def reorder_for_peak_memory(
+        nodes: list[Any], buffers: Any, fused: dict[str, Any], given: Any, results: Any, *args: Any
+    ) -> list[Any]:
+        if not any(map(launches_ours, nodes)):
+            return original(nodes, buffers, fused, given, results, *args)
+        groups = grouped(sunk(nodes))
+        inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
+        tried: list[list[Any]] = []
+        token = _tried.set(tried)
+        try:
+            tried.append(original(groups, buffers, {**fused, **inside}, given, results, *args))
+        finally:
+            _tried.reset(token)
+        freed = memory.get_freeable_input_buf(groups, given)
+        timeline = memory.compute_memory_timeline(tried[-1], freed, results)[0]
+        order = least(tried, tensors(tried[-1], timeline))
+        flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
+        # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
+        memory.prepare_planning_info(flat, buffers, fused, given, results)
+        return flat
 
-        return reorder_for_peak_memory
+    return reorder_for_peak_memory
 
-    def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
-        def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
-            tried = _tried.get()
-            if tried is None:
-                return original(nodes, *args)
-            tried.append(nodes)
-            held = held_at(nodes, tensors(nodes, module.compute_memory_timeline(nodes, *args)[0]))
-            return max(held), held
 
-        return estimate_peak_memory
+def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function of Inductor's that estimates what an order of kernels takes."""
 
-    wrap(module, "reorder_for_peak_memory", late)
-    wrap(module, "estimate_peak_memory", estimated)
+    def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
+        tried = _tried.get()
+        if tried is None:
+            return original(nodes, *args)
+        tried.append(nodes)
+        held = held_at(nodes, tensors(nodes, memory.compute_memory_timeline(nodes, *args)[0]))
+        return max(held), held
+
+    return estimate_peak_memory
 
 
 def grouped(nodes: list[Any]) -> list[Any]:

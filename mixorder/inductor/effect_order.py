@@ -9,34 +9,31 @@ least memory. A region changes both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.fx import Node
 
 from .graphs import our_kernel
-from .wrapping import wrap
 
 # Of each graph with a launch of ours that is being lowered: the buffers of its effects so far.
 _earlier: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
-def keep(module: ModuleType, loses_order: Callable[[Node], bool]) -> None:
-    """Wrap the method of `torch._inductor.graph` that lowers a node: what runs a node for which `loses_order`
-    holds waits for all such before it. Idempotent."""
+def ordered(
+    loses_order: Callable[[Node], bool], original: Callable[[Any, Node], Any]
+) -> Callable[[Any, Node], Any]:
+    """Wraps Inductor's method that lowers a node: a node for which `loses_order` holds waits for all such
+    before it."""
 
-    def ordered(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
-        def run_node(self: Any, node: Node) -> Any:
-            before = len(self.operations)
-            result = original(self, node)
-            if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
-                _wait(self, self.operations[before:])
-            return result
+    def run_node(self: Any, node: Node) -> Any:
+        before = len(self.operations)
+        result = original(self, node)
+        if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
+            _wait(self, self.operations[before:])
+        return result
 
-        return run_node
-
-    wrap(module, "GraphLowering.run_node", ordered)
+    return run_node
 
 
 def _wait(lowering: Any, made: list[Any]) -> None:

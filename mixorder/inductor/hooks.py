@@ -6,6 +6,7 @@ two functions wrapped. Must not change anything for a compile whose options leav
 
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import torch._inductor.config as config
 import torch.fx
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import (
@@ -138,6 +140,21 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
             log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
 
 
+@functools.cache
+def _wrap_inductor(plugin: Plugin) -> None:
+    """Wrap what Inductor has to do otherwise for a graph with our launches."""
+    mutation_cache.share(triton_kernel_wrap)
+    for name, path, wrapper_of in (
+        ("memory", "reorder_for_peak_memory", allocation.late),
+        ("memory", "estimate_peak_memory", allocation.estimated),
+        ("graph", "GraphLowering.run_node", functools.partial(effect_order.ordered, plugin.loses_order)),
+        ("graph", "mark_nodes_dislike_padding", padding.through),
+        ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),
+        ("codegen.wrapper", "PythonWrapperCodegen.define_kernel", launch_options.defined),
+    ):
+        wrap(importlib.import_module(f"torch._inductor.{name}"), path, wrapper_of)
+
+
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Compile one graph with mixorder's pass after the user's. Inductor's own mix-order reduction stays as
     the user has it, for what the pass leaves alone, and is kept right. If Inductor cannot compile the
@@ -147,17 +164,7 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         settings: Settings = plugin.settings()
         if not settings.enabled or _stays_off():
             return original(self, gm, *args, **kwargs)
-        from torch._higher_order_ops import triton_kernel_wrap
-        from torch._inductor import graph as lowering
-        from torch._inductor import memory, tiling_utils
-        from torch._inductor.codegen import wrapper
-
-        allocation.allocate_late(memory)
-        effect_order.keep(lowering, plugin.loses_order)
-        padding.look_through_launches(lowering)
-        tiling.see_our_results(tiling_utils)
-        launch_options.define(wrapper)
-        mutation_cache.share(triton_kernel_wrap)
+        _wrap_inductor(plugin)
         ours, untouched = MixOrderPass(plugin), Untouched(gm)
         passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
         patches = {"post_grad_custom_post_pass": passes}

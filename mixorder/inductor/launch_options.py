@@ -60,12 +60,9 @@ def limit_registers(name: str, most: int) -> None:
     _registers[name] = most
 
 
-def define(module: ModuleType) -> None:
-    """Wrap the method of `torch._inductor.codegen.wrapper` that writes a kernel's definition. Idempotent."""
-    wrap(module, "PythonWrapperCodegen.define_kernel", _defined)
+def defined(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Inductor's method that writes a kernel's definition."""
 
-
-def _defined(original: Callable[..., Any]) -> Callable[..., Any]:
     def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
         if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
             kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,26 +17,21 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from .graphs import our_kernel
-from .wrapping import wrap
 
 MARK = "dislike_padding"
 STORED = re.compile(r"tl\.store\((?:tl\.\w+\()?(\w+)")  # the parameters that a kernel's text stores to
 
 
-def look_through_launches(module: ModuleType) -> None:
-    """Wrap the function of `torch._inductor.graph` that marks the nodes whose results are not padded.
-    Idempotent."""
+def through(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the function of Inductor's that marks the nodes whose results are not padded."""
 
-    def through(original: Callable[..., None]) -> Callable[..., None]:
-        def mark_nodes_dislike_padding(graph: Graph, visible: Any, *args: Any) -> None:
+    def mark_nodes_dislike_padding(graph: Graph, visible: Any, *args: Any) -> None:
+        original(graph, {}, *args)
+        while _spread(graph):
             original(graph, {}, *args)
-            while _spread(graph):
-                original(graph, {}, *args)
-            original(graph, visible, *args)  # the graph's results too, but not what they come from
+        original(graph, visible, *args)  # the graph's results too, but not what they come from
 
-        return mark_nodes_dislike_padding
-
-    wrap(module, "mark_nodes_dislike_padding", through)
+    return mark_nodes_dislike_padding
 
 
 def _spread(graph: Graph) -> bool:

@@ -10,19 +10,14 @@ Inductor's own 36 us.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from .allocation import launches_ours
-from .wrapping import wrap
 
 
-def see_our_results(module: ModuleType) -> None:
-    """Wrap the function of `torch._inductor.tiling_utils` that lists the reads of a loop. Idempotent."""
-    wrap(module, "extract_normalized_read_writes", _by_names_in_loops)
+def by_names_in_loops(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function of Inductor's that lists the reads of a loop."""
 
-
-def _by_names_in_loops(original: Callable[..., Any]) -> Callable[..., Any]:
     def extract_normalized_read_writes(node: Any) -> Any:
         stated = node.read_writes
         names = _names_in_loops(node.scheduler, {dependency.name for dependency in stated.reads})

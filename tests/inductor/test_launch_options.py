@@ -19,17 +19,8 @@ BODY = "@triton_heuristics.user_autotune(\n    triton_meta={'signature': {}},\n)
 def defined(name: str, body: str) -> str:
     """The text that Inductor goes on with."""
 
-    class PythonWrapperCodegen:
-        def define_kernel(self, kernel_name: str, kernel_body: str, gpu: bool = True) -> str:
-            return kernel_body
-
-    module = types.ModuleType("wrapper")
-    module.PythonWrapperCodegen = PythonWrapperCodegen  # type: ignore[attr-defined]
-    launches.define(module)
-    wrapped = PythonWrapperCodegen.define_kernel
-    launches.define(module)
-    assert PythonWrapperCodegen.define_kernel is wrapped
-    return PythonWrapperCodegen().define_kernel(name, body)
+    text: str = launches.defined(lambda self, name, body, gpu=True: body)(None, name, body)
+    return text
 
 
 @pytest.mark.parametrize("emulate", [False, True])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import torch
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
 from torch._inductor.graph import mark_nodes_dislike_padding
@@ -44,9 +41,8 @@ def marked(
     if in_front_of_convolution:
         picture = graph.call_function(aten.convolution_backward.default, (picture, x, weight))
     graph.output(picture)
-    module: Any = SimpleNamespace(mark_nodes_dislike_padding=mark_nodes_dislike_padding)
-    padding.look_through_launches(module)
-    module.mark_nodes_dislike_padding(graph, {nodes["dx"]: (8, 1)} if visible else {})
+    mark = padding.through(mark_nodes_dislike_padding)
+    mark(graph, {nodes["dx"]: (8, 1)} if visible else {})
     return {key: bool(node.meta.get(padding.MARK)) for key, node in nodes.items()}
 
 
@@ -67,9 +63,3 @@ def test_what_a_result_of_the_graph_comes_from_is_padded_as_without_us() -> None
     between it and the graph's results wrote its weight's gradient. 17.2 ms, 15.5 without mixorder."""
     found = marked(f"{PREFIX}sum", in_front_of_convolution=False, visible=True)
     assert found == {"scaled": False, "rows": False, "summed": False, "dy": False, "dx": True}
-
-
-def test_a_torch_without_the_function_stays_as_it_is() -> None:
-    module: Any = SimpleNamespace()
-    padding.look_through_launches(module)
-    assert not vars(module)

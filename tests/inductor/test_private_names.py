@@ -20,7 +20,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch_names import is_private, paths
 
 import mixorder.inductor
-from mixorder.inductor import lowerings
+from mixorder import plugin
+from mixorder.inductor import hooks, lowerings
 from mixorder.inductor.tensors import FakeTensorMode
 
 FOLDER = Path(mixorder.inductor.__file__).parent
@@ -96,7 +97,6 @@ USED: dict[str, Rely] = {
     "torch._inductor.codegen.triton.TritonOverrides": type,
     "torch._inductor.codegen.triton.texpr": called(1),
     "torch._inductor.codegen.triton.triton_compute_type": called(1),
-    "torch._inductor.codegen.wrapper": ModuleType,
     "torch._inductor.compile_fx.compile_fx": called(2, "inner_compile"),
     "torch._inductor.compile_fx.compile_fx_inner": called(2),
     "torch._inductor.config": ModuleType,
@@ -140,13 +140,15 @@ USED: dict[str, Rely] = {
     "torch._inductor.ir.StorageBox": type,
     "torch._inductor.ir.TensorBox": type,
     "torch._inductor.ir.is_contiguous_strides_for_shape": called(2),
-    "torch._inductor.graph": ModuleType,
     "torch._inductor.loop_body.MemoryUsageType": type,
     "torch._inductor.loop_body.MemoryUsageType.STORE_REDUCTION": ANYTHING,
     "torch._inductor.lowering.fallbacks": Set,
     "torch._inductor.lowering.lowerings": dict,
     "torch._inductor.memory": ModuleType,
     "torch._inductor.memory.FreeableInputBuffer": type,
+    "torch._inductor.memory.compute_memory_timeline": called(3),
+    "torch._inductor.memory.get_freeable_input_buf": called(2),
+    "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler": called(0),
     "torch._inductor.runtime.cache_dir_utils.cache_dir": called(0),
     "torch._inductor.runtime.cache_dir_utils.triton_cache_dir": called(1),
@@ -162,7 +164,6 @@ USED: dict[str, Rely] = {
     "torch._inductor.scheduler.MixOrderReduction.is_contiguous_node": Perhaps(called(1)),
     "torch._inductor.scheduler.NopKernelSchedulerNode": type,
     "torch._inductor.scheduler.SchedulerNode": type,
-    "torch._inductor.tiling_utils": ModuleType,
     "torch._inductor.utils.IndentedBuffer": called(0),
     "torch._inductor.utils._type_of": called(1),
     "torch._inductor.utils.fresh_cache": called(0),
@@ -249,6 +250,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.custom_graph_pass.CustomGraphPass.uuid": called(1),
     "torch._inductor.custom_graph_pass.get_custom_graph_passes": Perhaps(called(1)),
     "torch._inductor.graph.GraphLowering.set_current_device": called(2),
+    "torch._inductor.graph.GraphLowering.run_node": wrapped(2),
     "torch._inductor.graph.mark_nodes_dislike_padding": wrapped(0, "g"),
     "torch._inductor.codegen.common.CSE.generate": called(3, "dtype", "shape"),
     "torch._inductor.ir.ComputedBuffer._split_size": ANYTHING,
@@ -261,11 +263,8 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.ir.TensorBox.get_dtype": called(1),
     "torch._inductor.ir.TensorBox.get_size": called(1),
     "torch._inductor.ir.TensorBox.make_loader": called(1),
-    "torch._inductor.memory.compute_memory_timeline": called(3),
     "torch._inductor.memory.estimate_peak_memory": wrapped(3),
-    "torch._inductor.memory.get_freeable_input_buf": called(2),
     "torch._inductor.memory.reorder_for_peak_memory": wrapped(5),
-    "torch._inductor.memory.prepare_planning_info": called(5),
     "torch._inductor.ops_handler.DefaultHandler._default": called(4),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._create_compile_options": wrapped(
         1, "cfg", "compile_meta"
@@ -294,6 +293,16 @@ def names_in_the_folder() -> set[str]:
 
 def test_the_table_has_what_the_folder_has() -> None:
     assert set(USED) == names_in_the_folder()
+
+
+def test_the_table_has_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrapped before each compile, and not only where torch is loaded."""
+    asked: list[str] = []
+    monkeypatch.setattr(hooks, "wrap", lambda owner, path, _: asked.append(f"{owner.__name__}.{path}"))
+    hooks._wrap_inductor.__wrapped__(plugin.plugin())
+    assert len(asked) > 5 and set(asked) <= {
+        path for path, rely in REACHED.items() if isinstance(rely, Takes) and rely.wrapped
+    }
 
 
 @pytest.fixture(scope="module")
