@@ -15,11 +15,11 @@ from unittest import mock
 import torch
 import torch._inductor.scheduler as scheduler
 import triton
+from support.stand_in import Driver
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
 
 from mixorder.inductor import versions
 
@@ -116,14 +116,6 @@ CASES = {
     "descriptors": Case(sums, options=DESCRIPTORS),
     "s0 + s1": Case(of_halves, HALVES, dynamic=True),
 }
-
-
-class Driver:
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_benchmarker(self) -> None:
-        return None
 
 
 class Stop(Exception):

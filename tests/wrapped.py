@@ -29,15 +29,8 @@ and storage offset."""
 def install() -> None:
     """Give this process a stand-in for the GPU driver, interpreted launches, and poisoned allocations."""
     import triton
+    from support.stand_in import Driver
     from torch._inductor.async_compile import AsyncCompile
-    from triton.backends.compiler import GPUTarget
-
-    class Driver:
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
-
-        def get_benchmarker(self) -> None:
-            return None
 
     triton.runtime.driver.set_active(Driver())
     interpreter = _Interpreter()

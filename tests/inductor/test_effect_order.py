@@ -5,30 +5,15 @@ nothing.
 """
 
 import functools
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from support.stand_in import found
 
 SCRIPT = """
-import functools, torch, triton
+import functools, json, torch
+from support.stand_in import OURS, codes
 from torch._inductor import config
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.graph import GraphLowering
-from triton.backends.compiler import GPUTarget
-
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_benchmarker(self):
-        return None
-
-class Nothing:
-    def __call__(self, *args, **kwargs):
-        pass
-    run = __call__
 
 @torch.library.custom_op("order::registered", mutates_args=())
 def registered(x: torch.Tensor) -> torch.Tensor:
@@ -47,38 +32,22 @@ def program(effect, x, p, q):
     # The two loops over q become one kernel, for which the second effect has to be done.
     return early, early * second, first, (x * x.cos()).sum(1, keepdim=True), (x * x.cos()).sum(0)
 
-def print_code(graph, codegen=GraphLowering.codegen):
-    code, lines = codegen(graph)
-    print(code.value)
-    return code, lines
-
-GraphLowering.codegen = print_code
-AsyncCompile.cpp_pybinding = AsyncCompile.triton = lambda *_, **__: Nothing()
-triton.runtime.driver.set_active(Driver())
-ours = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
+made = codes()
 inputs = torch.rand(64, 128), torch.rand(64, 64), torch.rand(80, 96)
 for effect in (torch.bernoulli, registered, unregistered):
-    print("# program")
     torch._dynamo.reset()
     # Torch 2.11 reorders random operators of an inference graph before our pass sees it.
     with config.patch(fallback_random=True, reorder_for_locality=False):
-        torch.compile(functools.partial(program, effect), options=ours)(*inputs)
+        torch.compile(functools.partial(program, effect), options=OURS)(*inputs)
+print(json.dumps(made))
 """
 
 
 @functools.cache
 def codes() -> list[str]:
     """The code of a program with each kind of effect."""
-    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, **caches_off},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split("# program")[1:]
+    made: list[str] = found(SCRIPT)
+    return made
 
 
 @pytest.mark.parametrize("kind", ["random", "registered", "unregistered"])

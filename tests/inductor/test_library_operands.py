@@ -7,32 +7,18 @@ where Inductor is told to pad on the CPU as well, and kernels do nothing.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 
+from support.stand_in import found
+
 SCRIPT = """
-import json, sys, torch, triton
+import json, torch
+from support.stand_in import OURS, codes
 from torch import nn
 import torch._inductor.graph as lowering
 from torch._inductor import config
-from torch._inductor.async_compile import AsyncCompile
-from triton.backends.compiler import GPUTarget
 import mixorder.inductor.padding as padding
-
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_benchmarker(self):
-        return None
-
-class Nothing:
-    def __call__(self, *args, **kwargs):
-        pass
-    run = __call__
 
 class Head(nn.Module):  # an output projection whose rows Inductor pads, behind a norm
     def __init__(self):
@@ -66,27 +52,16 @@ def spread(graph, visible, *args, mark=lowering.mark_nodes_dislike_padding):
     while padding._spread(graph):
         mark(graph, visible, *args)
 
-def kept(graph, codegen=lowering.GraphLowering.codegen):
-    code, lines = codegen(graph)
-    codes.append(code.value)
-    return code, lines
-
-lowering.GraphLowering.codegen = kept
-AsyncCompile.cpp_pybinding = AsyncCompile.triton = lambda *_, **__: Nothing()
-triton.runtime.driver.set_active(Driver())
-
 def compile(kind, ours):
     torch._dynamo.reset()
-    codes.clear()
+    made.clear()
     model = kind()
-    strict = {"mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
-    options = {"mixorder": ours, **(strict if ours else {})}
-    compiled = torch.compile(model, options=options, dynamic=False)
+    compiled = torch.compile(model, options=OURS if ours else {"mixorder": False}, dynamic=False)
     with config.patch(disable_padding_cpu=False):
         compiled(torch.randn(model.shape, requires_grad=True)).backward()
-    return list(codes)
+    return list(made)
 
-codes = []
+made = codes()
 found = {}
 for kind in (Head, Picture, Block):
     for ours in (False, True):
@@ -102,16 +77,6 @@ MADE = (
     rf"(\w+) = empty_strided\w*\({SHAPE}",
     rf"(\w+) = reinterpret_tensor\(\w+, {SHAPE}",
 )
-
-
-def codes() -> dict[str, list[str]]:
-    """Inductor's wrapper code of each model, stock and mixorder: of the forward and of the backward."""
-    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    command, env = [sys.executable, "-c", SCRIPT], {**os.environ, **caches_off}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def calls(code: str) -> Counter[tuple[str, ...]]:
@@ -132,14 +97,15 @@ def calls(code: str) -> Counter[tuple[str, ...]]:
 
 
 def test_libraries_read_the_same_sizes_and_strides() -> None:
-    found = codes()
+    # Inductor's wrapper code of each model, stock and mixorder: of the forward and of the backward.
+    codes = found(SCRIPT)
     for name in MODELS:
-        stock, ours = ([calls(code) for code in found[f"{name} {way}"]] for way in (False, True))
+        stock, ours = ([calls(code) for code in codes[f"{name} {way}"]] for way in (False, True))
         assert len(stock) == len(ours) == 2 and all(stock)
-        assert "triton_mixorder" in found[f"{name} True"][1]
+        assert "triton_mixorder" in codes[f"{name} True"][1]
         assert ours == stock, name
 
     # As it was for BERT, where marks spread: the gradient of the logits is dense, and a product reads it.
-    stock, spread = calls(found["Head False"][1]), calls(found["Head spread"][1])
+    stock, spread = calls(codes["Head False"][1]), calls(codes["Head spread"][1])
     assert any("1536" in operand for call in stock for operand in call)
     assert not any("1536" in operand for call in spread for operand in call)

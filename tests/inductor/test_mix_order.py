@@ -6,20 +6,16 @@ Their code is written for a GPU that is not there, in a process of its own, and 
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
-import subprocess
-import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support import stand_in
 
 from mixorder.inductor import mix_order, versions
 
-TESTS = Path(__file__).parents[1]
 SCRIPT = """
 from support import fake_cuda
 fake_cuda.load()
@@ -31,19 +27,10 @@ mixed_code.main()
 @functools.cache
 def found() -> dict[str, dict[str, Any]]:
     """What `mixed_code.main` prints."""
-    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-    more = {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TRITON_INTERPRET": "1",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ | more, capture_output=True, text=True, timeout=600
-    )
-    if "this torch has CUDA of its own" in done.stderr:
+    if torch.version.cuda is not None:
         pytest.skip("the stand-in for a GPU is for a CPU build of torch")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    codes: dict[str, dict[str, Any]] = stand_in.found(SCRIPT, TRITON_INTERPRET="1")
+    return codes
 
 
 def is_mixed(code: str) -> bool:

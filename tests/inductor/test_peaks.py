@@ -1,16 +1,10 @@
 """Peak memory of what Inductor's wrapper code allocates, with mixorder and without, for programs in which it
 was higher with."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from support.stand_in import found
 
-TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import json
 from support import fake_cuda
@@ -73,15 +67,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="the stand-in for CUDA is for a CPU build")
 def test_no_peak_is_above_stocks() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 2
-    for name, (stock, ours) in found.items():
+    peaks = found(SCRIPT)
+    assert len(peaks) == 2
+    for name, (stock, ours) in peaks.items():
         assert 0 < ours <= 1.005 * stock, (name, stock, ours)

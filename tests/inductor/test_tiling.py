@@ -7,25 +7,17 @@ GPU driver is made active there. Tiles are chosen for a CPU as they are for a GP
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from support.stand_in import found
 
 SCRIPT = """
-import torch, triton
+import json, torch, triton
 import torch._inductor.config as config
 import torch._inductor.scheduler as scheduler
+from support.stand_in import OURS, Driver
 from torch._inductor.graph import GraphLowering
-from triton.backends.compiler import GPUTarget
-
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_benchmarker(self):
-        return None
 
 class Stop(Exception):
     pass
@@ -34,22 +26,23 @@ def norm_of_channels(x, positions, weight, bias):
     rows = (x @ positions).view(3, 72, 77).transpose(1, 2)
     return torch.nn.functional.layer_norm(rows, (72,), weight, bias)
 
-def print_code(graph):
+def keep_code(graph):
     code, _ = graph.codegen()
-    print(code.value)
+    made.append(code.value)
     raise Stop
+
+made = []
 
 triton.runtime.driver.set_active(Driver())
 scheduler.has_triton = lambda *_: True
 original = GraphLowering._compile_to_module
 for ours in (True, False):
-    print("# the backward")
     torch._dynamo.reset()
-    more = {"mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0} if ours else {}
-    compiled = torch.compile(norm_of_channels, options={"mixorder": ours, **more}, dynamic=False)
+    options = OURS if ours else {"mixorder": False}
+    compiled = torch.compile(norm_of_channels, options=options, dynamic=False)
     shapes = (216, 32), (32, 77), (72,), (72,)  # 64 channels would be a block of the forward
     y = compiled(*(torch.randn(shape, requires_grad=True) for shape in shapes))
-    GraphLowering._compile_to_module = print_code
+    GraphLowering._compile_to_module = keep_code
     try:
         with config.patch(cpu_backend="triton"):
             y.sin().sum().backward()
@@ -57,23 +50,15 @@ for ours in (True, False):
         assert "Stop" in repr(error), error
     finally:
         GraphLowering._compile_to_module = original
+print(json.dumps(made))
 """
 
 
 @functools.cache
-def codes() -> tuple[str, str]:
+def codes() -> list[str]:
     """The backward's code with mixorder, and without."""
-    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, **caches_off},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    _, ours, stock = done.stdout.split("# the backward")
-    return ours, stock
+    made: list[str] = found(SCRIPT)
+    return made
 
 
 def loops(code: str) -> list[str]:

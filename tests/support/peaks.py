@@ -25,10 +25,11 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from triton.backends.compiler import GPUTarget
 
 from mixorder.inspection.backward import gradients, roots_of
 from mixorder.inspection.meta import faked
+
+from .stand_in import Driver, Nothing
 
 PIECE = 512  # bytes: torch's allocator rounds to multiples
 
@@ -95,19 +96,6 @@ def _mode_of(tensor: Any) -> FakeTensorMode:
     return mode
 
 
-class _Driver:
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_benchmarker(self) -> None: ...
-
-
-class _Nothing:
-    """In place of a kernel."""
-
-    def run(self, *_: Any, **__: Any) -> None: ...
-
-
 @contextlib.contextmanager
 def _playing(held: Held) -> Iterator[None]:
     """Generated modules allocate fake tensors and launch nothing; `held` is on while they run."""
@@ -126,12 +114,12 @@ def _playing(held: Held) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> int:
         return 0
 
-    triton.runtime.driver.set_active(_Driver())
+    triton.runtime.driver.set_active(Driver())
     guards = torch._C._dynamo.guards
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (CompiledFxGraph, "__call__", counted),
-            (AsyncCompile, "triton", lambda *_, **__: _Nothing()),
+            (AsyncCompile, "triton", lambda *_, **__: Nothing()),
             (AsyncCompile, "wait", nothing),
             (guards, "_empty_strided_cuda", empty),
             (guards, "_reinterpret_tensor", view),

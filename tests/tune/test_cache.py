@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,10 @@ def _write(folder: Path, number: int) -> None:
 def test_writers_at_the_same_time(tmp_path: Path) -> None:
     """Whoever reads meanwhile finds one writer's file, whole."""
     saved(tmp_path)
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in range(1, 4)]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        found = cache.load(tmp_path, KEY, TEMPLATES)
-        assert found is not None and found[0] == BEST
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(_write, tmp_path, n) for n in range(1, 4)]
+        while not all(writer.done() for writer in writers):
+            found = cache.load(tmp_path, KEY, TEMPLATES)
+            assert found is not None and found[0] == BEST
+    assert [writer.exception() for writer in writers] == [None] * 3
     assert [p.name for p in tmp_path.iterdir()] == [f"{KEY}.json"]
