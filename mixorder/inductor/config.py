@@ -27,7 +27,7 @@ def emulates_precision_casts() -> bool:
 
 def uses_fast_math() -> bool:
     """Whether Inductor compiles functions to less exact and faster ones."""
-    return is_option("use_fast_math") and bool(inductor_config.use_fast_math)
+    return bool(inductor_config.use_fast_math)
 
 
 def realize_threshold(what: str) -> int:
@@ -48,7 +48,7 @@ def fuses_both_orders() -> bool:
 
 def wants_deterministic_results() -> bool:
     """Whether the user asks torch or Inductor for results that are the same on every run and machine."""
-    return torch.are_deterministic_algorithms_enabled() or versions.is_deterministic(inductor_config)
+    return torch.are_deterministic_algorithms_enabled() or bool(inductor_config.deterministic)
 
 
 def promises_bits() -> str:

@@ -98,19 +98,24 @@ def _say_once(message: str) -> None:
 
 def _may_join(pair: Any, node: Any, other: Any) -> bool:
     """Whether a node of a pair stays right with another node in it."""
-    return node is not versions.sums_over_rows(pair.node1, pair.node2) or all(
-        map(_is_right, _reductions(other))
-    )
+    return node is not _sums_over_rows(pair.node1, pair.node2) or all(map(_is_right, _reductions(other)))
 
 
 def _is_right_pair(node1: Any, node2: Any) -> bool:
     """Whether a kernel of two nodes can be made, and is right."""
     if (node1.ancestors & node2.get_operation_names()) or (node2.ancestors & node1.get_operation_names()):
         return False
-    over_rows = versions.sums_over_rows(node1, node2)
+    over_rows = _sums_over_rows(node1, node2)
     if not _reads_each_tile() or versions.misprints(*_sizes(over_rows)):
         return False
     return all(map(_is_right, _reductions(over_rows)))
+
+
+def _sums_over_rows(node1: Any, node2: Any) -> Any:
+    """The node of a pair that sums over rows."""
+    from torch._inductor.scheduler import MixOrderReduction
+
+    return node2 if MixOrderReduction.is_contiguous_node(node1) else node1
 
 
 def _reads_each_tile() -> bool:

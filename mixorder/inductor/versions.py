@@ -96,11 +96,6 @@ def mutation_analysis(triton_kernel_wrap: ModuleType) -> str:
     return newer if hasattr(triton_kernel_wrap, newer) else "identify_mutated_tensors"
 
 
-def is_deterministic(config: ModuleType) -> bool:
-    """Whether Inductor has a deterministic mode, without timing on the device, and it is on."""
-    return bool(getattr(config, "deterministic", False))
-
-
 # Settings that promise bits, with their defaults: the same for a sample in any batch (2.13), eager's order of
 # additions (2.14), zeros with eager's sign (2.14), and small numbers as eager has them (2.13).
 _PROMISING = {
@@ -121,20 +116,6 @@ def promises_bits(config: ModuleType) -> str:
         if value not in (None, default):
             return f"{path}={value!r}"
     return ""
-
-
-def sums_over_rows(node1: Any, node2: Any) -> Any:
-    """Of a pair that Inductor's own mix-order reduction takes, the node that sums over rows. Versions that
-    do not ask which node reads along its rows (before 2.12) go by the sizes."""
-    from torch._inductor.scheduler import MixOrderReduction
-
-    if hasattr(MixOrderReduction, "is_contiguous_node"):
-        return node2 if MixOrderReduction.is_contiguous_node(node1) else node1
-    import sympy
-    from torch._inductor.virtualized import V
-
-    cols, rows = MixOrderReduction.get_numel_rnumel(node1)
-    return node1 if V.graph.sizevars.evaluate_expr(sympy.Gt(rows, cols)) else node2
 
 
 def misprints(cols: sympy.Expr, rows: sympy.Expr) -> bool:

@@ -154,7 +154,7 @@ def test_a_sum_of_what_the_other_gives_is_not_fused() -> None:
 def test_a_sum_joins_the_sums_over_rows_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = types.SimpleNamespace(node1=node("rows"), node2=node("columns"))
     one = types.SimpleNamespace(is_reduction=lambda: True)
-    monkeypatch.setattr(versions, "sums_over_rows", lambda _, second: second)
+    monkeypatch.setattr(mix_order, "_sums_over_rows", lambda _, second: second)
     joins = mix_order._if_right_sums_join(fused)
     with mix_order.kept_right(strict=True):
         for right in (True, False):

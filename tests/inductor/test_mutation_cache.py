@@ -109,11 +109,6 @@ def test_memory_is_bounded(
     assert len(seen) == 4  # a is forgotten with the third
 
 
-def test_torch_has_what_is_wrapped() -> None:
-    assert hasattr(triton_kernel_wrap, mutation_analysis(triton_kernel_wrap))
-    assert hasattr(triton_kernel_wrap, "generate_ttir")
-
-
 SOURCE = """
 import triton
 import triton.language as tl

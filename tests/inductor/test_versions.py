@@ -23,11 +23,6 @@ def test_the_analysis_is_found_by_the_name_that_it_has(name: str) -> None:
     assert versions.mutation_analysis(types.SimpleNamespace(**{name: None})) == name
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({}, False), ({"deterministic": True}, True)])
-def test_a_torch_without_the_option_is_not_deterministic(settings: dict[str, bool], expected: bool) -> None:
-    assert versions.is_deterministic(types.SimpleNamespace(**settings)) == expected
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
