@@ -160,10 +160,6 @@ def memory(report: Findings) -> str:
     return "".join(lines)
 
 
-def _sizes(before: int, after: int) -> str:
-    return f"{before / 1e6:.1f} -> {after / 1e6:.1f} MB"
-
-
 def near_misses(misses: Sequence[Decline]) -> str:
     """Each reason with where, what and the remedy."""
     kinds: dict[object, list[Decline]] = {}
