@@ -41,7 +41,9 @@ from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.plan import Plan
-from mixorder.strategies import COOPERATIVE, PERSISTENT, STRATEGIES, Strategy
+from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.strategies.cooperative import COOPERATIVE
+from mixorder.strategies.persistent import PERSISTENT
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder

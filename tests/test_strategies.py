@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,16 @@ from mixorder.lowering.tile import lower_tile
 from mixorder.options import Options
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
-from mixorder.schedule.facts import Facts
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
-from mixorder.strategies import PERSISTENT, SHORT_ROWS, SHORT_SUMS, STRATEGIES, Strategy
+from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.short_sums import SHORT_ROWS, SHORT_SUMS
 from mixorder.tune import tuner
 
 PACKAGE = Path(mixorder.__file__).parent
-ENTRIES = {name for name, value in vars(strategies).items() if isinstance(value, Strategy)}
+FILES = [sys.modules[f"mixorder.strategies.{path.stem}"] for path in PACKAGE.glob("strategies/[a-z]*.py")]
+ENTRIES = {name for file in FILES for name, value in vars(file).items() if isinstance(value, Strategy)}
 OPTIONS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 WIDE = {
     "rms": graphs.rms_norm_backward(2048, 16384),
@@ -51,12 +56,12 @@ DECLINED = {
 
 def test_every_entry_is_listed_once() -> None:
     assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "SHORT_SUMS", "TILE"} == ENTRIES
-    assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == len(ENTRIES)
+    assert len({s.name for s in STRATEGIES}) == len({s.rank for s in STRATEGIES}) == len(ENTRIES)
 
 
 def test_no_other_module_names_an_entry() -> None:
     for path in PACKAGE.rglob("*.py"):
-        if path.name == "strategies.py":
+        if path.parent.name == "strategies":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
@@ -144,9 +149,16 @@ def test_a_program_whose_reductions_end_within_a_tile() -> None:
     assert pipeline.run(graph, OPTIONS, setting)[0].strategy != strategy.name
 
 
-def one_row_at_a_time(facts: Facts, *rest: Any) -> Plan:
-    chosen = PERSISTENT.choose(facts, *rest)
-    return chosen.changed(tile_rows=1)
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Strategy]:
+    """The strategy of docs/contributing.md, whose file is one of the package's."""
+    text = (PACKAGE.parent / "docs" / "contributing.md").read_text()
+    (file,) = re.findall(r"```python\n(\"\"\".*?)```", text.split("## Add a strategy")[1], re.DOTALL)
+    (tmp_path / "row_by_row.py").write_text(file)
+    monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
+    (new,) = set(strategies.found()) - set(STRATEGIES)
+    yield new
+    sys.modules.pop("mixorder.strategies.row_by_row")
 
 
 def nine_times(*args: Any) -> Expected:
@@ -154,24 +166,23 @@ def nine_times(*args: Any) -> Expected:
     return dataclasses.replace(found, fused_us=9 * found.fused_us)
 
 
-SLOW = dataclasses.replace(PERSISTENT, name="one row at a time", choose=one_row_at_a_time, predict=nine_times)
-
-
-def test_a_new_entry_is_planned_reported_predicted_and_tuned() -> None:
-    """All that a strategy takes is its entry."""
-    records = {}
-    for strategy in (PERSISTENT, SLOW):
-        setting = pipeline.Setting(H200, (strategy,))
-        (records[strategy.name],) = pipeline.run(graphs.rms_norm_backward(32768, 768), OPTIONS, setting)
-    slow, usual = records[SLOW.name], records[PERSISTENT.name]
-    assert slow.strategy == "one row at a time" and usual.strategy == "persistent"
-    assert slow.schedule.tile_rows == 1 < usual.schedule.tile_rows
-    assert slow.expected.fused_us > 5 * usual.expected.fused_us
+def test_a_file_is_planned_reported_predicted_and_tuned(made_up: Strategy) -> None:
+    """All that a strategy takes is its file."""
+    records = []
+    slow = dataclasses.replace(made_up, predict=nine_times)
+    for found in (STRATEGIES, strategies.found(), (slow,)):
+        setting = pipeline.Setting(H200, found)
+        records += pipeline.run(graphs.rms_norm_backward(32768, 768), OPTIONS, setting)
+    usual, new, last = records
+    assert (usual.strategy, new.strategy) == ("persistent", made_up.name)
+    assert new.schedule.tile_rows == 1 < usual.schedule.tile_rows
+    assert "axis 0: split 132, tile 1\n" in str(new.schedule) and "XBLOCK" in new.kernels[0].text
+    assert last.expected.fused_us == pytest.approx(9 * new.expected.fused_us)
     merged = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 8192)))
     loops, schedule = graphs.run_by(PERSISTENT, merged)
     chosen = tuner.Start(PERSISTENT, loops, PERSISTENT.facts(loops), schedule)
-    problem = tuner.Problem("r", "rms", merged, chosen, (*STRATEGIES, SLOW), torch.device("cpu"), H200)
-    assert SLOW.name in tuner.variants(problem)
+    problem = tuner.Problem("r", "rms", merged, chosen, (*STRATEGIES, made_up), torch.device("cpu"), H200)
+    assert made_up.name in tuner.variants(problem)
 
 
 def test_what_no_strategy_takes_is_declined() -> None:

@@ -30,29 +30,19 @@ MainKernel = Callable[[LoopProgram, Plan, str], KernelSource]
 def generate(
     main_kernel: MainKernel, program: LoopProgram, schedule: Plan, label: str
 ) -> tuple[KernelSource, ...]:
-    """The main kernel and the finalisation, which a blocked program may lack, and a program that has all rows
-    does not need; or the finalisation in one kernel with what puts staged results in place. `label` goes into
-    their names, with a hash of the text."""
-    if program.blocked:
-        _, *others = program.nests
-        final = [nest for nest in others if nest.over_splits]
-        copies = [nest for nest in others if not nest.over_splits]
-        apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
-        with printing_triton():
-            main = main_kernel(program, schedule, label)
-            behind = tuple(_final_kernel(one, one.nests[0], schedule, label, not copies) for one in apart)
-            if copies:
-                behind = (placing_kernel(program, copies, behind, schedule, label),)
-            return (main, *behind)
-    if len(program.nests) != 2:
-        raise ValueError(f"one nest over rows and one finalisation expected, got {len(program.nests)} nests")
+    """The main kernel and the second stage, which a program may lack or not need; or the second stage in one
+    kernel with what puts staged results in place. `label` goes into their names, with a hash of the text."""
+    program = finished(program) if schedule.finishes else program
+    _, *others = program.nests
+    final = [nest for nest in others if nest.over_splits]
+    copies = [nest for nest in others if not nest.over_splits]
+    apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
-        if schedule.finishes:
-            return (main_kernel(finished(program), schedule, label),)
-        return (
-            main_kernel(program, schedule, label),
-            _final_kernel(program, program.nests[1], schedule, label),
-        )
+        main = main_kernel(program, schedule, label)
+        behind = tuple(_final_kernel(one, one.nests[0], schedule, label, not copies) for one in apart)
+        if copies:
+            behind = (placing_kernel(program, copies, behind, schedule, label),)
+        return (main, *behind)
 
 
 def _final_kernel(

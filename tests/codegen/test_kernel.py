@@ -82,13 +82,3 @@ def test_a_kernel_is_loaded_with_its_one_configuration() -> None:
     (config,) = load_kernel(main).configs
     assert config.kwargs == {"XBLOCK": schedule.tile_rows, "NUM_STAGES": schedule.launch.num_stages}
     assert (config.num_warps, config.num_stages) == (schedule.launch.num_warps, schedule.launch.num_stages)
-
-
-def test_a_program_that_is_not_merged_is_refused() -> None:
-    from mixorder.lowering.lower import lower
-    from mixorder.transform.split import split_outer
-
-    program = split_outer(lower(only(graphs.pair_graph())))
-    schedule = choose(facts_of(graphs.merged(only(graphs.pair_graph()))), H200)
-    with pytest.raises(ValueError, match="one finalisation expected"):
-        generate(program, schedule, "test")

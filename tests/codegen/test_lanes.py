@@ -18,7 +18,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.strategies import TILE
+from mixorder.strategies.tile import TILE
 
 TL = types.SimpleNamespace(
     reshape=lambda x, shape: x.reshape(shape),

@@ -25,7 +25,7 @@ from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.rows_ahead import Groups
-from mixorder.strategies import TILE
+from mixorder.strategies.tile import TILE
 from mixorder.transform.cooperative import EMPTY
 from mixorder.transform.held_packed import hold_packed
 from mixorder.transform.rows_ahead import rows_ahead

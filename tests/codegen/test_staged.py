@@ -14,7 +14,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.strategies import TILE
+from mixorder.strategies.tile import TILE
 
 
 def placing(name: str, rows: int, cols: int, overlap: bool = True) -> tuple[LoopProgram, KernelSource]:

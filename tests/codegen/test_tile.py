@@ -25,7 +25,7 @@ from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.strategies import TILE
+from mixorder.strategies.tile import TILE
 
 BOTH = [((256, 512), bf16)]
 

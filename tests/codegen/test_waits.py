@@ -13,7 +13,8 @@ from test_wide_offsets import TILES, WHOLE
 
 from mixorder.codegen.exchange import Record, word
 from mixorder.ir.reductions import AMAX
-from mixorder.strategies import COOPERATIVE, STRATEGIES
+from mixorder.strategies import STRATEGIES
+from mixorder.strategies.cooperative import COOPERATIVE
 
 
 def unbounded(text: str) -> list[str]:

@@ -23,7 +23,12 @@ from mixorder.codegen.programmatic_launch import released
 from mixorder.codegen.source import KernelSource, LaunchConfig
 from mixorder.inductor.symbols import FloorDiv, wide_symbols
 from mixorder.schedule import tile
-from mixorder.strategies import COLUMN_BLOCKS, COOPERATIVE, PERSISTENT, SHORT_SUMS, STRATEGIES, TILE
+from mixorder.strategies import STRATEGIES
+from mixorder.strategies.column_blocks import COLUMN_BLOCKS
+from mixorder.strategies.cooperative import COOPERATIVE
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.short_sums import SHORT_SUMS
+from mixorder.strategies.tile import TILE
 
 X, Y, S0, S1 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("x", "y", "s0", "s1"))
 

@@ -10,7 +10,7 @@ from graphs import choosing
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder import strategies
+from mixorder.strategies import strategy
 
 pytestmark = pytest.mark.gpu
 
@@ -42,18 +42,18 @@ def broken(*args):
     return dataclasses.replace(main, text=text), final
 
 
-generate = strategies.generate
+generate = strategy.generate
 
 
 def test_a_kernel_that_triton_rejects_is_left_to_inductor(monkeypatch):
-    monkeypatch.setattr(strategies, "generate", broken)
+    monkeypatch.setattr(strategy, "generate", broken)
     with pytest.warns(UserWarning, match="there_is_no_such_function"):
         assert max(errors(OPTIONS | {"mixorder_strict": False})) < 1e-5
     assert counters["mixorder"]["fused_regions"] == 0
 
 
 def test_a_kernel_that_triton_rejects_raises_in_strict_mode(monkeypatch):
-    monkeypatch.setattr(strategies, "generate", broken)
+    monkeypatch.setattr(strategy, "generate", broken)
     with pytest.raises(Exception, match="there_is_no_such_function"):
         errors(OPTIONS | {"mixorder_strict": True})
 

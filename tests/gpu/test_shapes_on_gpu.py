@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from mixorder.report import collect
 from mixorder.schedule.constants import FITTED
-from mixorder.strategies import PERSISTENT
+from mixorder.strategies.persistent import PERSISTENT
 
 pytestmark = pytest.mark.gpu
 

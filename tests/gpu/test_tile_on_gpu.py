@@ -18,7 +18,8 @@ from support.quantised import RECIPES, different, inputs
 from mixorder import planning
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.tile import through_workspace
-from mixorder.strategies import STRATEGIES, TILE
+from mixorder.strategies import STRATEGIES
+from mixorder.strategies.tile import TILE
 
 pytestmark = pytest.mark.gpu
 

@@ -20,7 +20,7 @@ from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.plan import Plan
-from mixorder.strategies import PERSISTENT
+from mixorder.strategies.persistent import PERSISTENT
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,

@@ -13,7 +13,8 @@ from support.cases import CASES
 from torch import nn
 
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import PERSISTENT, SHORT_ROWS, SHORT_SUMS
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.short_sums import SHORT_ROWS, SHORT_SUMS
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 from mixorder import pipeline
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import SHORT_SUMS, STRATEGIES, Strategy
+from mixorder.strategies import STRATEGIES, Strategy
+from mixorder.strategies.short_sums import SHORT_SUMS
 
 COLS = 64
 

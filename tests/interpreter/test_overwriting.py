@@ -15,7 +15,7 @@ from mixorder import pipeline
 from mixorder.plugin import compile_for_interpreter
 from mixorder.region import peak_memory
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import COOPERATIVE
+from mixorder.strategies.cooperative import COOPERATIVE
 
 SHAPE = (3, 37, 40)
 

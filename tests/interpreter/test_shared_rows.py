@@ -26,7 +26,7 @@ from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
-from mixorder.strategies import COOPERATIVE
+from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.transform.cooperative import EMPTY
 
 

@@ -14,7 +14,8 @@ from support.quantised import F8, different
 
 from mixorder.errors import DeclineReason
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import PERSISTENT, TILE
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.tile import TILE
 
 E8 = torch.float8_e8m0fnu
 Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]

@@ -25,7 +25,8 @@ from mixorder.schedule import rows_ahead
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
-from mixorder.strategies import PERSISTENT, TILE
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.tile import TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
 Function = Callable[..., tuple[torch.Tensor, ...]]

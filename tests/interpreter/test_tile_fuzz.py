@@ -19,7 +19,9 @@ from support.quantised import different
 from mixorder import pipeline, planning
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
-from mixorder.strategies import PERSISTENT, STRATEGIES, TILE
+from mixorder.strategies import STRATEGIES
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.tile import TILE
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 BEFORE = {

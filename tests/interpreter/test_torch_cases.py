@@ -10,7 +10,7 @@ import torch
 from support.torch_cases import Case, cases
 from support.torch_trial import Ended, run_case
 
-from mixorder import strategies
+from mixorder.strategies import strategy
 
 PARTS, OF_A_KIND = 2, 5
 
@@ -43,7 +43,7 @@ def test_samples_give_what_eager_gives(part: int) -> None:
 
 def ended_with(monkeypatch: pytest.MonkeyPatch, case: Case, changes: dict[str, str]) -> Ended:
     """What becomes of a case where the kernels' text is changed."""
-    generate = strategies.generate
+    generate = strategy.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -51,7 +51,7 @@ def ended_with(monkeypatch: pytest.MonkeyPatch, case: Case, changes: dict[str, s
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(strategies, "generate", broken)
+    monkeypatch.setattr(strategy, "generate", broken)
     return run_case(case, "interpreter", samples=1)
 
 

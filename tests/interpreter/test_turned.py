@@ -16,7 +16,8 @@ from support.quantised import F8, RECIPES, different, inputs
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan, in_tiles
-from mixorder.strategies import PERSISTENT, TILE
+from mixorder.strategies.persistent import PERSISTENT
+from mixorder.strategies.tile import TILE
 
 Function = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from mixorder.schedule.device import H200
 from mixorder.schedule.facts import FINAL_LOADS, facts_of
 from mixorder.schedule.persistent import WHOLE, choose
 from mixorder.schedule.plan import Plan
-from mixorder.strategies import COLUMN_BLOCKS
+from mixorder.strategies.column_blocks import COLUMN_BLOCKS
 from mixorder.transform.finished import finished
 
 

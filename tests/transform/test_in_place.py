@@ -18,7 +18,7 @@ from mixorder.ir.verify import Form, verify
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
-from mixorder.strategies import COOPERATIVE
+from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.transform.in_place import reuse_in_place
 
 FULL, HALF, SHORT = ((512, 256), f32), ((512, 256), bf16), ((514, 256), f32)

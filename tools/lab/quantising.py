@@ -27,7 +27,8 @@ from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
-from mixorder.strategies import STRATEGIES, TILE
+from mixorder.strategies import STRATEGIES
+from mixorder.strategies.tile import TILE
 
 from .duel import moved
 from .processes import Turn

@@ -1,0 +1,29 @@
+"""A program has a part of the columns, where no reduction runs along a row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import LoopProgram
+from ..schedule.facts import facts_of
+from ..schedule.persistent import block_of
+from ..transform.column_blocks import check_divisible, in_blocks
+from .persistent import PERSISTENT
+
+
+def _can_be_divided(program: LoopProgram) -> None:
+    check_divisible(program)
+    facts = facts_of(program)
+    if block_of(facts) == facts.cols:
+        raise Decline(DeclineReason.ROW_TOO_WIDE, f"no block of {facts.cols} columns has fewer idle lanes")
+
+
+COLUMN_BLOCKS = dataclasses.replace(
+    PERSISTENT,
+    name="blocks of columns",
+    meaning="a program has a part of the columns, since no reduction runs along a row",
+    rank=10,
+    applies=_can_be_divided,
+    transform=lambda merged: in_blocks(merged, block_of(facts_of(merged))),
+)

@@ -1,0 +1,40 @@
+"""Several programs share a row and exchange their parts of its reductions."""
+
+from __future__ import annotations
+
+from ..codegen.cooperative import cooperative_kernel
+from ..ir.program import Exchange, LoopProgram
+from ..ir.verify import Form
+from ..schedule import cooperative
+from ..schedule.cooperative_space import CooperativeSpace
+from ..schedule.plan import Plan
+from ..transform.cooperative import check_shareable, cut_into_phases, with_mailbox
+from .strategy import Strategy
+
+
+def _exchanges(loops: LoopProgram) -> bool:
+    """Whether programs wait for each other, so that one that has waited too long starts again."""
+    return any(isinstance(s, Exchange) for s in loops.nests[0].body)
+
+
+def _described(plan: Plan) -> str:
+    rows = "a row" if plan.tile_rows == 1 else f"{plan.tile_rows} rows"
+    return f"{plan.group} programs to {rows}"
+
+
+COOPERATIVE = Strategy(
+    "cooperative",
+    "several programs share a row: each has a part of its columns, and they exchange partial results "
+    "(`8 programs to 2 rows`: 8 programs share 2 rows at a time)",
+    rank=30,
+    choose=cooperative.choose,
+    starts=cooperative.starts,
+    space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
+    emit=cooperative_kernel,
+    applies=check_shareable,
+    transform=cut_into_phases,
+    form=Form.COOPERATIVE,
+    place=lambda loops, plan: with_mailbox(loops, plan.group, plan.tile_rows * plan.period),
+    describe=_described,
+    in_place=lambda loops: not _exchanges(loops),  # another turn would read what the first has written
+)

@@ -1,0 +1,31 @@
+"""A program keeps a row in registers from its first reduction to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..codegen.persistent import persistent_kernel
+from ..schedule import persistent
+from ..schedule.device import DeviceInfo
+from ..schedule.facts import Facts
+from ..schedule.persistent_space import PersistentSpace
+from ..schedule.plan import Plan
+from .strategy import Strategy
+
+TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take
+
+
+def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
+    """The plan chosen if more spills are allowed than without timing."""
+    yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
+
+
+PERSISTENT = Strategy(
+    "persistent",
+    "a program keeps a row in registers from its first reduction to its last",
+    rank=20,
+    choose=persistent.choose,
+    starts=_more_spills,
+    space=PersistentSpace,
+    emit=persistent_kernel,
+)

@@ -1,0 +1,77 @@
+"""What a strategy is: how a merged program becomes loops, their plan, and the main kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ..codegen.kernel import MainKernel, generate
+from ..codegen.source import KernelSource
+from ..ir.program import LoopProgram
+from ..ir.verify import Form
+from ..schedule.constants import Constants
+from ..schedule.device import DeviceInfo
+from ..schedule.facts import Facts, facts_of
+from ..schedule.plan import Plan
+from ..schedule.predicted import Expected, expected
+from ..schedule.space import Space
+
+Choose = Callable[[Facts, DeviceInfo, int, Constants], Plan]
+"""From facts, a device, rows per program (0: the best number) and constants; raises `Decline`."""
+
+
+def _applies(program: LoopProgram) -> None:
+    """Accepts every merged program."""
+
+
+def _unchanged(program: LoopProgram) -> LoopProgram:
+    return program
+
+
+def _with_nothing_more(program: LoopProgram, plan: Plan) -> LoopProgram:
+    return program
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """One way of running a merged program; `meaning` says which, for the user.
+
+    Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
+    cannot be run in this way. `transform` makes the loops, which then have `form`. `place` does what depends
+    on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in addition to
+    the chosen one; `space` has those near one. `emit` writes the main kernel. `in_place`: whether an output
+    of loops may reuse the memory of an input that is read before.
+    """
+
+    name: str
+    meaning: str
+    rank: int
+    choose: Choose
+    starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]]
+    space: Callable[[Facts, DeviceInfo, Plan, bool], Space]
+    emit: MainKernel
+    applies: Callable[[LoopProgram], None] = _applies
+    transform: Callable[[LoopProgram], LoopProgram] = _unchanged
+    form: Form = Form.MERGED
+    facts: Callable[[LoopProgram], Facts] = facts_of
+    place: Callable[[LoopProgram, Plan], LoopProgram] = _with_nothing_more
+    describe: Callable[[Plan], str] = lambda plan: ""
+    in_place: Callable[[LoopProgram], bool] = lambda loops: True
+    predict: Callable[..., Expected] = expected
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it runs programs whose reductions end within blocks; it then runs no others."""
+        return self.form is Form.BLOCKED
+
+    def generate(self, loops: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
+        """The kernels of loops that `place` returned, in the order of their launches."""
+        return generate(self.emit, loops, plan, label)
+
+    def is_titled(self, title: str) -> bool:
+        """Whether `title` made a title."""
+        return title.partition(", ")[0] == self.name
+
+    def title(self, plan: Plan) -> str:
+        """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""
+        return ", ".join(filter(None, (self.name, self.describe(plan))))

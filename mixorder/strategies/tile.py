@@ -1,0 +1,34 @@
+"""A program has whole blocks of rows and columns, in which its reductions end, or transposes a tile."""
+
+from __future__ import annotations
+
+from ..codegen.tile import tile_kernel
+from ..errors import Decline, DeclineReason
+from ..ir.program import LoopProgram
+from ..ir.verify import Form
+from ..schedule import tile
+from ..transform.staged import staged
+from .strategy import Strategy
+
+
+def _ends_within_blocks(program: LoopProgram) -> None:
+    if not program.blocked:
+        raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
+
+
+TILE = Strategy(
+    "blocks in a tile",
+    "a program has whole blocks of rows and columns, and each reduction is within a block; without "
+    "reductions, it transposes its tile between loading and storing it",
+    rank=50,
+    choose=tile.choose,
+    starts=tile.starts,
+    space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),
+    emit=tile_kernel,
+    applies=_ends_within_blocks,
+    form=Form.BLOCKED,
+    facts=tile.facts_of_tile,
+    place=lambda loops, plan: staged(loops, tile.staged_results(loops, plan)),
+    in_place=lambda loops: False,  # a value is exchanged between threads before it is stored
+    predict=tile.expected_of_tile,
+)
