@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WORD = 4  # bytes of a register
-# Elements of a thread. With 128, as 1x128 both ways has, sm_90 gets the same instructions without this. For
-# sm_100, ptxas spills 96 bytes instead of 64.
-MOST = 64
 # Splitting and joining a dim of 2 elements leaves the joined dim innermost in registers.
 HELPER = """\
 @triton.jit

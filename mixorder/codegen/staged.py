@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.program import LoopProgram, Nest, Store
-from ..schedule.plan import Launch, Plan, in_tiles, next_power_of_2
+from ..schedule.plan import Launch, Plan, in_tiles
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .tile import copy_function
 from .writer import named
 
-# Elements of a tile along the dim that is contiguous in the graph, and along the other, by whether they have
-# one byte. H200, four results of 2 MB, in bytes: 64x64 9.4 us, 128x64 8.8, 128x128 8.6; two in float32, 32x32
-# 6.1 and others 6.1 to 6.8.
-BYTES, WIDER = (128, 64), (32, 32)
 WARPS = 4
 
 
@@ -32,12 +28,14 @@ def placing_kernel(
     """The kernel of the nests that `transform.staged` has added, and of the finalisation, if there is one,
     which then takes its program's number as `program`."""
     functions, calls, names, written, first = "", "", dict[str, None](), list[str](), 0
+    extents = {one.result: one.tile for one in schedule.results}
     parts = [
         (_as_function(one, f"sums{i}"), one.buffers, one.written, one.grid) for i, one in enumerate(sums)
     ]
     for i, nest in enumerate(nests):
         (store,) = (s for s in nest.body if isinstance(s, Store))
-        text, read, tiles = copy_function(program, nest, _schedule(program, nest, store), f"copy{i}")
+        own = Plan(in_tiles([int(axis.size) for axis in nest.loops], extents[store.buffer]), Launch(WARPS))
+        text, read, tiles = copy_function(program, nest, own, f"copy{i}")
         parts.append((text, tuple(read), (store.buffer,), tiles))
     for text, buffers, stored, programs in parts:
         function = text.rpartition("def ")[2].partition("(")[0]
@@ -62,12 +60,3 @@ def _as_function(source: KernelSource, name: str) -> str:
     before, _, rest = source.text.partition(f"def {source.name}(")
     parameters, _, body = rest.partition("):\n")
     return f"{before}def {name}({parameters}, program):\n{body}\n\n"
-
-
-def _schedule(program: LoopProgram, nest: Nest, store: Store) -> Plan:
-    """A tile of a copy."""
-    item = program.buffer(store.buffer).dtype.itemsize
-    sides = BYTES if item == 1 else WIDER
-    sizes = [int(axis.size) for axis in nest.loops]
-    extents = [min(side, next_power_of_2(n)) for side, n in zip(sides, sizes, strict=True)]
-    return Plan(in_tiles(sizes, extents), Launch(WARPS))

@@ -9,7 +9,6 @@ stores are of whole sectors.
 from __future__ import annotations
 
 import dataclasses
-import math
 import textwrap
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ import torch
 
 from ..inductor.printing import offset_text, triton_compute_type
 from ..ir.dtypes import computed_in
-from ..ir.hardware import WARP
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
@@ -35,14 +33,14 @@ from ..ir.program import (
     operands,
 )
 from ..ir.reductions import ReductionKind
-from ..schedule.plan import Launch, Plan, in_tiles
-from ..schedule.rows_ahead import Groups, columns_at_once, groups_of, row_axes_of
+from ..schedule.plan import Launch, Plan, Produced, in_tiles
+from ..schedule.rows_ahead import Groups, groups_of, row_axes_of
 from ..transform.cooperative import MAILBOX
 from . import lanes
 from .exchange import word
 from .maxima import Maxima
 from .op_printer import OpPrinter
-from .registers import HELPER, MOST, WORD, along_columns
+from .registers import HELPER, WORD, along_columns
 from .rows_ahead import FUNCTION, awaited, branches, looked_at, roles
 from .source import KernelSource, LaunchConfig
 from .tile_access import Dim, Part, TileAccesses
@@ -62,12 +60,13 @@ def tile_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSourc
     return writer.finish(f"triton_mixorder_{label}")
 
 
-def row_values(program: LoopProgram, ahead: Nest, rows: int, warps: int, maxima: Maxima) -> tuple[str, str]:
+def row_values(
+    program: LoopProgram, ahead: Nest, own: Produced, launch: Launch, maxima: Maxima
+) -> tuple[str, str]:
     """The text of a function that computes and stores values of whole rows, and its pointers."""
     row, column = ahead.loops
-    sizes = [int(axis.size) for axis in ahead.loops]
-    own = Plan(in_tiles(sizes, [rows, columns_at_once(sizes[1], warps)]), Launch(warps))
-    writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), own)
+    plan = Plan(in_tiles([int(axis.size) for axis in ahead.loops], [own.rows, own.cols]), launch)
+    writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), plan)
     writer.apart, writer.maxima = frozenset({row}), maxima
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
@@ -112,7 +111,7 @@ class _TileWriter(TileAccesses):
         self.maxima.compared = self.turns_a_byte()
         self.turned: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
-        if schedule.layout.thread_rows >= WORD:
+        if schedule.layout.column_words and schedule.layout.thread_rows >= WORD:
             self.find_turned_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
@@ -162,10 +161,10 @@ class _TileWriter(TileAccesses):
         """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(ahead, sizes)
-        producers, warps = self.schedule.produced, self.schedule.launch.num_warps
+        producers, launch = self.schedule.produced, self.schedule.launch
         assert producers is not None
         groups = self._groups = groups_of(sizes, row_axes, self.schedule)
-        self._functions, pointers = row_values(self.program, ahead, producers.rows, warps, self.maxima)
+        self._functions, pointers = row_values(self.program, ahead, producers, launch, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {offset_text(mailbox.numel - 1)}"
@@ -365,9 +364,7 @@ class _TileWriter(TileAccesses):
     def find_turned_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory
         (`turned`), or in both orders (`both`)."""
-        threads = WARP * self.schedule.launch.num_warps
-        many = math.prod(self.schedule.extents) > MOST * threads
-        if self.rows is None or self.extents[self.rows] % WORD or many:
+        if self.rows is None or self.extents[self.rows] % WORD:
             return
         users: dict[str, list[Statement]] = {}
         for stmt in self.nest.body:

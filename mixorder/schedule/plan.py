@@ -112,6 +112,9 @@ class Produced:
     rows: int
     """Rows of such a program."""
 
+    cols: int
+    """Columns that it has at once; it reduces wider rows part by part."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Order:
@@ -137,6 +140,9 @@ class Layout:
     warp_cols: int = 0
     """Columns next to each other that a warp loads."""
 
+    column_words: bool = False
+    """Whether casts to one byte make words of a column's elements (`codegen.registers`)."""
+
     through_shared: bool = False
     """Whether partial results in several lanes are combined through shared memory (`codegen.lanes`)."""
 
@@ -147,6 +153,9 @@ class Workspace:
 
     result: str
     """Its buffer."""
+
+    tile: tuple[int, int]
+    """Elements of the second kernel's tile along the graph's contiguous dim, and along the others."""
 
 
 @dataclasses.dataclass(frozen=True)

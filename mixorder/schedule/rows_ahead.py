@@ -74,26 +74,21 @@ def with_rows_ahead(
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
     threads = WARP * schedule.launch.num_warps
-    cols = next_power_of_2(math.prod(sizes[row_axes:]))
+    size = math.prod(sizes[row_axes:])
+    cols = next_power_of_2(size)
     rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
+    at_once = cols if cols <= MOST_ELEMENTS * threads else ELEMENTS * threads
     registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
     if cols > MOST_ELEMENTS * threads:
-        few = math.prod(sizes[row_axes:]) <= FEW_PARTS * ELEMENTS * threads
+        few = size <= FEW_PARTS * ELEMENTS * threads
         registers = REGISTERS_OF_PARTS if few else REGISTERS_OF_MANY_PARTS
     limited = schedule.changed(grouped=1, max_registers=registers)
-    found = dataclasses.replace(limited, totals=Produced(1, rows))
+    found = dataclasses.replace(limited, totals=Produced(1, rows, at_once))
     groups = groups_of(sizes, row_axes, found)
     # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of
     # more, L2 has lost what they have read. Groups ahead, us, and what this gives: 4096 columns, 8 182,
     # 10 172.5, 12 172.3, 14 173.0 (14); 7168, 9 2250, 11 2222, 13 2314 (11); 8192, 8 348, 10 329, 12 351
     # (10); 16384, 4 846, 6 732, 8 794 (6); LayerNorm, 4096, 10 201, 12 194, 14 190.5 (14).
-    at_once = device.num_sm * (device.registers // (REGISTERS * threads))
-    ahead = int(at_once / groups.programs + 0.5)
+    programs = device.num_sm * (device.registers // (REGISTERS * threads))
+    ahead = int(programs / groups.programs + 0.5)
     return found.changed(lag=max(1, min(groups.row_tiles, ahead)))
-
-
-def columns_at_once(cols: int, num_warps: int) -> int:
-    """How many columns of a row a program holds, a power of two: wider rows are added up part by part."""
-    threads = WARP * num_warps
-    whole = next_power_of_2(cols)
-    return whole if whole <= MOST_ELEMENTS * threads else ELEMENTS * threads

@@ -60,6 +60,9 @@ PER_THREAD_OF_NORM = 16
 # thread. H200, dGELU 134.5 and 130.7 us. Of two results, ptxas spills: dSwiGLU 195 and 203,
 # H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
 MOST_THROUGH_MEMORY = 64
+# Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
+# sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
+MOST_WORDS = 64
 MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
@@ -149,7 +152,8 @@ def _with_staging(schedule: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
 def through_workspace(schedule: Plan, facts: TileFacts) -> Plan:
     """A plan that stages the small results of which a tile has few that lie next to each other."""
     small = staged_of(facts.small, facts.sizes, schedule.extents)
-    return dataclasses.replace(schedule, results=tuple(Workspace(one.buffer) for one in small))
+    found = tuple(Workspace(one.buffer, one.placing_tile(facts.sizes)) for one in small)
+    return dataclasses.replace(schedule, results=found)
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -186,7 +190,9 @@ def _ordered(schedule: Plan, facts: TileFacts) -> Plan:
     each, own = facts.per_access, math.prod(schedule.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    layout = Layout(rows, cols, through_shared=facts.turned == 1 and own <= MOST_THROUGH_MEMORY)
+    layout = Layout(
+        rows, cols, own <= MOST_WORDS, through_shared=facts.turned == 1 and own <= MOST_THROUGH_MEMORY
+    )
     limited = ordered.changed(max_registers=most_registers(facts, own))
     return dataclasses.replace(limited, layout=layout)
 

@@ -9,7 +9,7 @@ import pytest
 from mixorder.errors import TooWide
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.plan import Launch, Plan, Produced, in_tiles
-from mixorder.schedule.rows_ahead import Groups, columns_at_once, groups_of, with_rows_ahead
+from mixorder.schedule.rows_ahead import Groups, groups_of, with_rows_ahead
 
 SIZES = (512, 32, 128, 32)
 
@@ -21,18 +21,20 @@ def planned(
 
 
 @pytest.mark.parametrize(
-    ("cols", "rows", "ahead", "registers"),
+    ("cols", "rows", "ahead", "at_once", "registers"),
     [
-        (1024, 4, 58, 72),
-        (4096, 1, 14, 72),
-        (16384, 1, 6, 96),
-        (28672, 1, 4, 128),
+        (1024, 4, 58, 1024, 72),
+        (4096, 1, 14, 4096, 72),
+        (16384, 1, 6, 4096, 96),
+        (28672, 1, 4, 4096, 128),
     ],
 )
-def test_as_many_programs_are_ahead_as_run_at_once(cols: int, rows: int, ahead: int, registers: int) -> None:
+def test_as_many_programs_are_ahead_as_run_at_once(
+    cols: int, rows: int, ahead: int, at_once: int, registers: int
+) -> None:
     sizes = (512, 32, cols // 32, 32)
     found = planned((1, 32, 4, 32), sizes)
-    assert (found.produced, found.launch.max_registers) == (Produced(ahead, rows), registers)
+    assert (found.produced, found.launch.max_registers) == (Produced(ahead, rows, at_once), registers)
     assert found.order.grouped == 1
 
 
@@ -44,7 +46,8 @@ def test_a_residual_takes_more_registers() -> None:
 
 @pytest.mark.parametrize(("cols", "at_once"), [(96, 128), (8192, 8192), (8224, 4096), (28672, 4096)])
 def test_wide_rows_are_added_up_part_by_part(cols: int, at_once: int) -> None:
-    assert columns_at_once(cols, 4) == at_once
+    found = planned((1, 32, cols // 32, 32), (512, 32, cols // 32, 32)).produced
+    assert found is not None and found.cols == at_once
 
 
 @pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])
