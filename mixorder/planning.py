@@ -251,7 +251,7 @@ def by_first_strategy(
             loops = step("transform", strategy.transform, merged)
             facts = step("facts", strategy.facts, loops)
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
-            if not (runner.options.split_size or strategy.blocked):
+            if not runner.options.split_size:
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
             return strategy, step("place", strategy.place, loops, schedule), facts, schedule
         except Decline as refusal:

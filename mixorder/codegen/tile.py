@@ -130,11 +130,6 @@ class _TileWriter(TileAccesses):
         first = "tl.program_id(0)"
         if self.schedule.produced:
             return
-        if programs := self.schedule.order.programs:
-            walk = f"{first}, {self.tiles_in_all}, {programs}, num_stages={self.schedule.launch.num_stages}"
-            self.code.writeline(f"for tile in tl.range({walk}):")
-            self.code.do_indent()
-            first = "tile"
         if self.schedule.order.backwards:
             first = f"({self.tiles_in_all - 1} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
@@ -190,7 +185,7 @@ class _TileWriter(TileAccesses):
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.schedule.launch.num_warps, self.schedule.launch.num_stages)
         written = tuple(n for n in names if n in stored)
-        grid = self.schedule.order.programs or self.tiles_in_all
+        grid = self.tiles_in_all
         if self._groups is not None and (producers := self.schedule.produced):
             written = (*written, MAILBOX)
             grid = (self._groups.row_tiles + producers.lag) * self._groups.programs

@@ -56,11 +56,12 @@ def improved(space: Space, facts: Facts, us: Callable[[Plan], float], device: De
     best = space.start
     for _ in range(ROUNDS):
         around = [s for s in space.near(best) if _can_run_well(s, facts)]
-        nearest = min([best, *around], key=time)
+        nearest = min([best, *around], key=time) if around else best
         if nearest == best:
             break
         best = nearest
-    best = best if time(best) < GAIN * time(space.start) else space.start
+    if best != space.start and time(best) >= GAIN * time(space.start):
+        best = space.start
     more = _with_more_warps(best, facts, device)
     return more if space.legal(more) else best
 

@@ -120,9 +120,6 @@ class Produced:
 class Order:
     """In which order programs compute tiles."""
 
-    programs: int = 0
-    """How many walk through all tiles; 0 for one for each tile."""
-
     backwards: bool = False
     """They begin at the last tile, whose inputs L2 may still have from the kernel before."""
 
@@ -208,9 +205,8 @@ class Plan:
 
     @property
     def programs(self) -> int:
-        """Of all loops but those of a batch, without producers."""
-        tiles = math.prod(one.grid for one in self.walk) * self.splits * self.group
-        return self.order.programs or tiles
+        """Without those for each index of a batch, and without producers."""
+        return math.prod(one.grid for one in self.walk) * self.splits * self.group
 
     @property
     def period(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
@@ -16,23 +15,23 @@ MOST_STAGES = MAX_STAGES + 1  # the most row tiles in flight of a candidate
 
 
 @dataclasses.dataclass(frozen=True)
-class Space(abc.ABC):
-    """The plans that may take the place of `start`. `parts`: what is varied together, by the names of
-    `Plan.changed`."""
+class Space:
+    """The plans that may take the place of `start`; here none. `parts`: what is varied together, by the names
+    of `Plan.changed`."""
 
-    parts: ClassVar[tuple[tuple[str, ...], ...]]
+    parts: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     facts: Facts
     device: DeviceInfo
     start: Plan
 
-    @abc.abstractmethod
     def near(self, plan: Plan) -> tuple[Plan, ...]:
         """Those that differ from `plan` in one part."""
+        return ()
 
-    @abc.abstractmethod
     def legal(self, plan: Plan) -> bool:
         """Whether the kernels are correct and fit the device."""
+        return plan == self.start
 
     def combined(self, times: Mapping[Plan, float], around: Plan) -> Plan:
         """`around`, with each part from the fastest plan in `times` that changes only this part. `times` must

@@ -6,10 +6,9 @@ accesses need, in every order in which a full tensor lies in memory.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import TooWide
 from ..ir.hardware import LINE, SECTOR, WARP
@@ -33,7 +32,6 @@ from .kernel_time import TIMES, Kind, Times
 from .plan import Launch, Layout, Order, Plan, Workspace, in_tiles, next_power_of_2
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
 from .rows_ahead import with_rows_ahead
-from .space import Space
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
@@ -76,7 +74,6 @@ BAND, BAND_BYTES = 16, 4e6
 # and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1 and 83.9, 86.1 and
 # 88.7, 84.3 and 77.4, 84.3 and 84.6.
 BAND_STAGED, WIDEST = 8, 256
-WALKS = ((6, 2), (6, 3), (12, 2), (12, 3))  # programs for each multiprocessor, and stages
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
@@ -110,16 +107,16 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         if all(got >= SECTOR for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
             break
         extents = larger
-    chosen = _completed(extents, facts, device)
+    chosen = completed(extents, warps_of(extents, facts), facts, device)
     if chosen.results and not facts.light and (wide := _wide(facts, extents)) != extents:
-        other = _completed(wide, facts, device)
+        other = completed(wide, warps_of(wide, facts), facts, device)
         chosen = other if other.results else chosen
     return with_finalisation(chosen, facts, device, constants)
 
 
-def _completed(extents: Sequence[int], facts: TileFacts, device: DeviceInfo) -> Plan:
-    """The schedule of a tile of these elements, but for the finalisation."""
-    chosen = _ordered(schedule_of(extents, warps_of(extents, facts), facts), facts)
+def completed(extents: Sequence[int], warps: int, facts: TileFacts, device: DeviceInfo) -> Plan:
+    """The plan of a tile of these elements, but for the second stage."""
+    chosen = _ordered(schedule_of(extents, warps, facts), facts)
     if facts.row_axes:
         chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, facts.loads, device)
     return _with_staging(chosen, facts, device)
@@ -254,11 +251,6 @@ def with_finalisation(
     return schedule.changed(block=block, warps=warps)
 
 
-def starts(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
-    """No schedules beside the chosen one."""
-    yield from ()
-
-
 def expected_of_tile(
     lowered: LoopProgram,
     loops: LoopProgram,
@@ -334,51 +326,3 @@ def _kernel_of(program: LoopProgram) -> apart.Kernel:
     moved = sum(one.dram for one in moves) / (TURNED if turned else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
-
-
-class TileSpace(Space):
-    """The tiles near `start`: one axis with twice or half the elements, twice or half the warps, or programs
-    that walk through all tiles."""
-
-    parts = ("num_warps", "num_stages", "programs"), ("backwards",)
-
-    def near(self, schedule: Plan) -> tuple[Plan, ...]:
-        assert isinstance(self.facts, TileFacts)
-        extents, warps = schedule.extents, schedule.launch.num_warps
-        found = [(extents, warps * 2), (extents, max(1, warps // 2))]
-        for i in (i for i in range(len(extents)) if i not in self.facts.whole):
-            for one in (extents[i] * 2, extents[i] // 2):
-                found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
-        backwards = schedule.order.backwards
-        facts = self.facts
-        tiles = [_ordered(schedule_of(*one, facts), facts) for one in found if min(one[0]) > 0]
-        if self.facts.row_axes:
-            tiles = list(self.with_rows(tiles))
-        else:
-            tiles = [tile.changed(backwards=backwards) for tile in tiles]
-            tiles += [self.walking(schedule, per_sm, stages) for per_sm, stages in WALKS]
-            tiles.append(schedule.changed(backwards=not backwards))
-        legal = (_with_staging(s, self.facts, self.device) for s in tiles if self.legal(s))
-        near = dict.fromkeys(with_finalisation(s, self.facts, self.device) for s in legal)
-        return tuple(s for s in near if s != schedule)
-
-    def with_rows(self, tiles: Sequence[Plan]) -> Iterator[Plan]:
-        """The tiles that can have values of whole rows computed ahead."""
-        facts = self.facts
-        assert isinstance(facts, TileFacts)
-        for tile in tiles:
-            with contextlib.suppress(TooWide):
-                yield with_rows_ahead(tile, facts.sizes, facts.row_axes, facts.loads, self.device)
-
-    def walking(self, schedule: Plan, per_sm: int, stages: int) -> Plan:
-        """The tile of a schedule with `per_sm` programs for each multiprocessor, that load ahead."""
-        tiles = math.prod(one.grid * one.split for one in schedule.walk)
-        return schedule.changed(num_stages=stages, programs=min(tiles, per_sm * self.device.num_sm))
-
-    def legal(self, schedule: Plan) -> bool:
-        assert isinstance(self.facts, TileFacts)
-        pairs = zip(schedule.extents, self.facts.sizes, strict=True)
-        inside = all(1 <= extent <= next_power_of_2(n) for extent, n in pairs)
-        elements = math.prod(schedule.extents)
-        threads = schedule.launch.num_warps * self.device.warp_size
-        return inside and schedule.launch.num_warps <= MOST_WARPS and threads <= elements <= MOST_ELEMENTS

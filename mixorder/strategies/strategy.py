@@ -47,9 +47,9 @@ class Strategy:
     meaning: str
     rank: int
     choose: Choose
-    starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]]
-    space: Callable[[Facts, DeviceInfo, Plan, bool], Space]
     emit: MainKernel
+    starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
+    space: Callable[[Facts, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
     applies: Callable[[LoopProgram], None] = _applies
     transform: Callable[[LoopProgram], LoopProgram] = _unchanged
     form: Form = Form.MERGED

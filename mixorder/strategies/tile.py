@@ -22,8 +22,6 @@ TILE = Strategy(
     "reductions, it transposes its tile between loading and storing it",
     rank=50,
     choose=tile.choose,
-    starts=tile.starts,
-    space=lambda facts, device, start, _: tile.TileSpace(facts, device, start),
     emit=tile_kernel,
     applies=_ends_within_blocks,
     form=Form.BLOCKED,

@@ -15,9 +15,6 @@ from graphs import bf16, f32, generate, only, pair, traced
 from mixorder.codegen.load import load_kernel
 from mixorder.codegen.persistent import persistent_kernel
 from mixorder.codegen.source import KernelSource
-from mixorder.schedule.device import H200
-from mixorder.schedule.facts import facts_of
-from mixorder.schedule.persistent import choose
 
 FULL = ((4096, 768), f32)
 

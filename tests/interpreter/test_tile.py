@@ -72,18 +72,6 @@ def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Cal
     assert (function(x)[0].float().abs() == 448).sum() > 100
 
 
-@pytest.mark.parametrize("programs", [1, 7])
-def test_programs_that_walk_through_all_tiles(programs: int, plan_with: Callable[..., None]) -> None:
-    def choose(*args: Any) -> Plan:
-        schedule = TILE.choose(*args)
-        return schedule.changed(programs=programs)
-
-    plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
-    x = wide(480, 416)
-    record = check(lambda x: (*quantised.mx_both(x), x.amax(0)), x, kernels=2)
-    assert record.kernels[0].grid == programs
-
-
 @pytest.fixture
 def staging(plan_with: Callable[..., None]) -> None:
     """Small results go through a workspace, however few they are."""

@@ -184,17 +184,16 @@ def test_a_half_of_a_wider_tensor() -> None:
     turned(lambda x, s: (cast(x[:, 256:], s).t().contiguous(),), wide(256, 512), scales(1, 256))
 
 
-@pytest.mark.parametrize("programs", [0, 1, 7])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_tiles_in_any_order(programs: int, backwards: bool, plan_with: Callable[..., None]) -> None:
+def test_tiles_in_any_order(backwards: bool, plan_with: Callable[..., None]) -> None:
     def choose(*args: Any) -> Plan:
         walk = in_tiles(args[0].sizes, (64, 32))
         chosen = dataclasses.replace(TILE.choose(*args), walk=walk)
-        return chosen.changed(programs=programs, backwards=backwards)
+        return chosen.changed(backwards=backwards)
 
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
     record = turned(lambda x, s: (cast(x, s).t().contiguous(),), wide(200, 328), scales(1, 328))
-    assert record.kernels[0].grid == (programs or 44)
+    assert record.kernels[0].grid == 44
     assert ("(43 - " in record.kernels[0].text) == backwards
 
 

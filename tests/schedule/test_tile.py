@@ -145,23 +145,6 @@ def test_blocks_that_do_not_fit_are_declined() -> None:
         tile.choose(facts, H200)
 
 
-def test_the_space_has_whole_blocks_and_enough_elements_for_its_threads() -> None:
-    facts = facts_of(quantised.mx_both)
-    start = tile.choose(facts, H200)
-    space, seen = tile.TileSpace(facts, H200, start), {start}
-    todo = [start]
-    while todo:
-        for near in space.near(todo.pop()):
-            if near not in seen:
-                seen.add(near)
-                todo.append(near)
-    assert len(seen) > 50
-    for schedule in seen:
-        assert schedule.extents[1] == schedule.extents[3] == 32
-        assert 32 * schedule.launch.num_warps <= math.prod(schedule.extents) <= tile.MOST_ELEMENTS
-    assert space.combined(dict.fromkeys(seen, 1.0), start) in seen
-
-
 @pytest.mark.parametrize("name", ["mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares"])
 def test_the_predicted_time(name: str) -> None:
     """Ours moves every tensor once; Inductor's kernels read x for each axis."""

@@ -23,10 +23,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from mixorder.errors import TooWide
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.schedule.plan import Plan
+from mixorder.schedule.plan import Plan, next_power_of_2
+from mixorder.schedule.tile import TileFacts
 from mixorder.strategies import STRATEGIES
 from mixorder.strategies.tile import TILE
 
@@ -156,23 +159,38 @@ def _fixed(schedule: Plan | None, device: str) -> Iterator[None]:
 def _others(compiled: _Compiled, count: int) -> list[Plan]:
     """Schedules near the one chosen, the nearest first."""
     assert compiled.record is not None and compiled.schedule is not None
-    space = TILE.space(TILE.facts(compiled.record.loops), H200, compiled.schedule, False)
+    facts = tile.facts_of_tile(compiled.record.loops)
     found = {compiled.schedule: None}
     queue = [compiled.schedule]
     while queue and len(found) <= count:
-        for near in space.near(queue.pop(0)):
+        for near in _near(queue.pop(0), facts):
             if near not in found and math.prod(near.extents) >= LEAST:
                 found[near] = None
                 queue.append(near)
     return list(found)[1 : count + 1]
 
 
+def _near(plan: Plan, facts: TileFacts) -> Iterator[Plan]:
+    """One axis with twice or half the elements, twice or half the warps, or the tiles in the other order."""
+    extents, warps = plan.extents, plan.launch.num_warps
+    found = [(extents, warps * 2), (extents, max(1, warps // 2))]
+    for i in (i for i in range(len(extents)) if i not in facts.whole):
+        for one in (extents[i] * 2, extents[i] // 2):
+            found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
+    if not facts.row_axes:
+        yield plan.changed(backwards=not plan.order.backwards)
+    for sides, warps in found:
+        elements = math.prod(sides)
+        inside = all(1 <= side <= next_power_of_2(n) for side, n in zip(sides, facts.sizes, strict=True))
+        if inside and warps <= tile.MOST_WARPS and 32 * warps <= elements <= tile.MOST_ELEMENTS:
+            with contextlib.suppress(TooWide):
+                yield tile.with_finalisation(tile.completed(sides, warps, facts, H200), facts, H200)
+
+
 def name_of(schedule: Plan) -> str:
-    """Such as `4x32x4x32, 8 warps`, the programs and stages of those that walk through all tiles, and whether
-    they begin at the last one."""
+    """Such as `4x32x4x32, 8 warps`, and whether programs begin at the last tile."""
     words = f"{'x'.join(map(str, schedule.extents))}, {schedule.launch.num_warps} warps"
-    walk = f", {schedule.order.programs} programs, {schedule.launch.num_stages} stages"
-    return words + walk * bool(schedule.order.programs) + ", backwards" * schedule.order.backwards
+    return words + ", backwards" * schedule.order.backwards
 
 
 def _run(
