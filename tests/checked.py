@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from graphs import bf16, f32
 from support.cases import CASES, Case, Compile, Example, found_in, relative_errors
@@ -16,11 +18,11 @@ def check_case(
     device: str,
     ours: Compile,
     stock: Compile,
-    expected: tuple[list[tuple[str, int, int]], list[str]] | None = None,
+    expected: Sequence[tuple[list[tuple[str, int, int]], list[str]]] = (),
 ) -> None:
     """Assert that `ours`, with no least size of a region, fuses what the case says, as exactly as `stock`.
 
-    `expected`: what is fused instead, and the reasons of what is not."""
+    `expected`: what may be fused instead, and the reasons of what is not."""
     example = Example(case, shape, dtype, device)
     with collect() as records:
         results = example.step(ours)()
@@ -31,8 +33,8 @@ def check_case(
     ):
         assert found_in(records) == ([], ["layout"])  # this torch hands its gradient over transposed
         return
-    found, wanted = found_in(records), expected or case.expected(shape, min_numel=0)
-    assert found == wanted, (found, wanted)
+    found, wanted = found_in(records), expected or [case.expected(shape, min_numel=0)]
+    assert found in wanted, (found, wanted)
     plain, exact = example.step(stock)(), example.exact(stock)
     for mine, theirs in zip(results, plain, strict=True):
         assert mine.dtype == theirs.dtype

@@ -12,8 +12,6 @@ from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
 from mixorder.transform.quotients import CORRECTED, INVERSE, LEAST, MOST
 from mixorder.transform.rounding import ROUNDED
 
-pytestmark = pytest.mark.gpu
-
 BLOCK, CALLS = 1024, 64
 MODULE = """\
 import triton

@@ -1,53 +1,32 @@
 """Autotuning on a GPU: right gradients, a line that says what was gained, seconds, and once per machine."""
 
-import copy
 import time
 
+import gradients
 import pytest
 import torch
-from gradients import grads
-from graphs import randomised
-from torch import nn
-from torch._dynamo.utils import counters
+from gradients import as_exact, case, errors, exact, grads
+from support.compilers import STRICT
 from torch._inductor import config
 
 from mixorder.report import RegionRecord, collect
 from mixorder.tune import tuner
 from mixorder.tune.search import MOST, Outcome
 
-pytestmark = pytest.mark.gpu
-
-DEVICE = "cuda"
-# A hit in the cache of graphs would run no pass.
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 TUNED = STRICT | {"mixorder_autotune": True}
-NORMS = {
-    "rms": lambda n: nn.RMSNorm(n, eps=1e-6),
-    "layer": nn.LayerNorm,
-}
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch, tmp_path):
-    """An empty cache of winners; Inductor's own caches stay where they are."""
-    torch.manual_seed(0)
-    counters["mixorder"].clear()
-    tuner._say_once.cache_clear()
-    monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")
+NORMS = ("rms", "layer")
+pytestmark = pytest.mark.usefixtures("no_winners")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def warm():
     """Start the compiler's workers before anything is timed."""
-    module = randomised(nn.RMSNorm(64, eps=1e-6), torch.float32).to(DEVICE)
-    x = torch.randn(512, 64, device=DEVICE)
-    grads(torch.compile(module, options=STRICT, dynamic=False), module, x, torch.ones_like(x))
+    module, x, dy = inputs(512, 64, torch.float32)
+    grads(torch.compile(module, options=STRICT, dynamic=False), module, x, dy)
 
 
 def inputs(rows, cols, dtype=torch.bfloat16, norm="rms"):
-    module = randomised(NORMS[norm](cols), dtype).to(DEVICE)
-    x, dy = (torch.randn(rows, cols, device=DEVICE, dtype=dtype) for _ in range(2))
-    return module, x, dy
+    return case(gradients.NORMS[norm], (rows, cols), dtype)
 
 
 def compiled(module, x, dy, options=TUNED, dynamic=False):
@@ -61,12 +40,8 @@ def compiled(module, x, dy, options=TUNED, dynamic=False):
 
 def check(found, module, x, dy):
     """No worse against float64 than Inductor alone."""
-    wide = copy.deepcopy(module).double()
-    exact = grads(wide, wide, x.double(), dy.double())
     stock, _ = compiled(module, x, dy, {"mixorder": False})
-    for mine, theirs, truth in zip(found, stock, exact, strict=True):
-        error, allowed = (float((g.double() - truth).norm() / truth.norm()) for g in (mine, theirs))
-        assert error <= allowed * 1.05 + 4 * torch.finfo(torch.float32).eps
+    as_exact(found, stock, exact(module, x, dy), 1.05, 4 * torch.finfo(torch.float32).eps)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -142,8 +117,7 @@ def test_every_schedule_that_may_win_computes_the_same():
         patch.setattr(tuner, "Bench", Noting)
         compiled(module, x, dy)
     assert timed[0].schedule == plain.schedule
-    wide = copy.deepcopy(module).double()
-    exact = grads(wide, wide, x.double(), dy.double())
+    truths = exact(module, x, dy)
     for candidate in timed[::4]:
         taken = Outcome(candidate, 2.0, 1.0, 1)
         with pytest.MonkeyPatch.context() as patch:
@@ -151,8 +125,7 @@ def test_every_schedule_that_may_win_computes_the_same():
             patch.setattr(tuner.config, "winners_folder", lambda: None)
             found, (record,) = compiled(module, x, dy)
         assert record.schedule == candidate.schedule
-        for mine, truth in zip(found, exact, strict=True):
-            assert float((mine.double() - truth).norm() / truth.norm()) < 1e-5
+        assert max(errors(found, truths)) < 1e-5
 
 
 def test_inductors_option_tunes_and_determinism_does_not():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
 import torch
-from gradients import grads
-from graphs import randomised
+from gradients import NORMS, case, errors, exact, grads
+from support.compilers import OURS
 from torch import nn
 from torch._inductor import config
 
@@ -17,20 +16,9 @@ from mixorder.report import RegionRecord, collect
 from mixorder.tune import tuner
 from mixorder.tune.search import Beside
 
-pytestmark = pytest.mark.gpu
-
 DEVICE = "cuda"
-TUNED = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 1, "mixorder_autotune": True}
-TUNED["fx_graph_cache"] = False  # a hit would run no pass
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch, tmp_path):
-    """An empty cache of winners; Inductor's own caches stay where they are."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    tuner._say_once.cache_clear()
-    monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")
+TUNED = OURS | {"mixorder_min_numel": 1, "mixorder_autotune": True}
+pytestmark = pytest.mark.usefixtures("no_winners")
 
 
 class Model(nn.Module):
@@ -47,9 +35,7 @@ class Model(nn.Module):
 
 
 def norm(rows, cols, dtype=torch.bfloat16):
-    module = randomised(nn.RMSNorm(cols, eps=1e-6), dtype).to(DEVICE)
-    x, dy = (torch.randn(rows, cols, device=DEVICE, dtype=dtype) for _ in range(2))
-    return module, x, dy
+    return case(NORMS["rms"], (rows, cols), dtype)
 
 
 def compiled(module, x, dy, **more):
@@ -61,10 +47,7 @@ def compiled(module, x, dy, **more):
 
 
 def check(found, module, x, dy, limit):
-    wide = copy.deepcopy(module).double()
-    exact = grads(wide, wide, x.double(), dy.double())
-    for mine, truth in zip(found, exact, strict=True):
-        assert float((mine.double() - truth).norm() / truth.norm()) < limit
+    assert max(errors(found, exact(module, x, dy))) < limit
 
 
 def beside_of(record):

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
-from gradients import exact, grads
+from gradients import exact, grads, same
+from graphs import randomised
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass
@@ -23,27 +24,14 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 import mixorder
 from mixorder.report import RegionRecord, collect
 
-pytestmark = pytest.mark.gpu
-
 PACKAGE = Path(mixorder.__file__).resolve().parents[1]
 ON = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 STRICT = ON | {"fx_graph_cache": False}  # a hit in the cache of graphs would run no pass
 SHAPE = (1000, 768)
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
-
 def norm(cols=768, dtype=torch.float32):
-    module = nn.LayerNorm(cols).cuda()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_()
-    return module.to(dtype)
+    return randomised(nn.LayerNorm(cols), dtype).cuda()
 
 
 def inputs(shape=SHAPE, dtype=torch.float32):
@@ -54,10 +42,6 @@ def close(found, truths, bound=3e-6):
     for mine, truth in zip(found, truths, strict=True):
         assert mine.shape == truth.shape
         assert float((mine.double() - truth).norm()) <= bound * float(truth.norm())
-
-
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def fused():

@@ -2,32 +2,14 @@
 
 import pytest
 import torch
-from graphs import HFRMSNorm
+from gradients import NORMS, case
 from recomputed import again, both
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-pytestmark = pytest.mark.gpu
-
 STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0}
 BF16, F32 = torch.bfloat16, torch.float32
-NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6), "hf": HFRMSNorm}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
-
-def case(name, shape, dtype):
-    module = NORMS[name](shape[1]).cuda()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_()
-    return module.to(dtype), torch.randn(shape, device="cuda", dtype=dtype)
 
 
 def checkpointed(function, *first, **options):
@@ -47,7 +29,7 @@ def differing(one, other):
 @pytest.mark.parametrize("shape", [(4096, 4096), (5000, 768), (600, 16400)])
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name, shape, dtype):
-    module, x = case(name, shape, dtype)
+    module, x, _ = case(NORMS[name], shape, dtype)
     first, second = again(checkpointed(both, module), x)
     assert counters["mixorder"]["fused_regions"] >= 1
     assert differing(first, second) == 0
@@ -58,7 +40,7 @@ class Routed(nn.Module):
 
     def __init__(self, name, dim, dtype, experts=8):
         super().__init__()
-        self.norm, _ = case(name, (1, dim), dtype)
+        self.norm, *_ = case(NORMS[name], (1, dim), dtype)
         self.router = nn.Linear(dim, experts, bias=False, device="cuda", dtype=dtype)
         self.experts = nn.Parameter(torch.randn(experts, dim, device="cuda", dtype=dtype))
 
@@ -101,7 +83,7 @@ class Selected(torch.autograd.Function):
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("name", NORMS)
 def test_the_largest_elements_are_those_of_the_forward(name, dtype):
-    module, x = case(name, (4096, 4096), dtype)
+    module, x, _ = case(NORMS[name], (4096, 4096), dtype)
 
     def part(x, probe):
         y = module(x)
@@ -118,7 +100,7 @@ def test_the_largest_elements_are_those_of_the_forward(name, dtype):
 @pytest.mark.parametrize("name", NORMS)
 def test_a_row_s_sums_are_all_that_the_forward_holds_in_addition(name, dtype):
     rows, cols = 8192, 4096
-    module, x = case(name, (rows, cols), dtype)
+    module, x, _ = case(NORMS[name], (rows, cols), dtype)
     held = []
     for options in ({"mixorder": False}, {}):
         torch._dynamo.reset()
@@ -136,7 +118,7 @@ def test_a_row_s_sums_are_all_that_the_forward_holds_in_addition(name, dtype):
 def test_gradients_are_finite_where_stock_s_are_though_a_sum_of_a_row_is_not(cols):
     """Inductor's forward adds up rows of 768 columns before it divides, so that their means are infinite. Of
     4096 columns it updates a mean."""
-    module, x = case("layer", (1024, cols), F32)
+    module, x, _ = case(NORMS["layer"], (1024, cols), F32)
     x = (x.clamp(-1, 1) * 1e36 + 8.5e37).requires_grad_()
     finite = {}
     for on in (False, True):

@@ -6,15 +6,12 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 import mixorder
 from mixorder.cli import bench, doctor, tune
 from mixorder.report import RegionRecord, collect
-
-pytestmark = pytest.mark.gpu
 
 
 class Block(nn.Module):

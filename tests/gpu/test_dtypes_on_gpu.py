@@ -3,19 +3,10 @@
 import pytest
 import torch
 from reduced_dtypes import CASES, case_name, program
+from support.compilers import STRICT
 from torch._inductor import config
 
 from mixorder.report import RegionRecord, collect
-
-pytestmark = pytest.mark.gpu
-
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
 
 
 def half_integers(rows, cols):

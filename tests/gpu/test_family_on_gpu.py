@@ -8,15 +8,12 @@ from graphs import bf16
 from support.cases import CASES
 from support.compilers import OURS, STOCK, inductor
 
-pytestmark = pytest.mark.gpu
-
-# Alone in its graph, a part of this would raise its peak of memory.
-OF_MEMORY = {
-    "gradient with two readers": ([("4113x760", 1, 2)], []),
-}
+# Whether the other sum joins depends on the peak of memory, and so on how torch has split the graph.
+OF_MEMORY = {"gradient with two readers": [([("4113x760", n, 2)], []) for n in (1, 2)]}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_case(name: str) -> None:
     case, ours = CASES[name], OURS | {"mixorder_min_numel": 0}
-    check_case(case, case.shapes.middle, bf16, "cuda", inductor(ours), inductor(STOCK), OF_MEMORY.get(name))
+    either = OF_MEMORY.get(name, ())
+    check_case(case, case.shapes.middle, bf16, "cuda", inductor(ours), inductor(STOCK), either)

@@ -6,8 +6,6 @@ from support.differential import check
 from support.inputs import poison_free_memory
 from support.programs import make
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("size", [100, 1 << 14, 1 << 18, 3 << 20, 1 << 22])
 def test_free_memory_is_poisoned(size):

@@ -5,31 +5,20 @@ import warnings
 
 import pytest
 import torch
-from gradients import exact, grads
+from gradients import case, exact, grads
 from graphs import choosing
 from torch import nn
 from torch._dynamo.utils import counters
 
 from mixorder.strategies import strategy
 
-pytestmark = pytest.mark.gpu
-
 OPTIONS = {"mixorder": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 ROWS, COLS = 1000, 4096
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
-
 def errors(options):
     """Of the gradients of a compiled LayerNorm, each relative to the largest."""
-    module = nn.LayerNorm(COLS).cuda()
-    x, dy = (torch.randn(ROWS, COLS, device="cuda") for _ in range(2))
-
+    module, x, dy = case(nn.LayerNorm, (ROWS, COLS), torch.float32)
     found = grads(torch.compile(module, options=options, dynamic=False), module, x, dy)
     truths = exact(module, x, dy)
     return [float((g - t).abs().max() / t.abs().max()) for g, t in zip(found, truths, strict=True)]

@@ -11,13 +11,10 @@ import pytest
 import torch
 from modes import *  # noqa: F403
 from modes import close, exact, inputs, norm
+from support.compilers import STRICT
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-pytestmark = pytest.mark.gpu
-
-# A hit in the cache of graphs would run no pass.
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 TORCH_MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 

@@ -7,12 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compilers import STRICT
 from torch import nn
 from torch._inductor.utils import run_and_get_code
-
-pytestmark = pytest.mark.gpu
-
-OURS = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 
 
 class Head(nn.Module):
@@ -42,7 +39,9 @@ def test_a_head(columns):
     torch._dynamo.reset()
     stock = gradients(torch.compile(module, options={"fx_graph_cache": False}), module, x, labels)
     torch._dynamo.reset()
-    ours, codes = run_and_get_code(lambda: gradients(torch.compile(module, options=OURS), module, x, labels))
+    ours, codes = run_and_get_code(
+        lambda: gradients(torch.compile(module, options=STRICT), module, x, labels)
+    )
     # Its own memory, or that of logits which Inductor has padded.
     assert f"{-(-columns // 64) * 64}, 1)" in codes[-1] and "mixorder" in codes[-1]
     for mine, theirs, true in zip(ours, stock, truth, strict=True):

@@ -1,46 +1,22 @@
 """On a GPU: the same bits in every run and on every stream, and what holds of gradients of half a batch."""
 
-import copy
-
 import pytest
 import torch
-from gradients import grads
+from gradients import NORMS as MODULES
+from gradients import case, exact, grads, same
+from support.compilers import STRICT
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
-pytestmark = pytest.mark.gpu
-
-# A hit in the cache of graphs would run no pass.
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 BF16, F32 = torch.bfloat16, torch.float32
 # Held by one program, read off a boundary, and shared by several programs.
 SHAPES = [(5000, 768), (1031, 1001), (600, 16400)]
-NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6)}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
-
-def case(name, shape, dtype):
-    module = NORMS[name](shape[1]).cuda()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_()
-    x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
-    return module.to(dtype), x, dy
+NORMS = ("layer", "rms")
 
 
 def compiled(module, **options):
     return torch.compile(module, options=STRICT | options, dynamic=False)
-
-
-def same(one, other):
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
 
 
 def poison():
@@ -53,7 +29,7 @@ def poison():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NORMS)
 def test_the_same_bits_in_every_run_and_on_every_stream(name, shape, dtype):
-    module, x, dy = case(name, shape, dtype)
+    module, x, dy = case(MODULES[name], shape, dtype)
     function = compiled(module)
     first = grads(function, module, x, dy)
     assert counters["mixorder"]["fused_regions"] == 1
@@ -71,7 +47,7 @@ def test_the_same_bits_in_every_run_and_on_every_stream(name, shape, dtype):
 
 def test_the_same_bits_while_another_stream_is_busy():
     """What shares the GPU changes which programs run when, and must change nothing else."""
-    module, x, dy = case("layer", SHAPES[2], BF16)
+    module, x, dy = case(nn.LayerNorm, SHAPES[2], BF16)
     function = compiled(module)
     first = grads(function, module, x, dy)
     a, busy = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
@@ -87,10 +63,9 @@ def test_the_same_bits_while_another_stream_is_busy():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients_of_two_parts_of_a_batch_add_up(name, shape):
-    module, x, dy = case(name, shape, F32)
+    module, x, dy = case(MODULES[name], shape, F32)
     dx, *whole = grads(compiled(module), module, x, dy)
-    wide = copy.deepcopy(module).double()
-    truths = grads(wide, wide, x.double(), dy.double())[1:]
+    truths = exact(module, x, dy)[1:]
     for at in (1, shape[0] // 2, shape[0] - 3):
         parts = []
         for part in (slice(at), slice(at, None)):
@@ -103,7 +78,7 @@ def test_gradients_of_two_parts_of_a_batch_add_up(name, shape):
 
 
 def test_a_mutation_between_forward_and_backward_is_caught():
-    module, x, dy = case("layer", (512, 768), F32)
+    module, x, dy = case(nn.LayerNorm, (512, 768), F32)
     hidden = x.requires_grad_() * 1
     y = compiled(module)(hidden)
     with torch.no_grad():
@@ -113,7 +88,7 @@ def test_a_mutation_between_forward_and_backward_is_caught():
 
 
 def test_the_backward_leaves_its_inputs_as_they_are():
-    module, x, dy = case("layer", (512, 768), BF16)
+    module, x, dy = case(nn.LayerNorm, (512, 768), BF16)
     kept = [t.detach().clone() for t in (x, dy, *module.parameters())]
     grads(compiled(module), module, x, dy)
     assert same([t.detach() for t in (x, dy, *module.parameters())], kept)

@@ -3,7 +3,6 @@ that rounds once, and what is not in a region is eager there."""
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,53 +10,33 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import bf16, f16, f32, pair, randomised
-from torch import nn
+from gradients import NORMS, as_exact, case, errors, exact, grads
+from graphs import bf16, f16, f32, pair
+from support.compilers import STRICT
 from torch._inductor.utils import run_and_get_code
 
 from mixorder.report import RegionRecord, collect
 
-pytestmark = pytest.mark.gpu
-
-STRICT = {"mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 Results = tuple[torch.Tensor, ...]
 
 
 def compiled(function: Callable[..., Any], fuse: bool) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, options={"mixorder": fuse, **STRICT}, dynamic=False)
-
-
-def errors(found: Results, exact: Results) -> list[float]:
-    """Relative, as norms."""
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    return torch.compile(function, options=STRICT | {"mixorder": fuse}, dynamic=False)
 
 
 @pytest.mark.parametrize("shape", [(2048, 2048), (2048, 8192), (1000, 1001), (512, 20000)])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_dx_is_as_exact_as_from_a_kernel_of_its_own(norm: str, shape: tuple[int, int]) -> None:
     """In fp32, where Inductor's product is not rounded before something is subtracted from it."""
-    torch.manual_seed(0)
-    rows, cols = shape
-    modules = {"rms": nn.RMSNorm(cols), "layer": nn.LayerNorm(cols)}
-    module = randomised(modules[norm], f32).cuda()
-    x, dy = torch.randn(rows, cols, device="cuda", requires_grad=True), torch.randn(rows, cols, device="cuda")
-
-    def gradients(fuse: bool) -> Results:
-        return torch.autograd.grad(compiled(module, fuse)(x), [x, *module.parameters()], dy)
-
-    ours, stock = gradients(True), gradients(False)
-    wide = copy.deepcopy(module).double()
-    x = x.detach().double().requires_grad_()
-    exact = torch.autograd.grad(wide(x), [x, *wide.parameters()], dy.double())
-    for mine, theirs in zip(errors(ours, exact), errors(stock, exact), strict=True):
-        assert mine <= 1.02 * theirs
+    module, x, dy = case(NORMS[norm], shape, f32)
+    ours, stock = (grads(compiled(module, fuse), module, x, dy) for fuse in (True, False))
+    as_exact(ours, stock, exact(module, x, dy), 1.02, 0)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])
 def test_a_row_s_result_that_a_later_loop_reads_is_not_rounded_for_it(dtype: torch.dtype) -> None:
     """Eager rounds dx, the product of matrices, the mean, and what is made of both."""
-    torch.manual_seed(0)
     x, dy = (torch.randn(1000, 512, device="cuda", dtype=dtype) for _ in range(2))
     m = torch.randn(512, 512, device="cuda", dtype=dtype)
 
@@ -112,7 +91,6 @@ def test_what_is_compared_with_a_version_of_itself_is_rounded(
 ) -> None:
     """pytorch/pytorch#195214: stock's gradients of a maximum are NaN. The float64 reference is of eager's
     rounded values where these are compared, so that as many elements of a row are its largest."""
-    torch.manual_seed(0)
     args = torch.randn(*shape, device="cuda").to(dtype), torch.randn(shape[1], device="cuda").to(dtype)
     values = chain(*args).double()
 
@@ -120,7 +98,7 @@ def test_what_is_compared_with_a_version_of_itself_is_rounded(
         y = chain(x, w)
         return head(y + (values - y).detach(), w)
 
-    options = {"mixorder": True, **STRICT, "mixorder_min_numel": numel}
+    options = STRICT | {"mixorder_min_numel": numel}
     torch._dynamo.reset()
     with collect() as records:
         ours = step(torch.compile(lambda x, w: head(chain(x, w), w), options=options, dynamic=False), *args)

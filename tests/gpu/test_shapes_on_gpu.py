@@ -5,35 +5,21 @@ import dataclasses
 
 import pytest
 import torch
-from graphs import HFRMSNorm, f32, randomised
+from gradients import NORMS
+from graphs import f32, randomised
 from results import RESULTS, aliases
-from torch import nn
+from support.compilers import STRICT
 from torch._dynamo.utils import counters
 
 from mixorder.report import collect
 from mixorder.schedule.constants import FITTED
 from mixorder.strategies.persistent import PERSISTENT
 
-pytestmark = pytest.mark.gpu
-
-DEVICE = "cuda"
-# A hit in the cache of graphs would run no pass.
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
-# A given eps: by default RMSNorm's is that of the dtype, and the reference in fp64 another function.
-NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6), "hf": HFRMSNorm}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
 
 def poison():
     """Fill freed memory with NaN; the allocator hands it out again."""
     blocks = [
-        torch.full((n,), float("nan"), device=DEVICE) for n in (20, 740, 2220, 100_000) for _ in range(8)
+        torch.full((n,), float("nan"), device="cuda") for n in (20, 740, 2220, 100_000) for _ in range(8)
     ]
     del blocks
 
@@ -42,7 +28,7 @@ def poison():
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(name, dynamic):
     function, shapes, regions = RESULTS[name]
-    mine = tuple(torch.randn(shape, device=DEVICE) for shape in shapes)
+    mine = tuple(torch.randn(shape, device="cuda") for shape in shapes)
     theirs, exact = tuple(t.clone() for t in mine), tuple(t.double() for t in mine)
     for x in mine[:2] if dynamic else ():
         torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -80,8 +66,8 @@ SHAPES = [(16, 16), (64, 64), (1, 20), (2, 1000), (5, 6), (67, 33), (1500, 3), (
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_and_columns(name, rows, cols, dynamic):
-    module = randomised(NORMS[name](cols), f32).to(DEVICE)
-    x = torch.randn(rows, cols, device=DEVICE)
+    module = randomised(NORMS[name](cols), f32).cuda()
+    x = torch.randn(rows, cols, device="cuda")
     check(lambda m, x: m(x), module, x, dynamic, cancelled=1e2 * rows**0.5 if cols <= 3 else 0.0)
     assert counters["mixorder"] == {"fused_regions": 1}
 
@@ -94,9 +80,9 @@ def test_rows_in_chunks(name, rows, cols, plan_with):
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     choose = lambda facts, device, split_size: PERSISTENT.choose(facts, device, split_size, constants)  # noqa: E731
     plan_with(strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
-    module = randomised(NORMS[name](cols), f32).to(DEVICE)
+    module = randomised(NORMS[name](cols), f32).cuda()
     with collect() as records:
-        check(lambda m, x: m(x), module, torch.randn(rows, cols, device=DEVICE))
+        check(lambda m, x: m(x), module, torch.randn(rows, cols, device="cuda"))
     (record,) = records
     assert record.schedule.chunks > 1
 
@@ -104,15 +90,15 @@ def test_rows_in_chunks(name, rows, cols, plan_with):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", NORMS)
 def test_no_rows(name, dynamic):
-    module = randomised(NORMS[name](20), f32).to(DEVICE)
-    check(lambda m, x: m(x), module, torch.randn(0, 20, device=DEVICE), dynamic)
+    module = randomised(NORMS[name](20), f32).cuda()
+    check(lambda m, x: m(x), module, torch.randn(0, 20, device="cuda"), dynamic)
 
 
 LAYOUTS = {
-    "slice": lambda: torch.randn(41, 64, device=DEVICE)[2:39, 7:27],
-    "leading_dims_swapped": lambda: torch.randn(5, 7, 20, device=DEVICE).transpose(0, 1),
-    "rows_expanded": lambda: torch.randn(1, 20, device=DEVICE).expand(37, 20),
-    "rows_padded_in_batches": lambda: torch.randn(5, 9, 24, device=DEVICE)[:, 1:8, :20],
+    "slice": lambda: torch.randn(41, 64, device="cuda")[2:39, 7:27],
+    "leading_dims_swapped": lambda: torch.randn(5, 7, 20, device="cuda").transpose(0, 1),
+    "rows_expanded": lambda: torch.randn(1, 20, device="cuda").expand(37, 20),
+    "rows_padded_in_batches": lambda: torch.randn(5, 9, 24, device="cuda")[:, 1:8, :20],
 }
 
 
@@ -121,9 +107,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_layouts_of_x(name, layout, inside):
     """Misaligned rows included: Inductor may copy such an input, or pass it as it is."""
-    module, x = randomised(NORMS[name](20), f32).to(DEVICE), LAYOUTS[layout]()
+    module, x = randomised(NORMS[name](20), f32).cuda(), LAYOUTS[layout]()
     if inside:
-        storage = torch.empty(0, device=DEVICE).set_(x.untyped_storage())
+        storage = torch.empty(0, device="cuda").set_(x.untyped_storage())
         size, stride, offset = x.shape, x.stride(), x.storage_offset()
         check(lambda m, s: m(s.as_strided(size, stride, offset)), module, storage)
     else:

@@ -3,23 +3,20 @@
 import copy
 import time
 
+import gradients
 import pytest
 import torch
 import triton
 import triton.language as tl
-from gradients import exact, grads
+from gradients import as_exact, case, errors, exact, grads, same
+from support.compilers import STRICT
 from torch import nn
-from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from mixorder.codegen import cooperative as shared
 from mixorder.codegen import exchange
 from mixorder.report import collect
 
-pytestmark = pytest.mark.gpu
-
-# A hit in the cache of graphs would run no pass.
-STRICT = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 BF16, F32 = torch.bfloat16, torch.float32
 
 
@@ -34,24 +31,8 @@ class Residual(nn.Module):
         return x + self.norm(x)
 
 
-NORMS = {"layer": nn.LayerNorm, "rms": lambda n: nn.RMSNorm(n, eps=1e-6), "residual": Residual}
+NORMS = {"layer": nn.LayerNorm, "rms": gradients.NORMS["rms"], "residual": Residual}
 SHAPES = [(4096, 16384), (1000, 20000), (512, 65536), (300, 131072), (3, 16400), (2, 131072)]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    counters["mixorder"].clear()
-
-
-def inputs(norm, rows, cols, dtype):
-    module = NORMS[norm](cols).cuda()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_()
-    x, dy = (torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2))
-    return module.to(dtype), x, dy
 
 
 def compiled(module, **options):
@@ -67,23 +48,14 @@ def shared_grads(module, x, dy, **options):
     return found
 
 
-def errors(found, truths):
-    return [float((g.double() - t).norm() / t.norm()) for g, t in zip(found, truths, strict=True)]
-
-
-def same(one, other):
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_against_float64(norm, rows, cols, dtype):
-    module, x, dy = inputs(norm, rows, cols, dtype)
+    module, x, dy = case(NORMS[norm], (rows, cols), dtype)
     ours, truths = shared_grads(module, x, dy), exact(module, x, dy)
     stock = grads(compiled(module, mixorder=False), module, x, dy)
-    for mine, theirs in zip(errors(ours, truths), errors(stock, truths), strict=True):
-        assert mine <= theirs * 1.05 + 4 * torch.finfo(F32).eps
+    as_exact(ours, stock, truths, 1.05, 4 * torch.finfo(F32).eps)
 
 
 @pytest.mark.parametrize("words", [20000, 32000])
@@ -104,22 +76,19 @@ def test_a_head_with_a_bias_under_cross_entropy(words):
     assert [r.schedule.group for r in records] == [1], records
     stock = grads(compiled(loss(head), mixorder=False), head, x, None)
     wide = copy.deepcopy(head).double()
-    truths = grads(loss(wide), wide, x.double(), None)
-    for mine, theirs in zip(errors(ours, truths), errors(stock, truths), strict=True):
-        assert mine <= theirs * 1.05 + 4 * torch.finfo(F32).eps
+    as_exact(ours, stock, grads(loss(wide), wide, x.double(), None), 1.05, 4 * torch.finfo(F32).eps)
 
 
 @pytest.mark.parametrize("rows", [2, 77, 4096])
 def test_symbolic_rows(rows):
-    module, x, dy = inputs("rms", 1000, 16400, BF16)
+    module, x, dy = case(NORMS["rms"], (1000, 16400), BF16)
     function = torch.compile(module, options=STRICT)
     with collect() as records:
         grads_of_dynamic(function, module, x, dy)
         x, dy = (torch.randn(rows, 16400, device="cuda", dtype=BF16) for _ in range(2))
         ours = grads_of_dynamic(function, module, x, dy)
     assert [r.schedule.group > 1 for r in records] == [True]
-    for error in errors(ours, exact(module, x, dy)):
-        assert error < 0.01
+    assert max(errors(ours, exact(module, x, dy))) < 0.01
 
 
 def grads_of_dynamic(function, module, x, dy):
@@ -149,13 +118,12 @@ def test_two_exchanges_per_row(rows, cols):
     scale = 127.0 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
     q, scaled = (x * scale).round().double(), dy.double() * w.double()
     truths = scaled - q * (q * scaled).sum(-1, keepdim=True) * 1e-4, (dy.double() * q).sum(0)
-    for error in errors(ours, truths):
-        assert error < 1e-3
+    assert max(errors(ours, truths)) < 1e-3
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_same_bits_every_time(norm):
-    module, x, dy = inputs(norm, 2048, 16384, BF16)
+    module, x, dy = case(NORMS[norm], (2048, 16384), BF16)
     function = compiled(module)
     first = grads(function, module, x, dy)
     for _ in range(20):
@@ -357,13 +325,12 @@ def test_beside_matrix_products():
 def test_cuda_graphs_are_replayed():
     """The first run is none of a graph, but of the same kernels. (Those of another compile may differ: of two
     for this norm's forward, Inductor takes the one that was faster.)"""
-    module, x, dy = inputs("layer", 1024, 16384, BF16)
+    module, x, dy = case(NORMS["layer"], (1024, 16384), BF16)
     function = compiled(module, **{"triton.cudagraphs": True})
     first, *replayed = ([g.clone() for g in stepped(function, module, x, dy)] for _ in range(50))
     assert all(same(first, other) for other in replayed)
     plain, truths = grads(compiled(module), module, x, dy), exact(module, x, dy)
-    for mine, theirs in zip(errors(first, truths), errors(plain, truths), strict=True):
-        assert mine <= theirs * 1.001
+    as_exact(first, plain, truths, 1.001, 0)
 
 
 def stepped(function, module, x, dy):
@@ -385,7 +352,7 @@ def test_a_graph_captured_by_hand_is_replayed():
 
 
 def test_three_kernels_and_no_clone():
-    module, x, dy = inputs("rms", 1024, 16384, BF16)
+    module, x, dy = case(NORMS["rms"], (1024, 16384), BF16)
     function = compiled(module)
     _, codes = run_and_get_code(lambda: grads(function, module, x, dy))
     code = codes[-1]
@@ -396,7 +363,7 @@ def test_three_kernels_and_no_clone():
 
 def test_freed_memory_is_no_trap():
     """Outputs, workspace and words lie where there was NaN, or what the last run has left."""
-    module, x, dy = inputs("layer", 500, 16400, BF16)
+    module, x, dy = case(NORMS["layer"], (500, 16400), BF16)
     function = compiled(module)
     first = grads(function, module, x, dy)
     for value in (float("nan"), 0.0):

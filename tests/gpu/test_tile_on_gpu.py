@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import quantised
+from support.compilers import STRICT
 from support.quantised import RECIPES, different, inputs
 
 from mixorder import planning
@@ -21,16 +22,13 @@ from mixorder.schedule.tile import through_workspace
 from mixorder.strategies import STRATEGIES
 from mixorder.strategies.tile import TILE
 
-pytestmark = pytest.mark.gpu
-
-OURS = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 SHAPES = [(256, 512), (480, 544), (4096, 4096), (2048, 7168), (96, 16384)]
 
 
 def fused(function: Callable[..., Any], args: Any, mode: str | None = None) -> tuple[Any, RegionRecord]:
     torch._dynamo.reset()
     gc.collect()
-    options = OURS | ({"triton.cudagraphs": True} if mode else {})
+    options = STRICT | ({"triton.cudagraphs": True} if mode else {})
     with collect() as records:
         compiled = torch.compile(lambda *x: function(*x), options=options, dynamic=False)
         for _ in range(3):
@@ -151,7 +149,7 @@ assert results[-1].isnan().all()
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "too late"])
 def test_no_wait_is_without_end(late: bool) -> None:
     """In a process of its own: a kernel that waits for ever cannot be ended otherwise."""
-    text = ROWS_OF_NAN.format(late=late, options=OURS)
+    text = ROWS_OF_NAN.format(late=late, options=STRICT)
     paths = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     subprocess.run(
         [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=180

@@ -2,13 +2,11 @@
 recorded.
 
 `pytest --junitxml=out.xml` writes it as properties of each test: `stock` is "right", "wrong" with the
-largest error, or the error that it raises; for issues about time, microseconds of both. Stock may be
-repaired in a later version.
+largest error, or the error that it raises. Stock may be repaired in a later version.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +18,8 @@ from torch import Tensor
 from upstream import LEFT, WOUNDS, WithToken, Wound
 
 from mixorder.report import RegionRecord, collect
-from mixorder.tune.timing import capture, flush_bytes, time_in_turns
-
-pytestmark = pytest.mark.gpu
 
 Record = Callable[[str, Any], None]
-SLOW = ("185814", "185534", "196581", "186370", "179423")
 # Float64 of 131072 x 16384 takes 17 GB a tensor; the time needs the issue's size, the numbers do not.
 MIDDLE = ("185814", "179423", "175250")
 ALONE = ("190796",)  # a convolution's gradient may lie with its channels last
@@ -110,34 +104,6 @@ def test_176375_columns_that_are_a_sum_of_symbols(options: str) -> None:
         _, largest, total = compiled(*inputs)
         _, exact_largest, exact = function(*(x.double() for x in inputs))
         assert max(relative_errors([largest, total], [exact_largest, exact])) < 1e-5
-
-
-def median_us(example: Example, options: dict[str, Any], flush: Tensor) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step = example.step(inductor(options))
-        for _ in range(3):
-            step()
-        stream.synchronize()
-    graphs = {"": capture(step, stream).graph}
-    with torch.cuda.stream(stream):
-        return statistics.median(time_in_turns(graphs, flush, 40, seconds=0.2, settle_s=0.1)[""])
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_times(name: str, record_property: Record) -> None:
-    """Never slower than stock by more than what two medians of the same kernels differ by."""
-    wound = WOUNDS[name]
-    example = Example(wound.case, wound.case.shapes.training, wound.dtype, "cuda")
-    flush = torch.empty(flush_bytes(0), dtype=torch.uint8, device="cuda")
-    ours = median_us(example, OURS, flush)
-    try:
-        theirs = median_us(example, STOCK, flush)
-    except Exception as error:
-        record_property("stock", f"{type(error).__name__}: {error}"[:300])
-        return
-    record_property("us", f"stock {theirs:.1f}, mixorder {ours:.1f}")
-    assert ours < 1.05 * theirs
 
 
 def test_186426_rows_that_are_a_sum_of_symbols(record_property: Record) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from support import quantised
+from support.compilers import STRICT
 
 from mixorder.report import RegionRecord, collect
 
-pytestmark = pytest.mark.gpu
-
-OURS = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 LONG, BLOCK = 16921600, 128
 PIECE = BLOCK * 1024
 
@@ -37,7 +35,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 def fused(function: Callable[..., Any], x: torch.Tensor) -> Any:
     with collect() as records:
-        results = torch.compile(lambda x: function(x), options=OURS, dynamic=False)(x)
+        results = torch.compile(lambda x: function(x), options=STRICT, dynamic=False)(x)
     torch.cuda.synchronize()
     assert any(isinstance(r, RegionRecord) for r in records)
     return results

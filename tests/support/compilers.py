@@ -16,6 +16,7 @@ Look = Callable[[GraphModule, Sequence[Any]], None]
 # A hit in the cache of graphs would run no pass. It is an option because options apply to all threads.
 STOCK: dict[str, Any] = {"mixorder": False, "fx_graph_cache": False}
 OURS: dict[str, Any] = {"mixorder": True, "mixorder_strict": True, "fx_graph_cache": False}
+STRICT: dict[str, Any] = OURS | {"mixorder_min_numel": 0}
 
 
 def how(
