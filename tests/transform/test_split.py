@@ -47,3 +47,13 @@ def test_a_column_result_that_loops_round_is_not_compensated() -> None:
     assert out.dtype == f32 and str(out) == f"{out.name}: f32[256] widened"
     (partial,) = (s for nest in program.nests for s in nest.body if isinstance(s, PartialAccumulate))
     assert not partial.compensated
+
+
+def test_a_sum_in_half_precision_beside_one_in_float32_is_not_compensated() -> None:
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        return dy - x * product.sum(1, keepdim=True), product.sum(0), (x * x).sum(0).to(bf16)
+
+    program = split(function, FULL, FULL)
+    found = [s for nest in program.nests for s in nest.body if isinstance(s, PartialAccumulate)]
+    assert [s.compensated for s in found] == [True, False]
