@@ -21,7 +21,6 @@ from .versions import mutation_analysis
 from .wrapping import wrap
 
 PREFIX = "triton_mixorder_"  # of the names of mixorder's kernels
-_MAX_KERNELS = 1024
 _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
 """Why the last kernel had no Triton IR; the analysis itself catches it."""
 
@@ -66,8 +65,6 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
         if key is None:
             return original(kernel, kwargs, *rest, **named)
         if key not in known:
-            if len(known) >= _MAX_KERNELS:
-                known.clear()
             _refusal.set(None)
             result = original(kernel, kwargs, *rest, **named)
             if _refusal.get() is not None:

@@ -191,20 +191,6 @@ def order_recorder(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return calls
 
 
-def test_user_pass_object_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = order_recorder(runs, monkeypatch)
-    with config.patch("post_grad_custom_post_pass", Tagging(calls, "user")):
-        train_step(compiled(mixorder=True))
-    assert calls == ["user", "mixorder"] * 2
-
-
-def test_user_callable_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = order_recorder(runs, monkeypatch)
-    with config.patch("post_grad_custom_post_pass", lambda graph: calls.append("user")):
-        compiled(mixorder=True)(torch.randn(8))
-    assert calls == ["user", "mixorder"]
-
-
 needs_lists = pytest.mark.skipif(
     not hasattr(custom_graph_pass, "get_custom_graph_passes"),
     reason="this torch takes a single pass",
@@ -215,13 +201,22 @@ needs_aware = pytest.mark.skipif(
 )
 
 
-@needs_lists
-def test_user_list_runs_before_ours(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (lambda calls: Tagging(calls, "user"), ["user"]),
+        (lambda calls: lambda graph: calls.append("user"), ["user"]),
+        pytest.param(lambda calls: [Tagging(calls, "a"), Tagging(calls, "b")], ["a", "b"], marks=needs_lists),
+    ],
+    ids=["object", "callable", "list"],
+)
+def test_passes_of_the_user_run_before_ours(
+    runs: Recorder, monkeypatch: pytest.MonkeyPatch, made: Callable[[list[str]], Any], names: list[str]
+) -> None:
     calls = order_recorder(runs, monkeypatch)
-    users = [Tagging(calls, "a"), Tagging(calls, "b")]
-    with config.patch("post_grad_custom_post_pass", users):
-        compiled(mixorder=True)(torch.randn(8))
-    assert calls == ["a", "b", "mixorder"] and len(users) == 2
+    with config.patch("post_grad_custom_post_pass", made(calls)):
+        train_step(compiled(mixorder=True))
+    assert calls == [*names, "mixorder"] * 2
 
 
 def aware_pass(calls: list[Any]) -> CustomGraphPass:

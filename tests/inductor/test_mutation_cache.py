@@ -99,16 +99,6 @@ def test_what_is_not_ours_or_not_known_is_analysed_each_time(
     assert len(seen) == 2
 
 
-def test_memory_is_bounded(
-    asked: tuple[Callable[..., Any], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(analysis, "_MAX_KERNELS", 2)
-    analyse, seen = asked
-    for text in "aabca":
-        analyse(Function("triton_mixorder_sum_0", text), {}, {})
-    assert len(seen) == 4  # a is forgotten with the third
-
-
 SOURCE = """
 import triton
 import triton.language as tl
