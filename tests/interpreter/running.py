@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 from graphs import bf16, f16, f32, f64, traced
+from support.quantised import different
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
+from torch.fx import Graph, GraphModule
 
 from mixorder import pipeline
 from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
+from mixorder.report import RegionRecord, collect
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 OFF = Options(enabled=False)
@@ -85,6 +89,21 @@ def check(ours: Tensors, stock: Tensors, exact: Tensors, terms: int, scale: floa
         assert my_error <= allowed, (tuple(truth.shape), my_error, their_error, size)
 
 
+def fused_graph(
+    function: Callable[..., Any], args: Tensors, make: Callable[..., Graph] = traced, **options: Any
+) -> tuple[GraphModule, RegionRecord]:
+    """A function's rewritten graph, and the record of its one region. `make`: traces it."""
+    prepare_interpreter()
+    graph = make(function, *[(tuple(a.shape), a.dtype) for a in args])
+    value = next(n.meta["val"] for n in graph.nodes if n.op == "placeholder")
+    with V.set_fake_mode(value.fake_mode), collect() as records:
+        pipeline.run(graph, with_options(**options))
+    graph.lint()
+    (record,) = records
+    assert isinstance(record, RegionRecord), record
+    return GraphModule({}, graph), record
+
+
 def run_fused(function: Callable[..., Any], args: Tensors, options: Options = ON) -> Tensors:
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
@@ -93,3 +112,22 @@ def run_fused(function: Callable[..., Any], args: Tensors, options: Options = ON
     assert counters["mixorder"]["fused_regions"] > before
     graph.lint()
     return tuple(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args))
+
+
+def exactly_fused(function: Callable[..., Any], *args: torch.Tensor) -> list[RegionRecord]:
+    """The records of a function that is run fused. Asserts that its results are eager's bit by bit."""
+    with collect() as records:
+        ours = run_fused(lambda *x: function(*x), args)
+    for mine, eager in zip(ours, function(*args), strict=True):
+        assert different(mine, eager) == 0
+    found = [r for r in records if isinstance(r, RegionRecord)]
+    assert len(found) == len(records)
+    return found
+
+
+def wide(rows: int, cols: int, dtype: torch.dtype = bf16, special: bool = False) -> torch.Tensor:
+    """Numbers of rows that differ by many powers of two; also zeros, infinities and NaN, if asked for."""
+    x = (torch.randn(rows, cols) * torch.exp2(torch.randint(-10, 10, (rows, 1)))).to(dtype)
+    if special:
+        x[3, 5], x[7, -1], x[-1, 2], x[9] = float("nan"), float("inf"), -float("inf"), 0
+    return x

@@ -1,4 +1,4 @@
-"""Sums over rows without a reduction along them: each program has a block of the columns."""
+"""Sums over rows without a reduction along them: each program has a block of the columns (test_matrix.py)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import bf16, f16, f32, traced
-from grids import crossed
+from graphs import bf16, traced
 from running import ON, check, compiled, run_fused, with_options
 from torch import nn
 
 from mixorder import pipeline
 from mixorder.report import RegionRecord, collect
-
-WIDTHS = {96: 32, 160: 32, 320: 64, 384: 128, 576: 64, 608: 32, 720: 240, 1152: 128}
 
 
 def gelu_backward(x: Any, dy: Any) -> Any:
@@ -28,16 +25,6 @@ def blocks_of(records: list[Any]) -> tuple[str, int]:
     (record,) = records
     assert isinstance(record, RegionRecord)
     return record.strategy, record.schedule.lanes
-
-
-@pytest.mark.parametrize(("cols", "dtype"), crossed(WIDTHS, [bf16, f32, f16]))
-def test_every_row_and_column_once(cols: int, dtype: torch.dtype) -> None:
-    x, dy = torch.randn(397, cols).to(dtype), torch.randn(397, cols).to(dtype)
-    with collect() as records:
-        ours = run_fused(gelu_backward, (x, dy))
-    lanes = 1 << (WIDTHS[cols] - 1).bit_length()
-    assert blocks_of(records) == ("blocks of columns", lanes)
-    check(ours, gelu_backward(x, dy), gelu_backward(x.double(), dy.double()), 397)
 
 
 @pytest.mark.parametrize(("rows", "split_size"), [(200, 100), (1000, 1000)])
@@ -56,24 +43,6 @@ def test_rows_wider_than_a_program_can_hold() -> None:
         ours = run_fused(gelu_backward, (x, dy))
     assert blocks_of(records)[0] == "blocks of columns"
     check(ours, gelu_backward(x, dy), gelu_backward(x.double(), dy.double()), 67)
-
-
-def test_several_results_a_vector_of_columns_and_an_epilogue() -> None:
-    """Indices of the columns are also values, gathered and moved."""
-
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        cols = x.shape[1]
-        numbered = x.to(f32) * torch.arange(cols, device=x.device)
-        turned = torch.cat([dy[:, cols // 2 :], -dy[:, : cols // 2]], 1)
-        product = torch.tanh(numbered / cols + w) * turned
-        return product.to(bf16), product.sum(0) * 0.5 + w, product.amax(0), numbered.sum(0).to(bf16)
-
-    for cols in (384, 608):
-        args = torch.randn(41, cols, dtype=bf16), torch.randn(41, cols), torch.randn(cols)
-        with collect() as records:
-            ours = run_fused(function, args)
-        assert blocks_of(records)[0] == "blocks of columns"
-        check(ours, function(*args), function(*(a.double() for a in args)), 41)
 
 
 def test_a_linear_of_odd_width() -> None:

@@ -1,12 +1,15 @@
-"""Reductions of every dtype into every dtype, on both sides of a pair, as eager has them."""
+"""Reductions of every dtype into every dtype, on both sides of a pair, as eager has them; of all elements."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from graphs import bf16
 from grids import crossed
 from reduced_dtypes import CASES, Reduction, case_name, f32, program
-from running import ON
+from running import ON, run_fused
 
 from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
@@ -39,3 +42,31 @@ def test_a_reduction_is_computed_in_its_own_dtype(chosen: list[Reduction], insid
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Of bools, too, whose bytes a comparison does not see."""
     return torch.equal(*(t.contiguous().view(torch.uint8) for t in (one, other)))
+
+
+def test_the_largest_element_of_a_gradient_beside_its_norm() -> None:
+    """The scale of a tensor that is cast to a byte as a whole."""
+
+    def backward(x: Any, dy: Any, w: Any) -> Any:
+        scaled = dy.float() * w
+        dx = (scaled - x.float() * (scaled * x.float()).mean(-1, keepdim=True)).to(bf16)
+        return dx, (dy.float() * x.float()).sum(0), dx.abs().max(), dx.amin()
+
+    args = torch.randn(200, 384).to(bf16), torch.randn(200, 384).to(bf16), torch.randn(384)
+    with collect() as records:
+        dx, _, largest, least = run_fused(backward, args)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.outer_ops == ("sum", "amax", "amin")
+    assert largest == dx.abs().max() and least == dx.min()
+
+
+def test_the_largest_element_of_a_sum_of_rows() -> None:
+    """The maximum is of what the region wrote, which has rows and columns of its own."""
+
+    def function(x: Any, dy: Any) -> Any:
+        product = x * dy
+        total = product.sum(0)
+        return dy - x * product.sum((1, 2), keepdim=True), total, total.amax()
+
+    _, total, largest = run_fused(function, (torch.randn(64, 8, 32), torch.randn(64, 8, 32)))
+    assert largest == total.amax()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32
-from running import ON, compiled
+from running import ON, compiled, wide
 from support import quantised
 from support.quantised import F8, different
 
@@ -166,9 +166,9 @@ SPELLINGS: dict[str, tuple[Function, list[torch.dtype]]] = {
 NUMBERS_ALONE = ("nvfp4", "amax and amin")
 
 
-def wide(special: bool = True) -> torch.Tensor:
+def input_with(special: bool = True) -> torch.Tensor:
     """256 rows of very different numbers; with a square of zeros, infinities and NaN, if asked for."""
-    x = (torch.randn(256, 512) * torch.exp2(torch.randint(-10, 10, (256, 1)))).to(bf16)
+    x = wide(256, 512)
     if special:
         x[:32, :32] = 0
         x[40, 3], x[100, 511], x[255, 200] = float("inf"), -float("inf"), float("nan")
@@ -194,14 +194,14 @@ def written(record: RegionRecord) -> list[torch.dtype]:
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_scales_and_casts_of_blocks_are_one_kernel(name: str) -> None:
     function, dtypes = SPELLINGS[name]
-    (record,) = check(function, wide(name not in NUMBERS_ALONE))
+    (record,) = check(function, input_with(name not in NUMBERS_ALONE))
     assert isinstance(record, RegionRecord) and record.strategy == TILE.name
     assert len(record.kernels) == 1 and written(record) == dtypes
 
 
 def test_scales_of_whole_rows_and_columns() -> None:
     """torchao's recipe rowwise: the columns' cast needs a scale that exists when all rows were read."""
-    first, second = check(quantised.rowwise_both, wide())
+    first, second = check(quantised.rowwise_both, input_with())
     assert isinstance(first, RegionRecord) and first.strategy == PERSISTENT.name
     assert sorted(map(str, written(first))) == sorted(map(str, [f32, f32, F8]))
     assert isinstance(second, RegionRecord) and second.strategy == TILE.name and written(second) == [F8]
@@ -217,6 +217,6 @@ def test_a_cast_of_exponents_gives_a_reason() -> None:
             found += [scale, (blocks.float() / scale.float()).clamp(-448, 448).to(F8)]
         return tuple(found)
 
-    record, decline = check(function, wide())
+    record, decline = check(function, input_with())
     assert isinstance(record, RegionRecord) and written(record) == [f32, f32]
     assert decline.reason is DeclineReason.UNSUPPORTED_DTYPE and "float8_e8m0fnu" in decline.detail

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64
-from running import ON, compiled, run_fused
+from running import ON, compiled, exactly_fused, run_fused, wide
 from support import quantised
 from support.quantised import RECIPES, different, inputs
 from test_docs import blocks as code_of
@@ -34,19 +34,9 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 def check(function: Function, *args: torch.Tensor, kernels: int = 1) -> RegionRecord:
     """Assert that one kernel, which ends within tiles, gives eager's results bit by bit."""
-    with collect() as records:
-        ours = run_fused(lambda *x: function(*x), args)
-    (record,) = records
-    assert isinstance(record, RegionRecord) and record.strategy == TILE.name
-    assert len(record.kernels) == kernels
-    for mine, eager in zip(ours, function(*args), strict=True):
-        assert different(mine, eager) == 0
+    (record,) = exactly_fused(function, *args)
+    assert record.strategy == TILE.name and len(record.kernels) == kernels
     return record
-
-
-def wide(rows: int, cols: int, dtype: torch.dtype = bf16) -> torch.Tensor:
-    """Numbers of rows that differ by many powers of two."""
-    return (torch.randn(rows, cols) * torch.exp2(torch.randint(-10, 10, (rows, 1)))).to(dtype)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -63,7 +53,7 @@ def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Cal
     x[::7] *= 1000
 
     def function(x: Any) -> Any:
-        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        rows, columns = both_blocks(x)
         scaled = (b.float() / b.abs().amin(d, keepdim=True).float() for b, d in ((rows, 2), (columns, 1)))
         return tuple(y.clamp(-448, 448).to(quantised.F8) for y in scaled)
 
@@ -150,9 +140,14 @@ def test_three_kinds_of_blocks() -> None:
     assert len(record.inner) + len(record.outer) == 3
 
 
+def both_blocks(x: Any) -> tuple[Any, Any]:
+    """The blocks of 256 x 512 elements along rows (the last dim), and along columns (the middle one)."""
+    return x.view(256, 16, 32), x.view(8, 32, 512)
+
+
 def test_e5m2_and_scales_column_by_column() -> None:
     def function(x: Any) -> Any:
-        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        rows, columns = both_blocks(x)
         found = []
         for blocks, dim in ((rows, 2), (columns, 1)):
             scale = 57344 / blocks.abs().amax(dim, keepdim=True).float().clamp(min=1e-12)
@@ -165,7 +160,7 @@ def test_e5m2_and_scales_column_by_column() -> None:
 
 def test_a_division_by_what_is_no_power_of_two() -> None:
     def function(x: Any) -> Any:
-        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        rows, columns = both_blocks(x)
         one, other = (
             rows.float() / rows.amax(2, keepdim=True),
             columns.float() / columns.amax(1, keepdim=True),
@@ -226,7 +221,7 @@ def test_a_bias_gradient_in_half_precision() -> None:
 
 def test_a_sum_of_blocks_is_as_exact_as_eager_s() -> None:
     def function(x: Any) -> Any:
-        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        rows, columns = both_blocks(x)
         return rows / rows.square().sum(2, keepdim=True), columns / columns.square().mean(1, keepdim=True)
 
     for dtype, rtol in (
@@ -320,6 +315,16 @@ def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
     return rstd * (scaled - means[0] - normed * means[1])
 
 
+def cast_behind(gradient: Function) -> Function:
+    """Casts of a norm's dx, which is not stored, and its dw."""
+
+    def function(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
+        dx = gradient(x, dy, w, rstd).to(bf16)  # type: ignore[attr-defined]
+        return *quantised.mx_both(dx), (dy.float() * (x.float() * rstd)).sum(0)
+
+    return function
+
+
 @pytest.mark.parametrize("gradient", [rms, layer])
 @pytest.mark.parametrize(("rows", "cols"), [(256, 512), (480, 544), (1056, 1024)])
 def test_a_norm_in_the_same_kernel(
@@ -328,12 +333,7 @@ def test_a_norm_in_the_same_kernel(
     """Its sums of rows come from other programs of the kernel; dx is not stored."""
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)  # faster where L2 has dx
     x, dy = (torch.randn(rows, cols).to(bf16) for _ in range(2))
-    args = x, dy, torch.randn(cols).to(bf16), torch.rand(rows, 1) + 0.5
-
-    def function(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
-        dx = gradient(x, dy, w, rstd).to(bf16)  # type: ignore[attr-defined]
-        return *quantised.mx_both(dx), (dy.float() * (x.float() * rstd)).sum(0)
-
+    args, function = (x, dy, torch.randn(cols).to(bf16), torch.rand(rows, 1) + 0.5), cast_behind(gradient)
     with collect() as records:
         *casts, dw = run_fused(function, args)
     (record,) = (r for r in records if isinstance(r, RegionRecord))
@@ -413,12 +413,7 @@ def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     monkeypatch.setattr(codegen_rows_ahead, "POLLS", 3)
     x, dy = (torch.randn(480, 544).to(bf16) for _ in range(2))
-    args = x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5
-
-    def function(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
-        dx = gradient(x, dy, w, rstd).to(bf16)  # type: ignore[attr-defined]
-        return *quantised.mx_both(dx), (dy.float() * (x.float() * rstd)).sum(0)
-
+    args, function = (x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5), cast_behind(gradient)
     expected = run_fused(function, args)
     roles = codegen_rows_ahead.roles
 

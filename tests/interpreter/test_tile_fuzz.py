@@ -19,6 +19,7 @@ from support.quantised import different
 from mixorder import pipeline, planning
 from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule.tile import through_workspace
 from mixorder.strategies import STRATEGIES
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.strategies.tile import TILE
@@ -97,7 +98,7 @@ seen: collections.Counter[str] = collections.Counter()
 
 def with_staging(*args: Any) -> Any:
     """The chosen schedule, whose small results go through a workspace, however few they are."""
-    return dataclasses.replace(TILE.choose(*args), staged=True, overlap=True)
+    return through_workspace(TILE.choose(*args), args[0]).changed(dependent=True)
 
 
 STAGING = tuple(dataclasses.replace(s, choose=with_staging) if s is TILE else s for s in STRATEGIES)
