@@ -88,6 +88,7 @@ def spaces(cols: int) -> list[Space]:
     return [
         Space("rows", (9, cols), (1,), (0,)),
         Space("sixteen rows", (16, cols), (1,), (0,)),
+        Space("many rows", (104, cols), (1,), (0,)),
         Space("one row", (1, cols), (1,), (0,)),
         Space("two rows", (2, cols - 1), (1,), (0,)),
         Space("odd", (37, cols - 1), (1,), (0,)),
@@ -356,7 +357,7 @@ class Way:
             return False
         if function in self.without:
             return False
-        return not self.kinds or space.name in self.kinds
+        return space.name in self.kinds if self.kinds else space.name != "many rows"
 
 
 def in_chunks(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Plan:
@@ -430,7 +431,7 @@ WAYS = [
         widths=(33, 242, 1001, 1030),
         multiprocessors=16,
         symbolic=False,
-        kinds=("sixteen rows",),
+        kinds=("sixteen rows", "many rows"),
         dtypes=NARROW,
         without=(behind_a_gather, counts),
     ),

@@ -13,7 +13,8 @@ from support.effects import sequence
 from support.programs import OPS, Program, Step, make
 from torch.fx import Graph
 
-from mixorder import pipeline, strategies
+from mixorder import pipeline
+from mixorder.strategies import strategy
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
@@ -127,7 +128,7 @@ def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: 
     ],
 )
 def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = strategies.generate
+    generate = strategy.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -136,7 +137,7 @@ def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(strategies, "generate", broken)
+    monkeypatch.setattr(strategy, "generate", broken)
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
 
