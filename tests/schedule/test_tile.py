@@ -168,6 +168,7 @@ def test_partial_results_are_counted_as_reductions() -> None:
     with_maxima = facts_of(lambda x: (x.t().contiguous().to(quantised.F8), x.amax(0), x.to(quantised.F8)))
     assert (with_maxima.reductions, with_maxima.summed, with_maxima.turned) == (1, {0}, 1)
     schedule = tile.choose(with_maxima, H200)
+    assert schedule.splits == with_maxima.sizes[0] // schedule.extents[0] > 1
     assert math.prod(schedule.extents) == tile.ELEMENTS // 2
     assert math.prod(schedule.extents) // (32 * schedule.launch.num_warps) == tile.PER_THREAD // 2
 
