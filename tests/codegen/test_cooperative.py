@@ -14,7 +14,7 @@ import graphs
 import pytest
 import torch
 from evaluate import computed
-from graphs import f32, generate, only, share, traced
+from graphs import bf16, f32, generate, only, share, traced
 
 from mixorder.codegen.exchange_phases import groups_of, without_effect
 from mixorder.codegen.source import KernelSource
@@ -82,6 +82,17 @@ def test_each_stage_waits_for_its_own_tile() -> None:
         "ready2 = (tile - 24 >= 0) & (tile - 24 < tiles)",
     ]
     assert "tl.range(begin, tiles + 24, 4" in text
+
+
+def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
+    def function(x: Any, y: Any) -> Any:
+        product = x * y
+        return product, product.sum(0)
+
+    full = ((64, 1031), bf16)  # a prime number of columns is not cut into narrower ones
+    source = kernel_of(program_of(function, full, full))
+    assert not any(word in source.text for word in ("mailbox", "missed", "asm", "again"))
+    assert "mailbox" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
 
 
 def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> None:

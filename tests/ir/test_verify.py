@@ -30,6 +30,7 @@ from mixorder.ir.reductions import SUM
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
+from mixorder.transform.finished import finished
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
@@ -202,6 +203,8 @@ def test_a_program_prints_its_nests_as_loops(programs: Programs) -> None:
     text = str(programs[Form.MERGED])
     assert text.count("for x in row(512):") == 1
     assert "once: " in text and "partial_accumulate ws0[" in text
+    assert "exchange %sum_1, %sum_2 through mailbox" in str(programs[Form.COOPERATIVE])
+    assert "after: %sum_3.partial: f32 = accumulated ws0[" in str(finished(programs[Form.MERGED]))
 
 
 def test_values_know_what_they_depend_on() -> None:
