@@ -38,6 +38,17 @@ class Picture(nn.Module):  # a norm over channels between convolutions
         x = self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return self.last(x).square().mean()
 
+class Patches(nn.Module):  # logits of each place of a picture, in half precision, behind a norm
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 48, 3), nn.LayerNorm(48)
+        self.out = nn.Linear(48, 1531, bias=False, dtype=torch.bfloat16)
+        self.shape = 2, 3, 16, 16
+    def forward(self, x):
+        x = self.norm(self.first(x).permute(0, 2, 3, 1))
+        logits = self.out(x.bfloat16()).flatten(0, 2).float()
+        return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+
 class Block(nn.Module):  # attention over an odd number of tokens
     def __init__(self):
         super().__init__()
@@ -63,14 +74,14 @@ def compile(kind, ours):
 
 made = codes()
 found = {}
-for kind in (Head, Picture, Block):
+for kind in (Head, Picture, Patches, Block):
     for ours in (False, True):
         found[f"{kind.__name__} {ours}"] = compile(kind, ours)
 lowering.mark_nodes_dislike_padding = spread
 found["Head spread"] = compile(Head, True)
 print(json.dumps(found))
 """
-MODELS = ("Head", "Picture", "Block")
+MODELS = ("Head", "Picture", "Patches", "Block")
 SHAPE = r"(\(.*?\)), (\(.*?\))"
 MADE = (
     rf"assert_size_stride\((\w+), {SHAPE}",
