@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from mixorder.strategies.tile import TILE
 def placing(name: str, rows: int, cols: int, overlap: bool = True) -> tuple[LoopProgram, KernelSource]:
     region = within_tile(traced(lambda x: RECIPES[name].function(x), ((rows, cols), bf16)))
     program = merged(region)
-    schedule = tile.choose(TILE.facts(program), H200)
-    schedule = dataclasses.replace(schedule, staged=True, overlap=overlap)
+    facts = tile.facts_of_tile(program)
+    schedule = tile.through_workspace(tile.choose(facts, H200), facts).changed(dependent=overlap)
     loops = TILE.place(program, schedule)
     return loops, TILE.generate(loops, schedule, "test")[-1]
 
