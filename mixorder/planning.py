@@ -24,14 +24,21 @@ from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
-from .schedule.apart import kernels_of
 from .schedule.device import DeviceInfo
 from .schedule.facts import Facts, cost_of, instructions_by_node
 from .schedule.fused import fused_kernels
-from .schedule.kernel_time import CHOOSING, moving_us
-from .schedule.outside import apart_us, outside
+from .schedule.kernel_time import TIMES, moving_us
+from .schedule.outside import outside_us
 from .schedule.plan import Plan
-from .schedule.predicted import Expected, check_saves, check_spares, saves, spares
+from .schedule.predicted import (
+    Expected,
+    check_saves,
+    check_spares,
+    least_saved,
+    of_launches,
+    saves,
+    spares,
+)
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
 from .tune.search import Tuning
@@ -133,17 +140,14 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
 
 
 def _pays(plan: RegionPlan) -> bool:
-    return saves(plan.expected, _has_few_rows(plan)) and spares(
-        plan.expected, plan.traffic, plan.facts.levels
-    )
+    return saves(plan.expected, _least_saved(plan)) and spares(plan.expected, plan.traffic, plan.facts.levels)
 
 
-def _has_few_rows(plan: RegionPlan) -> bool:
-    """Whether a plan reduces along rows, of which there are fewer than multiprocessors."""
-    facts = plan.facts
-    return (
-        not plan.loops.blocked and facts.levels > 0 and facts.batch == 1 and facts.rows <= plan.device.num_sm
-    )
+def _least_saved(plan: RegionPlan) -> float:
+    """The share of Inductor's time that a plan has to save."""
+    if plan.loops.blocked:
+        return of_launches(plan.expected)
+    return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)
 
 
 def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
@@ -171,7 +175,7 @@ def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) 
     answer = _remembered(larger, build, runner)
     if isinstance(answer, TooWide):
         raise answer
-    left_us = outside(larger, whole.region).us(whole.device)
+    left_us = outside_us(larger, whole.region, whole.device)
     takes = dataclasses.replace(answer.expected, apart_us=whole.expected.apart_us + left_us)
     return dataclasses.replace(answer, expected=takes)
 
@@ -185,17 +189,11 @@ def _is_computing(plan: RegionPlan) -> bool:
 
 
 def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
-    """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor: of loops of
-    its own beside our kernels, within its other loops without them."""
-    region = plan.region
-    if plan.loops.blocked or region.nodes == whole.nodes:
+    """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor."""
+    if plan.loops.blocked or plan.region.nodes == whole.nodes:
         return plan
-    left = outside(whole, region)
-    if not left.launches:
-        return plan
-    apart = apart_us(kernels_of(plan.lowered, plan.device), left, plan.device)
-    takes = dataclasses.replace(plan.expected, outside_us=left.us(plan.device), apart_us=apart)
-    return dataclasses.replace(plan, expected=takes)
+    left_us = outside_us(whole, plan.region, plan.device)
+    return dataclasses.replace(plan, expected=dataclasses.replace(plan.expected, outside_us=left_us))
 
 
 def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
@@ -275,7 +273,7 @@ def improved(
     def us(tried: Plan) -> float:
         workspace = cost.workspace_bytes(loops, tried.partials)
         moved = cost.Traffic(0, 0, workspace, 0, 0)
-        return fused_kernels(loops, tried, facts, moved).us(device, CHOOSING)
+        return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us, device)
 
@@ -314,7 +312,7 @@ def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
 def check_time(plan: RegionPlan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
-        check_saves(plan.expected, min_numel, _has_few_rows(plan))
+        check_saves(plan.expected, min_numel, _least_saved(plan))
         if not plan.loops.blocked:  # a tile may spare accesses across memory
             check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:

@@ -9,7 +9,7 @@ import sympy
 
 from ..ir.program import NUM_SPLITS, BufferRole, Load, LoopProgram, Nest, PartialAccumulate, Store
 from ..record import RegionRecord, TensorRecord
-from ..schedule import apart, tile
+from ..schedule import baseline, tile
 from ..schedule.device import DeviceInfo
 from ..schedule.kernel_time import Kind
 from ..transform.finished import finished
@@ -68,7 +68,7 @@ class Flow:
 def before(record: RegionRecord, graph: GraphRecord, device: DeviceInfo) -> Flow:
     """The kernels that Inductor would make, as they are predicted."""
     loops, kernels, written = record.apart, [], set[str]()
-    others = tile.kernels_of(loops) if loops.blocked else apart.kernels_of(loops, device)
+    others = tile.kernels_of(loops) if loops.blocked else baseline.kernels_of(loops, device)
     for i, one in enumerate(others):
         used = dict.fromkeys(access.buffer for access in one.accesses)
         outputs = [b for b in used if loops.buffer(b).role is BufferRole.OUTPUT and b not in written]

@@ -123,7 +123,7 @@ class Fused:
         """Microseconds of the copies, which store in another order than they load."""
         if not self.copied:
             return 0.0
-        moving = moving_us(2 * self.copied, device, times) - times.latency_us[Kind.POINTWISE.value]
+        moving = moving_us(2 * self.copied, device, times) - times.kernel_us
         return COPY_US * self.copies + COPYING * moving
 
     def main_us(self, device: DeviceInfo, times: Times) -> float:
@@ -137,9 +137,7 @@ class Fused:
         in_flight = at_once * self.tile_bytes * self.ahead
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
         hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
-        # A scheduler issues another element's instruction while one waits for its operands.
-        mixed = min(1.0, min(each, at_once) * self.warps * self.chains / own.full_chains)
-        computed = (work.light / mixed + work.heavy / hidden) / (times.instructions_sm_us * busy)
+        computed = (work.light + work.heavy / hidden) / (times.instructions_sm_us * busy)
         parts = (
             device.slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
@@ -156,11 +154,10 @@ class Fused:
             each * times.program_us,
         )
         alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
-        added = min(self.rows, own.tree_rows) if self.rows > own.free_rows else 0.0
         lanes = self.chains * self.warps * WARP / self.rows
-        levels = math.log2(added * self.warps + 1) * min(1.0, lanes / TREE_LANES)
+        levels = math.log2(self.rows * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
-        tree = (own.tree_us if self.levels else own.plain_tree_us) * self.sums * levels
+        tree = own.tree_us * self.sums * levels
         longer = (NARROW_ALONE if alone else 1.0) * (BOTH_WAYS_AHEAD if self.crossed else 1.0)
         return own.latency_us + longer * times.joined(parts) + tree
 

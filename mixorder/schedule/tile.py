@@ -22,7 +22,7 @@ from ..ir.program import (
     Store,
     closure,
 )
-from . import apart
+from . import baseline
 from .constants import FITTED, Constants
 from .cost import Traffic
 from .device import H200, DeviceInfo
@@ -286,7 +286,7 @@ def expected_of_tile(
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
-        apart.microseconds(others, device, times),
+        baseline.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
         launches_of(loops),
         len(others),
@@ -299,7 +299,7 @@ def launches_of(loops: LoopProgram) -> int:
     return 1 + (len(loops.nests) > 1) + (loops.ahead is not None)
 
 
-def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
+def kernels_of(program: LoopProgram) -> list[baseline.Kernel]:
     """What Inductor has in a kernel each of a lowered program: the stores that need reductions over the same
     axes. What needs no reduction is stored by one of them."""
     (nest,), parts = program.nests, dict[frozenset[object], list[Store]]()
@@ -307,7 +307,7 @@ def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
         needed = closure(nest.body, [store])
         axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
         parts.setdefault(axes, []).append(store)
-    plain, found = parts.pop(frozenset(), []), list[apart.Kernel]()
+    plain, found = parts.pop(frozenset(), []), list[baseline.Kernel]()
     for stores in list(parts.values()) or [[]]:
         body = closure(nest.body, [*plain, *stores])
         found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
@@ -315,14 +315,14 @@ def kernels_of(program: LoopProgram) -> list[apart.Kernel]:
     return found
 
 
-def _kernel_of(program: LoopProgram) -> apart.Kernel:
+def _kernel_of(program: LoopProgram) -> baseline.Kernel:
     """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results."""
     facts, nest = facts_of_tile(program), program.nests[0]
     used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
-    moves = tuple(apart.moved_once(program, used))
+    moves = tuple(baseline.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
     turned = facts.orders > 1 and (facts.whole or facts.numel >= LEAST_TURNED)
     moved = sum(one.dram for one in moves) / (TURNED if turned else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
-    return apart.Kernel(kind, work, facts.numel // apart.BLOCK + 1, 1, moves)
+    return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)

@@ -72,11 +72,16 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A load or store of a tensor by a nest. `touched`: bytes of the tensor that the nest reads or writes;
-    `dram`: those of the sectors that they lie in. `l2`: bytes of sectors for all tiles. `requests`, `light`,
-    `lines`: as of `Work`. `tiled`: elements of an access over rows and columns; `turned`: those that lie next
-    to each other along the rows only, at least two of them in an access. `across`: the same, however few of
-    them are in an access. `width`: bytes of a thread's access."""
+    """A load or store of a tensor by a nest.
+
+    `touched`: bytes of the tensor that the nest reads or writes.
+    `dram`: those of the sectors that they lie in.
+    `l2`: bytes of sectors for all tiles.
+    `requests`, `light`, `lines`: as of `Work`.
+    `tiled`: elements of an access over rows and columns.
+    `turned`: those that lie next to each other along the rows only, at least two of them in an access.
+    `width`: bytes of a thread's access.
+    """
 
     buffer: str
     touched: float
@@ -88,7 +93,6 @@ class Access:
     turned: float = 0.0
     width: int = ACCESS
     lines: float = 0.0
-    across: float = 0.0
 
 
 def against(found: Iterable[Access]) -> float:
@@ -98,32 +102,23 @@ def against(found: Iterable[Access]) -> float:
     return min(turned, sum(a.tiled for a in found) - turned)
 
 
-def in_both_orders(found: Iterable[Access]) -> float:
-    """The elements that `against` counts, and those of accesses of a single element."""
-    found = list(found)
-    across = sum(a.across for a in found)
-    return min(across, sum(a.tiled for a in found) - across)
-
-
 def accesses(
     program: LoopProgram,
     nest: Nest,
     statements: Iterable[Statement],
     tile: tuple[int, int],
     shifted: bool = False,
-    beside: bool = False,
 ) -> list[Access]:
     """The accesses of a nest's statements, with `tile` = (rows, columns) of its loops over both. The
     workspace and the mailbox are left out. `shifted`: by the program's phase, so that all that are over both
-    start at a boundary. `beside`: tiles have neighbours in the batch, where these are next to each other in
-    memory."""
+    start at a boundary."""
     row, col = program.tile_axes
     found = []
     for stmt in statements:
         if isinstance(stmt, Load | Store):
             buffer = program.buffer(stmt.buffer)
             if buffer.role in (BufferRole.INPUT, BufferRole.OUTPUT):
-                one = _access(program, nest, buffer, stmt, (row, col), tile, beside, shifted)
+                one = _access(program, nest, buffer, stmt, (row, col), tile, shifted)
                 if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
                     requests = one.touched / ACCESS
                     one = dataclasses.replace(
@@ -182,7 +177,6 @@ def _access(
     stmt: Load | Store,
     axes: tuple[Axis, Axis],
     tile: tuple[int, int],
-    beside: bool,
     shifted: bool,
 ) -> Access:
     index, item = stmt.index, buffer.dtype.itemsize
@@ -211,40 +205,22 @@ def _access(
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
     shared = (batched or down) and elements >= _footprint(program, buffer)
     amplified = 1.0 if shared else amplified
-    moved = near.moved
-    if beside and amplified > 1 and (digit := _digits(index, sizes, item)) < amplified:
-        amplified, moved = math.sqrt(digit * amplified), min(moved, math.sqrt(digit * moved))
-    if batched and (amplified > 1 or beside):
+    if batched and amplified > 1:
         batch = program.axis(AxisClass.BATCH)
         most = SAMPLE if batch is None else max(1, program.hint(batch.size))
-        around = _around(index, sizes, item, min(SAMPLE, most))
-        amplified = min(amplified, around)
-        moved = min(moved, around) if beside else moved
+        amplified = min(amplified, _around(index, sizes, item, min(SAMPLE, most)))
     return Access(
         buffer.name,
         touched,
         touched * amplified,
-        elements * item * moved,
+        elements * item * near.moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
         everywhere if both else 0.0,
         everywhere if down and both else 0.0,
         elements_each * item,
         elements * _lines(index, sizes, tile, item, down),
-        everywhere if both and _lies_across(index, sizes) else 0.0,
     )
-
-
-def lies_across(program: LoopProgram, stmt: Load | Store) -> bool:
-    """Whether most neighbours of an element in memory are in the next row, and not in the next column."""
-    return _lies_across(stmt.index.xreplace(dict(program.hints)), sizes_of(program))
-
-
-@functools.lru_cache(maxsize=4096)
-def _lies_across(index: sympy.Expr, sizes: Sizes) -> bool:
-    down, right = offsets(index, sizes, (SAMPLE, 1)), offsets(index, sizes, (1, SAMPLE))
-    steps = [sum(b - a == 1 for a, b in itertools.pairwise(places)) for places in (down, right)]
-    return steps[0] > steps[1]
 
 
 def _footprint(program: LoopProgram, buffer: Buffer) -> int:
@@ -326,24 +302,6 @@ def _around(index: sympy.Expr, sizes: Sizes, item: int, neighbours: int) -> floa
     places = {int(at(x, y, *[k] * len(batch))) for x, y, k in itertools.product(*shape)}
     sectors = len({place * item // SECTOR for place in places}) * SECTOR
     return max(1.0, sectors / max(SECTOR, len(places) * item))
-
-
-@functools.lru_cache(maxsize=4096)
-def _digits(index: sympy.Expr, sizes: Sizes, item: int) -> float:
-    """The same of columns that are a divisor of the index apart, such as a picture's behind its channels:
-    Inductor divides its loops where an index does, and has these in a tile. That spares some sectors: SAM in
-    bf16, 64x3145728, 1781 us (H200), 876 predicted with none, 4600 with all; tnt 79, 58 and 106."""
-    col, cols = sizes[1]
-    parts = [p for p in sympy.preorder_traversal(index) if type(p).__name__ in INDEX_FUNCTIONS]
-    divisors = [p.args[1] for p in parts if col in p.free_symbols and len(p.args) > 1]
-    first = index.subs(dict.fromkeys(index.free_symbols - {col}, 0))
-    at = sympy.lambdify([col], first, modules=[INDEX_FUNCTIONS, "math"])
-    found = [math.inf]
-    for step in {int(n) for n in divisors if n.is_number and n > 1}:
-        places = [int(at(y)) for y in range(0, min(cols, SAMPLE * step), step)]
-        sectors = len({place * item // SECTOR for place in places}) * SECTOR
-        found.append(max(1.0, sectors / max(SECTOR, len(set(places)) * item)))
-    return min(found)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import HALVES, Fused, _ahead, _from_l2, fused_kernels, main_work
-from mixorder.schedule.kernel_time import TIMES, Kind
+from mixorder.schedule.kernel_time import TIMES
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.work import Work
 
@@ -66,7 +66,6 @@ def us(**changes: float) -> float:
         {"warps": 32},  # sums over the rows of more threads at a program's end
         {"resident": 1, "steps": 100},  # programs take turns
         {"exchanges": 2, "steps": 500, "parts": 8},
-        {"finalising": 10**6},
         {"workspace": 10**8},
         {"copied": 10**8},
     ],
@@ -75,17 +74,9 @@ def test_what_takes_longer(changes: dict[str, float]) -> None:
     assert us(**changes) > 1.05 * us()
 
 
-def test_sums_at_a_programs_end() -> None:
-    """A tile of one row has none, and more than four rows are a thread's own."""
-    many = {"chains": 64}
-    assert us(rows=1, **many) == us(rows=1, sums=8, warps=8, **many)
-    assert us(rows=1, **many) < us(rows=2, **many) < us(rows=4, **many) == us(rows=64, **many)
-    assert us(rows=1, levels=0) < us(rows=4, levels=0)
-
-
 def test_sums_of_few_columns_and_by_one_warp_take_less() -> None:
     """H100, one tile of 32x20 by 2 warps: 2.3 us measured."""
-    assert us(rows=16, chains=16) == us(rows=32, chains=16) > us(rows=64, chains=16) > us(rows=128, chains=16)
+    assert us(rows=32, chains=16) > us(rows=64, chains=16) > us(rows=128, chains=16)
     alone = us(rows=4, warps=1, sums=9) - us(rows=1, warps=1, sums=9)
     assert alone < 0.5 * (us(rows=4, warps=2, sums=9) - us(rows=1, warps=2, sums=9))
 
@@ -114,7 +105,7 @@ def test_threads_with_few_bytes_of_the_narrowest_tensor_wait(norm: RegionRecord)
 
 def test_a_program_with_all_rows_has_no_finalisation() -> None:
     one = us(launches=1, finalising=0, workspace=0)
-    assert us(finalising=1, workspace=0) - one >= TIMES.launch_us + TIMES.latency_us[Kind.FINAL.value]
+    assert us(finalising=1, workspace=0) - one == pytest.approx(TIMES.launch_us + TIMES.final_us)
 
 
 def test_a_thread_with_few_elements_has_no_more_loads() -> None:
@@ -125,13 +116,6 @@ def test_a_thread_with_few_elements_has_no_more_loads() -> None:
 def test_functions_need_warps_to_overlap() -> None:
     heavy = Work(1e6, 1e6, heavy=1e9)
     assert us(work=heavy, programs=SM, warps=1) > 1.5 * us(work=heavy, programs=4 * SM, warps=1)
-
-
-def test_instructions_need_elements_to_overlap() -> None:
-    """FocalNet's backward on an H200: with 4 elements of each of 4 warps 66 us, 37 predicted without this."""
-    light = {"work": Work(1e6, 1e6, light=1e9), "programs": SM}
-    assert us(**light, warps=4, chains=4) > 1.5 * us(**light, warps=4, chains=16)
-    assert us(**light, warps=4, chains=64) == us(**light, warps=4, chains=16)
 
 
 def test_the_elements_of_a_thread_in_a_chunk(norm: RegionRecord) -> None:

@@ -19,7 +19,6 @@ from mixorder.schedule.work import (
     Work,
     accesses,
     computing,
-    in_both_orders,
     total,
 )
 from mixorder.transform.column_blocks import in_blocks
@@ -92,15 +91,11 @@ def test_channels_beside_a_slice_share_sectors(channels: int, sectors: int) -> N
 
     program = lower(only(traced(gated, ((64, 49, 80), f32), ((64, channels, 49), f32))))
     nest = program.nests[0]
-    alone, beside = (
-        {a.buffer: a for a in accesses(program, nest, nest.statements, (8, 49), beside=found)}["in0"]
-        for found in (False, True)
-    )
+    alone = {a.buffer: a for a in accesses(program, nest, nest.statements, (8, 49))}["in0"]
     elements = 64 * channels * 49
     assert program.axis(AxisClass.BATCH) is not None
     assert alone.touched == 4 * elements
-    assert alone.dram == beside.dram == sectors * 4 * elements
-    assert (alone.l2, beside.l2) == (8 * 4 * elements, sectors * 4 * elements)
+    assert (alone.dram, alone.l2) == (sectors * 4 * elements, 8 * 4 * elements)
 
 
 def test_what_lies_along_the_rows_is_turned() -> None:
@@ -116,20 +111,6 @@ def test_what_lies_along_the_rows_is_turned() -> None:
     assert sorted(a.turned for a in found.values()) == [0, 0, 0, N]
     vectors = inner(lambda x, dy, r, c: pair(x * r * c, dy), FULL, FULL, ((ROWS, 1), f32), ((COLS,), f32))
     assert {a.turned for a in vectors.values()} == {0}
-
-
-@pytest.mark.parametrize(("width", "turned"), [(48, 1), (49, 0)])
-def test_a_picture_of_any_width_with_its_channels_first_lies_across(width: int, turned: int) -> None:
-    """Its elements are next to each other along the rows, even if no access has two of them."""
-
-    def of_pictures(x: Any, dy: Any) -> Any:
-        return pair(x.permute(0, 2, 1).reshape(-1, COLS), dy)
-
-    found = inner(of_pictures, ((64, COLS, width), f32), ((64 * width, COLS), f32))
-    elements = 64 * width * COLS
-    assert (found["in0"].across, found["in0"].turned) == (elements, turned * elements)
-    assert found["in1"].across == 0
-    assert in_both_orders(found.values()) == elements
 
 
 @pytest.mark.parametrize(("boundary", "each"), [(100, 4), (99, 1)])
@@ -250,21 +231,3 @@ def test_idle_lanes_compute_and_ask_but_move_nothing() -> None:
     assert work.scaled(1.5) == Work(100, 200, 45, 60, 75)
     assert work.idle() == Work(100, 200, 0, 0, 50)
     assert work + Work(1, 2, 3, 4, 5) == Work(101, 202, 33, 44, 55)
-
-
-@pytest.mark.parametrize(("beside", "sectors"), [(True, 8**0.5), (False, 8)])
-def test_inductor_has_both_directions_of_a_picture_in_a_tile(beside: bool, sectors: int) -> None:
-    """Channels in front of a picture, for a region that has them last, beside a tensor that lies so."""
-    channels, picture = 768, 4096
-
-    def function(x: Any, dy: Any) -> Any:
-        last = x.reshape(64, channels, picture).transpose(1, 2).reshape(64, -1) + dy
-        return last, last.sum(0)
-
-    flat = ((64, channels * picture), f32)
-    program = merged(only(traced(function, flat, flat)))
-    nest = program.nests[0]
-    found = accesses(program, nest, nest.body, (1, 2048), beside=beside)
-    turned, plain, stored = (next(a for a in found if a.buffer == name) for name in ("in0", "in1", "out0"))
-    assert plain.dram == plain.touched == stored.touched
-    assert turned.dram == pytest.approx(sectors * turned.touched)

@@ -23,7 +23,7 @@ from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.alone import Alone
-from mixorder.schedule import apart, predicted
+from mixorder.schedule import baseline, predicted
 from mixorder.schedule.device import H200
 from mixorder.strategies import STRATEGIES
 from mixorder.tune import tuner
@@ -150,7 +150,7 @@ def test_inductors_kernels_are_left_where_they_are_faster(
 
 def test_times_decide_whatever_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        predicted, "apart", types.SimpleNamespace(**vars(apart) | {"microseconds": lambda *_: 0.1})
+        predicted, "baseline", types.SimpleNamespace(**vars(baseline) | {"microseconds": lambda *_: 0.1})
     )
     assert declined(UNTUNED).reason is DeclineReason.SLOWER
     assert run().tuning is not None
