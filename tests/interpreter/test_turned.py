@@ -170,17 +170,16 @@ def test_a_bias_gradient_and_the_largest_element_beside_the_casts() -> None:
     assert record.strategy == TILE.name and len(record.outputs) == 4
 
 
-@pytest.mark.parametrize("programs", [0, 1, 7])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_tiles_in_any_order(programs: int, backwards: bool, plan_with: Callable[..., None]) -> None:
+def test_tiles_in_any_order(backwards: bool, plan_with: Callable[..., None]) -> None:
     def choose(*args: Any) -> Plan:
         walk = in_tiles(args[0].sizes, (64, 32))
         chosen = dataclasses.replace(TILE.choose(*args), walk=walk)
-        return chosen.changed(programs=programs, backwards=backwards)
+        return chosen.changed(backwards=backwards)
 
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
     record = turned(turned_cast, wide(200, 328, special=True), scales(1, 328))
-    assert record.kernels[0].grid == (programs or 44)
+    assert record.kernels[0].grid == 44
     assert ("(43 - " in record.kernels[0].text) == backwards
 
 
