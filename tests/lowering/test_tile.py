@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from graphs import bf16, f32, lowered_tile
+from graphs import bf16, f16, f32, lowered_tile
+from support import quantised
 
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.verify import Form, verify
@@ -22,6 +23,16 @@ def casts_to(program: LoopProgram, dtype: torch.dtype) -> int:
     """How many values are rounded to a dtype and computed with further."""
     found = [s for s in program.nests[0].body if isinstance(s, Compute) and s.op == "to_dtype"]
     return sum(s.args[1] == dtype and ("use_compute_types", False) in s.kwargs for s in found)
+
+
+def test_results_in_half_precision_are_rounded_once() -> None:
+    """Products are; maxima, absolute values and what is loaded have that precision anyway."""
+
+    def function(x: Any, z: Any) -> Any:
+        return quantised.mx_both((x * z).relu())
+
+    for dtype, count in ((bf16, 1), (f16, 1), (f32, 0)):
+        assert casts_to(lowered(function, *[((256, 512), dtype)] * 2), dtype) == count
 
 
 def test_sums_in_half_precision_are_rounded_only_before_results_of_one_byte() -> None:
