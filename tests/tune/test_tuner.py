@@ -363,7 +363,7 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
         assert space.legal(schedule)
         for near in space.near(schedule):
             assert near != schedule and space.legal(near)
-            assert (near.parts, near.tile_rows) == (schedule.group, schedule.tile_rows) or near.parts == 1
+            assert (near.group, near.tile_rows) == (schedule.group, schedule.tile_rows) or near.group == 1
 
 
 def test_another_way_to_read_wide_rows_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
