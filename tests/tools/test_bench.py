@@ -171,3 +171,36 @@ def test_all_are_timed_in_turns_with_the_limit(monkeypatch: pytest.MonkeyPatch) 
     row = backward.work(Task(Case("rms", "fp32", "fp32", 24, 40), ("eager",), "cuda"))
     assert asked == ["limit", "eager"] and row.limit_medians == [3.5, 5.5]
     assert (row.results["eager"].us, row.results["eager"].launches) == (4.5, {"kernels": 2})
+
+
+def losing(case: Case) -> backward.Forward:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_device_ends_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "PROVIDERS", {"losing": losing, "eager": providers._norm})
+    row = backward.work(Task(Case("rms", "fp32", "fp32", 24, 40), ("losing", "eager"), "cpu"))
+    assert row.lost and all("CUDA error" in result.error for result in row.results.values())
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"mixorder": 12.0, "stock": 15.0}, []),
+        ({"mixorder": 12.0, "mixorder_tuned": 11.0}, []),
+        ({"stock": 15.0}, []),
+        ({"mixorder": 12.0, "stock_tuned": 11.0}, ["stock_tuned is faster"]),
+        ({"mixorder": 13.0, "quack": 12.5}, ["quack is faster"]),
+    ],
+)
+def test_issues(times: dict[str, float], expected: list[str]) -> None:
+    issues = report.find_issues([timed_row(**times)])
+    assert len(issues) == len(expected)
+    for issue, text in zip(issues, expected, strict=True):
+        assert issue.startswith("rms bf16 4096x4096: ") and text in issue
+
+
+def test_failed_mixorder_is_an_issue() -> None:
+    row = timed_row(stock=15.0)
+    row.results["mixorder"] = Result(error="Boom: no\nkernel")
+    assert report.find_issues([row]) == ["rms bf16 4096x4096: mixorder failed: Boom: no kernel"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sanitize
@@ -82,3 +83,19 @@ def test_what_a_tool_gave_up_on_is_checked_job_by_job() -> None:
         whole = sanitize.swept(parts, check, pool)
     assert seen == [(["a", "b"], "0"), (["c", "d"], "1"), (["a"], "0-0"), (["b"], "0-1")]
     assert whole == Report(2, 0, ("a",), "timeout")
+
+
+def test_jobs_are_written_as_they_are_read() -> None:
+    jobs = sanitize.default_jobs()
+    assert [Job.parse(str(job)) for job in jobs] == jobs and len(set(jobs)) == len(jobs) > 100
+    assert sorted(map(str, sum(sanitize.split(jobs, 6), []))) == sorted(map(str, jobs))
+    command = sanitize.command(Path("/x/compute-sanitizer"), "racecheck", jobs[:2], 50020)
+    assert command[1:3] == ["--tool", "racecheck"] and command[-2:] == [str(jobs[0]), str(jobs[1])]
+    assert "kns=triton_mixorder" in command
+    assert "kns=triton_mixorder" not in sanitize.command(Path("/x"), "initcheck", jobs[:2], 50020)
+
+
+def test_its_absence_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: None)
+    assert sanitize.main([]) == 2
+    assert "compute-sanitizer is missing" in capsys.readouterr().out

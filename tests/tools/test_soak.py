@@ -60,3 +60,10 @@ def test_each_fault_is_told(change: dict[str, object], told: str) -> None:
     found = soak.problems(dataclasses.replace(GOOD, **change), 1e-3, Growth())  # type: ignore[arg-type]
     assert found and told in found[0], found
     assert len(found) == 1 or "nan" in told
+
+
+def test_every_size_comes_up_in_the_warm_up() -> None:
+    sizes = list(soak.batch_sizes(0, 24, 64, 2000))
+    assert len(sizes) == 2000 and set(sizes[:72]) == set(sizes) and len(set(sizes)) == 24
+    assert all(1 <= n <= 64 for n in sizes) and sizes[:72] != sizes[72:144]
+    assert len(list(soak.batch_sizes(0, 24, 64, 10))) == 10
