@@ -4,5 +4,5 @@ ACCESS = 16  # bytes of the widest access of a thread
 SECTOR = 32  # bytes that device memory and L2 move at once
 LINE = 128  # bytes of a line of a cache
 WARP = 32  # threads
-MAX_WARPS = 32  # of a program
+MAX_THREADS = 1024  # of a program
 MAX_REGISTERS = 255  # of a thread, of 32 bits

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.hardware import MAX_WARPS
 from .cooperative import SPILLED_REGISTERS, registers_of
 from .finalisation import final_neighbours
 from .plan import Plan, is_power_of_2
@@ -46,5 +45,5 @@ class CooperativeSpace(Space):
             and is_power_of_2(schedule.second.block)
             and is_power_of_2(schedule.second.warps)
             and schedule.second.block <= schedule.lanes
-            and 1 <= schedule.second.warps <= MAX_WARPS
+            and 1 <= schedule.second.warps <= self.device.max_warps
         )

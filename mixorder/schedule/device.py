@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..ir.hardware import MAX_THREADS
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceInfo:
@@ -29,6 +31,11 @@ class DeviceInfo:
     saturates: bool = True
     runs_ptx: bool = True
     bandwidth: float = 0.0
+
+    @property
+    def max_warps(self) -> int:
+        """The most of a program."""
+        return MAX_THREADS // self.warp_size
 
     @property
     def slower(self) -> float:

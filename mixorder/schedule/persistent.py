@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from ..errors import DeclineReason, TooWide
-from ..ir.hardware import ACCESS, MAX_REGISTERS, MAX_WARPS
+from ..ir.hardware import ACCESS, MAX_REGISTERS
 from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .facts import ASYNC_BYTES, Facts
@@ -262,7 +262,7 @@ def _tile(
             per_thread //= 2
         elif few:
             per_sm *= 2
-    num_warps = max(1, min(MAX_WARPS, elements // per_thread // device.warp_size))
+    num_warps = max(1, min(device.max_warps, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
@@ -285,7 +285,7 @@ def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants)
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
     least = 1 if facts.minor else warps_of_sm // (constants.programs_per_sm * facts.batch)
-    num_warps = min(MAX_WARPS, max(1, least, lanes // (elements * device.warp_size)))
+    num_warps = min(device.max_warps, max(1, least, lanes // (elements * device.warp_size)))
     xblock = max(1, elements * num_warps * device.warp_size // lanes)
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
         xblock //= 2

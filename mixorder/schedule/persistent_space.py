@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from ..ir.hardware import MAX_REGISTERS, MAX_WARPS, WARP
+from ..ir.hardware import MAX_REGISTERS
 from .finalisation import final_neighbours
 from .limits import registers_of
 from .persistent import even, layouts
@@ -66,7 +66,7 @@ class PersistentSpace(Space):
             splits_are_right = 1 <= schedule.splits <= max(self._count(rows), self.start.splits)
         return (
             splits_are_right
-            and max(launch.num_warps, second.warps) * self.device.warp_size <= MAX_WARPS * WARP
+            and max(launch.num_warps, second.warps) <= self.device.max_warps
             and (rows < 2 * self.facts.rows or rows <= self.start.tile_rows)
             and second.block <= max(self.start.lanes, self.start.second.block)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..ir.hardware import MAX_WARPS
 from .device import DeviceInfo
 from .facts import Facts
 from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
@@ -93,14 +92,14 @@ def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -
     """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
     if facts.sector_rows > 1:
         xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
-        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, MAX_WARPS
+        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, device.max_warps
     else:
         xblock, most = tile.xblock, 1
         per_thread, warps_of_sm = _of_stalled(facts, lanes)
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
-    num_warps = max(1, min(MAX_WARPS, floor_power_of_2(warps)))
+    num_warps = max(1, min(device.max_warps, floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
 
 
