@@ -143,6 +143,11 @@ OVER_ROWS: dict[str, Callable[[], Graph]] = {
     "a result that is read again": of(
         column_result, ((ROWS, COLS), bf16), ((ROWS, COLS), bf16), ((16, COLS), bf16)
     ),
+    "a sum of a row as a result": of(lambda x, dy: ((x * dy).sum(1), (x * dy).sum(0)), FULL, FULL),
+    "a vector behind padding": of(
+        lambda x, z, w: graphs.pair(x, F.pad((z * w).exp(), (4, 0, 1, 0))),
+        *[((8, 16), f32), ((7, 12), f32), ((12,), f32)],
+    ),
     "symbolic": lambda: graphs.traced_rows(graphs.pair, FULL, FULL),
     "transposed": lambda: traced(graphs.pair, FULL, FULL, transposed=(0, 1)),
     **{
