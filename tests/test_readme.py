@@ -53,7 +53,7 @@ def test_the_widest_row() -> None:
     )
     for make, dtype in itertools.product((rms_norm_backward, layer_norm_backward), (bf16, f32)):
         work = phases_facts(merged(only(make(512, int(shared), dtype))))
-        assert choose_shared(work, H200).parts <= MAX_PARTS
+        assert choose_shared(work, H200).group <= MAX_PARTS
     assert f"one program, which holds at most {MAX_COLS} columns" in REASONS
 
 
