@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as config
-from fresh_process import python
+from fresh_process import python_after
 
 from mixorder import options as options_module
 from mixorder.errors import Decline, DeclineReason, MixorderError
@@ -77,13 +77,35 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
         torch.compile(lambda x: x, options={"mixorder_foo": 1})
 
 
-def test_what_the_environment_says_holds_in_a_new_process() -> None:
-    current = (
+def test_a_misspelt_option_is_told_before_torchs_list() -> None:
+    """In new processes: it may be the first thing that torch is asked for. And what the environment says."""
+    misspelt = (
         "import torch\n"
+        "for name in {names}:\n"
+        "    try:\n"
+        "        torch.compile(torch.sin, options={{name: 4}})\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)"
+    )
+    meant = {
+        "mixorder_splt_size": "mixorder_split_size",
+        "mixorder-stict": "mixorder_strict",
+        "mixorder_q": "",
+        "mixordr": "mixorder",
+        "mix_order_strict": "mixorder_strict",
+    }
+    current = (
         "from mixorder.options import Options\n"
         "o = Options.current(); print(o.enabled, o.strict, repr(o.dump_dir))"
     )
-    assert python(current, **{SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}) == "True True '1'"
+    env = {SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}
+    text, found = python_after("import torch", [misspelt.format(names=[*meant]), current], **env)
+    assert found == "True True '1'"
+    lines = text.splitlines()
+    for (name, other), first, second in zip(meant.items(), lines[::2], lines[1::2], strict=True):
+        assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
+        assert (f"Did you mean {other!r}?" in first) == bool(other) and "mixorder_min_numel" in first
+        assert second.startswith(f"Unexpected optimization option {name}, known options are")
 
 
 def test_an_option_of_torchs_is_left_to_torch() -> None:

@@ -228,6 +228,7 @@ USED: dict[str, Rely] = {
 # What is reached through objects, or by a name in a text; of functions that are wrapped, the names of the
 # first parameters, since torch may give them by name.
 REACHED: dict[str, Rely] = {
+    "torch._TorchCompileInductorWrapper.apply_options": wrapped(1, "options"),
     "torch._higher_order_ops.triton_kernel_wrap.generate_ttir": ANYTHING,
     "torch._higher_order_ops.triton_kernel_wrap.identify_accessed_tensors": Perhaps(called(3)),
     "torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors": Perhaps(called(3)),

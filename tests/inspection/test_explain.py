@@ -272,7 +272,7 @@ def test_without_inputs_it_says_what_is_missing() -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no option 'mixorder_splt_size'"):
+    with pytest.raises(ValueError, match="mixorder has no option 'mixorder_splt_size'"):
         mixorder.explain(Block(32), options={"mixorder_splt_size": 4})(torch.randn(8, 32))
 
 
