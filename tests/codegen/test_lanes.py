@@ -51,7 +51,8 @@ def kernel_of(name: str, through_memory: bool | None = None) -> tuple[LoopProgra
     program = merged(within_tile(traced(lambda *x: recipe.function(*x), *recipe.like(16384, 4096))))
     schedule = tile.choose(TILE.facts(program), H200)
     if through_memory is not None:
-        schedule = dataclasses.replace(schedule, through_memory=through_memory)
+        layout = dataclasses.replace(schedule.layout, through_shared=through_memory)
+        schedule = dataclasses.replace(schedule, layout=layout)
     placed = TILE.place(program, schedule)
     source, *_ = TILE.generate(placed, schedule, "test")
     return placed, source
