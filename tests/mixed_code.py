@@ -166,21 +166,18 @@ def error_of(code: str, case: Case) -> float:
 
 
 ALONE = {"mixorder": True, "mixorder_strict": True, "mixorder_min_numel": 2**62}
-DEFAULT = {"mixorder": True, "mixorder_strict": True}
 STOCK = {"mixorder": False}
 
 
 def main() -> None:
-    """The codes by case: of what mixorder leaves alone (`ours`), also with torch as it once was (`old`) and
-    with its default options (`default`), and of Inductor without it. Errors of kernels of few rows."""
+    """The codes by case: of what mixorder leaves alone (`ours`), also with torch as it once was
+    (`old`), and of Inductor without it. Errors of kernels of few rows."""
     scheduler.has_triton = lambda *_: True  # type: ignore[attr-defined]
     triton.runtime.driver.set_active(Driver())
     found: dict[str, dict[str, Any]] = {name: {"ours": code_of(case, ALONE)} for name, case in CASES.items()}
     for name in ("plain", *(name for name in CASES if name.startswith("keepdim")), "s0 + s1"):
         with mock.patch.object(versions, "_in_mix_order", lambda _: False):
             found[name]["old"] = code_of(CASES[name], ALONE)
-    for name in ("affine", "exp"):
-        found[name]["default"] = code_of(CASES[name], DEFAULT)
     for name in ("affine", "integers", "few rows", "product"):
         found[name]["stock"] = code_of(CASES[name], STOCK)
     for name in ("few rows", "product"):

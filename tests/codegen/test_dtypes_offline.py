@@ -18,12 +18,13 @@ from torch._inductor.codegen.triton import triton_compute_type
 from torch._inductor.lowering import lowerings
 from triton.compiler import ASTSource
 
-from mixorder import pipeline, strategies
+from mixorder import pipeline
 from mixorder.codegen.op_printer import OpPrinter
 from mixorder.codegen.source import KernelSource
 from mixorder.inductor.graphs import is_lowered_pointwise
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.options import Options
+from mixorder.strategies import strategy
 from mixorder.tune.compile import compile_job, job_of
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ SM_90 = ("cuda", 90, 32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    line, generate = OpPrinter.line, strategies.generate
+    line, generate = OpPrinter.line, strategy.generate
 
     def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
         variable = line(self, text, dtype)
@@ -51,7 +52,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSourc
         return kernels
 
     monkeypatch.setattr(OpPrinter, "line", asserting)
-    monkeypatch.setattr(strategies, "generate", noting)
+    monkeypatch.setattr(strategy, "generate", noting)
     return found
 
 

@@ -144,7 +144,7 @@ def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
     whole = only(graph)
     assert (len(whole.inner), len(whole.outer)) == (4, 4)
     with report.collect() as records:
-        pipeline.run(graph, OPTIONS)
+        pipeline.run(graph, dataclasses.replace(OPTIONS, min_numel=0))
     found = [(len(r.inner), len(r.outer)) for r in records if isinstance(r, report.RegionRecord)]
     assert found == [(3, 2), (1, 2)]
 

@@ -195,6 +195,8 @@ def test_how_much_has_to_be_saved() -> None:
 
     assert least(norm, taking(90.0, 100.0, 3)) == 0.0 < least(norm) < least(sums)
     assert least(few, small) < 0.0 < least(few) == least(norm) == least(norm, small)
+    for many in ({"rows": H200.num_sm + 1}, {"batch": 49}):
+        assert least(dataclasses.replace(few, **many), small) == least(norm)
     for narrow in (sums, dataclasses.replace(norm, common=True)):
         assert least(dataclasses.replace(narrow, narrow=True)) > least(sums)
     assert least(dataclasses.replace(norm, narrow=True)) == least(norm)
