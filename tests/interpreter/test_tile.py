@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -387,8 +386,7 @@ def largest(x: Any, dy: Any) -> Any:
 def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN is awaited as any number is: no tile gives up."""
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
-    slow = SimpleNamespace(us=lambda device: 1e6)  # a kernel of its own for the rows
-    monkeypatch.setattr(planning, "outside", lambda *regions: slow)
+    monkeypatch.setattr(planning, "outside_us", lambda *_: 1e6)  # a kernel of its own for the rows
     branches = codegen_rows_ahead.branches
 
     def failing(*args: Any) -> Iterator[str]:
