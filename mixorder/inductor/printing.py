@@ -100,6 +100,9 @@ class ScalarPrinter(DefaultHandler):
             args = (_wrapped(args[0], dtype), *args[1:])
         if op == "constant" and dtype.is_floating_point and repr(float(args[0])) == "-0.0":
             return self._negative_zero(dtype)
+        if op == "constant" and _is_float8(dtype):  # triton 3.6 makes none
+            wide = self.print(op, (args[0], torch.float32), {}, torch.float32)
+            return self.print("to_dtype", (wide, dtype), {}, dtype)
         if op.startswith("logical_"):  # Triton's `|` of a truth value and a number is a number
             args = tuple(self.line(f"{a} != 0", dtype) if a.dtype in _INTEGERS else a for a in args)
         if op not in _ON_FLOAT8 and any(_is_float8(getattr(a, "dtype", None)) for a in args):
