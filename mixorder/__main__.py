@@ -64,19 +64,20 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         print(f"python -m mixorder: error: {_unknown(command)}", file=sys.stderr)
         return 2
-    if command != "doctor" and (why := _cannot_run(command)):
+    if command != "doctor" and (why := _cannot_run(command, arguments)):
         print(f"python -m mixorder: error: {command} cannot run: {why}", file=sys.stderr)
         return 2
     return int(importlib.import_module(f"mixorder.cli.{command}").main(arguments))
 
 
-def _cannot_run(command: str) -> str:
+def _cannot_run(command: str, arguments: list[str]) -> str:
     """Why a command cannot run here; empty if it can."""
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed; install it as https://pytorch.org says"
     from mixorder.options import switched_off
 
-    return "MIXORDER=0 is set" if command != "explain" and switched_off() else ""
+    compiles = command != "explain" or not {"--time", "--check"}.isdisjoint(arguments)
+    return "MIXORDER=0 is set" if compiles and switched_off() else ""
 
 
 def _unknown(command: str) -> str:

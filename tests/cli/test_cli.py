@@ -531,6 +531,7 @@ def test_commands_that_compile_do_not_run_where_mixorder_is_off(monkeypatch: pyt
     monkeypatch.setenv("MIXORDER", "0")
     status, out, err = run(monkeypatch, "bench", f"{HERE}:factory")
     assert status == 2 and not out and err.endswith("bench cannot run: MIXORDER=0 is set\n")
+    assert run(monkeypatch, "explain", f"{HERE}:factory", "--check")[0] == 2
     assert run(monkeypatch, "doctor", "--help")[0] == 0 == run(monkeypatch, "explain", "--help")[0]
 
 
