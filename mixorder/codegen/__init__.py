@@ -1,1 +1,1 @@
-"""Triton text from a loop program and a schedule, and the loading of that text."""
+"""Triton text from a loop program and a plan, and the loading of that text."""

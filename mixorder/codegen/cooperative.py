@@ -38,25 +38,25 @@ MINE = "mine"  # whether a turn of the kernel is for the program's own part
 _CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # carried in registers without a cast
 
 
-def cooperative_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
+def cooperative_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a program that `transform.cooperative` has cut into phases."""
-    return _CooperativeKernel(program, schedule).written(label)
+    return _CooperativeKernel(program, plan).written(label)
 
 
 class _CooperativeKernel:
-    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
-        self.program, self.schedule, self.nest = program, schedule, program.nests[0]
+    def __init__(self, program: LoopProgram, plan: Plan) -> None:
+        self.program, self.plan, self.nest = program, plan, program.nests[0]
         row, last = program.tile_axes
-        self.phase = program.phase if schedule.period > 1 else None
-        self.step = schedule.splits // schedule.period
-        self.ragged = row.size % (schedule.tile_rows * schedule.period) != 0
+        self.phase = program.phase if plan.period > 1 else None
+        self.step = plan.splits // plan.period
+        self.ragged = row.size % (plan.tile_rows * plan.period) != 0
         x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
-        full = schedule.group * schedule.lanes == last.size and self.phase is None
+        full = plan.group * plan.lanes == last.size and self.phase is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
-        self.writer = _CooperativeWriter(program, self.nest, (x, y), schedule.splits)
+        self.writer = _CooperativeWriter(program, self.nest, (x, y), plan.splits)
         self.code = self.writer.code
-        self.phases = phases_of(self.nest.body, schedule.group)
+        self.phases = phases_of(self.nest.body, plan.group)
         self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.ages = self._ages()
@@ -64,39 +64,39 @@ class _CooperativeKernel:
         self.writer.floating = floating(self.nest, self.y.symbol)
 
     def written(self, label: str) -> KernelSource:
-        schedule, writer, code = self.schedule, self.writer, self.code
+        plan, writer, code = self.plan, self.writer, self.code
         writer.begin(("XBLOCK", "NUM_STAGES"))
-        code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.lanes}")
+        code.writeline(f"R0_BLOCK: tl.constexpr = {plan.lanes}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
         own = "own" if self.exchanged else "part"
-        code.writeline(f"{own} = {PROGRAM} % {schedule.group}")
-        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {schedule.group}")
+        code.writeline(f"{own} = {PROGRAM} % {plan.group}")
+        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {plan.group}")
         if self.phase is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
             writer.shift(self.phase)
-            code.writeline(f"begin = {SPLIT_SYMBOL} // {schedule.period}")
-            code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {schedule.period}), XBLOCK)")
+            code.writeline(f"begin = {SPLIT_SYMBOL} // {plan.period}")
+            code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {plan.period}), XBLOCK)")
         if self.exchanged:
             self.turns()
         else:
             self.turn()
-        launch = schedule.launch
-        constants = (("XBLOCK", schedule.tile_rows), ("NUM_STAGES", launch.num_stages))
+        launch = plan.launch
+        constants = (("XBLOCK", plan.tile_rows), ("NUM_STAGES", launch.num_stages))
         config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-        return writer.finish(f"triton_mixorder_{label}", schedule.group * schedule.splits, config)
+        return writer.finish(f"triton_mixorder_{label}", plan.group * plan.splits, config)
 
     def turns(self) -> None:
         """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each
         part and exchange, but for its own part's first exchange, which is done; then its own part again."""
-        code, recomputed = self.code, (len(self.phases) - 1) * self.schedule.group - 1
+        code, recomputed = self.code, (len(self.phases) - 1) * self.plan.group - 1
         code.writeline("turn = tl.full([], 0, tl.int32)")
         code.writeline("turns = tl.full([], 1, tl.int32)")
         code.writeline("while turn < turns:")
         with code.indent():
             code.writeline(f"{MINE} = (turn == 0) | (turn == {recomputed + 1})")
-            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.schedule.group})")
+            code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.plan.group})")
             self.turn()
             missed = self.any_warp(len(self.phases) - 1)
             code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {recomputed + 2}, turns)")
@@ -112,7 +112,7 @@ class _CooperativeKernel:
             self.anchor()
         self.empty_accumulators()
         self.main_loop()
-        if self.schedule.launch.dependent:
+        if self.plan.launch.dependent:
             self.writer.release()
         for acc in self.accumulators:
             value = " - ".join(writer.accumulators(acc))
@@ -132,7 +132,7 @@ class _CooperativeKernel:
 
     def columns(self) -> None:
         """The columns of the part, and the mask of the lanes that have one."""
-        cols, y = self.schedule.walk[-1].part, self.y
+        cols, y = self.plan.walk[-1].part, self.y
         if self.phase is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
             self.writer.shifted_columns(f"part * {cols}", "end")
@@ -141,7 +141,7 @@ class _CooperativeKernel:
         self.code.writeline(f"{y.symbol} = part * {cols} + {lanes}")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
-            if cols != self.schedule.lanes:
+            if cols != self.plan.lanes:
                 inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
             self.code.writeline(f"{y.mask} = {inside}")
 
@@ -165,7 +165,7 @@ class _CooperativeKernel:
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
     def tile_of(self, phase: int, ahead: int = 0) -> str:
-        late = phase * self.schedule.lag * self.step
+        late = phase * self.plan.lag * self.step
         ahead *= self.step
         return f"tile - {late - ahead}" if late > ahead else "tile"
 
@@ -175,14 +175,14 @@ class _CooperativeKernel:
         row_of = f"({self.writer.widened(tile, MAILBOX)} * XBLOCK + {row})"
         if self.phase is not None:
             row_of = f"({row_of} * {self.phase.period} + first)"
-        slots = slots_of(self.schedule.group)
+        slots = slots_of(self.plan.group)
         first = self.exchanged.index(self.phases[phase - 1].groups[group][0])
         return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
 
     # The loop.
 
     def main_loop(self) -> None:
-        schedule, code, last = self.schedule, self.code, len(self.phases) - 1
+        plan, code, last = self.plan, self.code, len(self.phases) - 1
         for name, age in self.ages.items():
             for i in range(1, age + 1):
                 code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
@@ -190,7 +190,7 @@ class _CooperativeKernel:
             code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
         for k, group, row in self.records():
             code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
-        turns = f"tiles + {last * schedule.lag * self.step}" if last else "tiles"
+        turns = f"tiles + {last * plan.lag * self.step}" if last else "tiles"
         code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
         with code.indent():
             for k in range(last, -1, -1):
@@ -243,11 +243,11 @@ class _CooperativeKernel:
 
     def publish(self, reduce: Reduce, k: int) -> None:
         value = word(str(self.writer.ops.variables[reduce.name]))
-        slots = slots_of(self.schedule.group)
+        slots = slots_of(self.plan.group)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
         # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
         known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
-        inside = f"{self.x.symbol} < tiles * {self.schedule.tile_rows * self.schedule.period}"
+        inside = f"{self.x.symbol} < tiles * {self.plan.tile_rows * self.plan.period}"
         self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, {known}({inside}))")
 
     def totals(self, k: int) -> None:
@@ -256,8 +256,8 @@ class _CooperativeKernel:
         missed = self.missed(len(self.phases) - 1)
         code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
         for g, group in enumerate(self.phases[k - 1].groups):
-            for row in range(self.schedule.tile_rows):
-                record = Record(group[0].kind, len(group), self.schedule.group)
+            for row in range(self.plan.tile_rows):
+                record = Record(group[0].kind, len(group), self.plan.group)
                 total = f"total{k}_{g}_{row}"
                 code.writeline(
                     f"{total} = "
@@ -265,14 +265,14 @@ class _CooperativeKernel:
                 )
                 code.writeline(f"missed{k} = missed{k} | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
             for i, reduce in enumerate(group):
-                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.schedule.tile_rows)]
+                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.plan.tile_rows)]
                 self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
-            for row in range(self.schedule.tile_rows):
+            for row in range(self.plan.tile_rows):
                 code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
 
     def peek(self, k: int, g: int, row: int, tile: str) -> str:
         group = self.phases[k - 1].groups[g]
-        record = Record(group[0].kind, len(group), self.schedule.group)
+        record = Record(group[0].kind, len(group), self.plan.group)
         return record.peek(self.record(k, g, row, tile))
 
     def records(self) -> list[tuple[int, int, int]]:
@@ -280,7 +280,7 @@ class _CooperativeKernel:
             (k + 1, g, row)
             for k, phase in enumerate(self.phases)
             for g in range(len(phase.groups))
-            for row in range(self.schedule.tile_rows)
+            for row in range(self.plan.tile_rows)
         ]
 
     # Values that are carried from phase to phase.
@@ -292,7 +292,7 @@ class _CooperativeKernel:
             if isinstance(stmt, Carry):
                 self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
                 name = self.writer.held[stmt.value.name]
-                ages[name] = max(ages.get(name, 0), stmt.phases * self.schedule.lag)
+                ages[name] = max(ages.get(name, 0), stmt.phases * self.plan.lag)
         self.writer.raw = {
             s.name
             for s in self.nest.body
@@ -337,7 +337,7 @@ class _CooperativeKernel:
 
     def carry(self, stmt: Carry) -> None:
         name = self.writer.held[stmt.value.name]
-        text = f"{name}_{stmt.phases * self.schedule.lag}"
+        text = f"{name}_{stmt.phases * self.plan.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
         elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:

@@ -28,43 +28,43 @@ MainKernel = Callable[[LoopProgram, Plan, str], KernelSource]
 
 
 def generate(
-    main_kernel: MainKernel, program: LoopProgram, schedule: Plan, label: str
+    main_kernel: MainKernel, program: LoopProgram, plan: Plan, label: str
 ) -> tuple[KernelSource, ...]:
     """The main kernel and the second stage, which a program may lack or not need; or the second stage in one
     kernel with what puts staged results in place. `label` goes into their names, with a hash of the text."""
-    program = finished(program) if schedule.finishes else program
+    program = finished(program) if plan.finishes else program
     _, *others = program.nests
     final = [nest for nest in others if nest.over_splits]
     copies = [nest for nest in others if not nest.over_splits]
     apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
-        main = main_kernel(program, schedule, label)
-        behind = tuple(_final_kernel(one, one.nests[0], schedule, label, not copies) for one in apart)
+        main = main_kernel(program, plan, label)
+        behind = tuple(_final_kernel(one, one.nests[0], plan, label, not copies) for one in apart)
         if copies:
-            behind = (placing_kernel(program, copies, behind, schedule, label),)
+            behind = (placing_kernel(program, copies, behind, plan, label),)
         return (main, *behind)
 
 
 def _final_kernel(
-    program: LoopProgram, nest: Nest, schedule: Plan, label: str, alone: bool = True
+    program: LoopProgram, nest: Nest, plan: Plan, label: str, alone: bool = True
 ) -> KernelSource:
     """The finalisation; if it is not `alone` in its kernel, its program's number is `program`."""
     col = program.axis(AxisClass.COLUMN)
     cols = 1 if col is None else int(col.size)
-    s_block = 1 << (schedule.splits - 1).bit_length()
-    block = min(schedule.second.block, 1 << (cols - 1).bit_length())
-    s = TileDim(SPLIT_SYMBOL, str(schedule.splits), "SBLOCK", s_block != schedule.splits)
+    s_block = 1 << (plan.splits - 1).bit_length()
+    block = min(plan.second.block, 1 << (cols - 1).bit_length())
+    s = TileDim(SPLIT_SYMBOL, str(plan.splits), "SBLOCK", s_block != plan.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
-    writer = Writer(program, nest, (s, y), schedule.splits)
+    writer = Writer(program, nest, (s, y), plan.splits)
     writer.begin(())
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    own = awaited(PROGRAM) if schedule.launch.dependent else PROGRAM
+    own = awaited(PROGRAM) if plan.launch.dependent else PROGRAM
     writer.programs("block", own if alone else "program")
     writer.index(s, writer.widened("tl.arange(0, SBLOCK)[:, None]", s.symbol))
     writer.index(y, f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in nest.statements:
         writer.statement(stmt)
-    config = LaunchConfig((), schedule.second.warps, 1)
+    config = LaunchConfig((), plan.second.warps, 1)
     source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
-    return dataclasses.replace(source, waits=schedule.launch.dependent)
+    return dataclasses.replace(source, waits=plan.launch.dependent)

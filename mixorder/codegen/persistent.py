@@ -16,24 +16,24 @@ from .source import KernelSource, LaunchConfig
 from .writer import TileDim, Writer
 
 
-def persistent_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
+def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a merged program."""
     nest, (row, last) = program.nests[0], program.tile_axes
-    rows, launch = schedule.tile_rows, schedule.launch
-    phase = program.phase if schedule.period > 1 else None
-    ragged = row.size % (rows * schedule.period) != 0
+    rows, launch = plan.tile_rows, plan.launch
+    phase = program.phase if plan.period > 1 else None
+    ragged = row.size % (rows * plan.period) != 0
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
-    columns = _columns(last, schedule, phase is not None)
-    several = not row.size.is_number or int(row.size) > rows * schedule.splits
-    writer = Writer(program, nest, (x, *columns), schedule.splits, spread_columns=several)
-    writer.has_rows = _has_rows(writer, schedule)
+    columns = _columns(last, plan, phase is not None)
+    several = not row.size.is_number or int(row.size) > rows * plan.splits
+    writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several)
+    writer.has_rows = _has_rows(writer, plan)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code
-    code.writeline(f"R0_BLOCK: tl.constexpr = {schedule.chunk}")
+    code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
     if not row.size.is_number:
         code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
-    first, tiles, step = str(SPLIT_SYMBOL), x.extent, schedule.splits
+    first, tiles, step = str(SPLIT_SYMBOL), x.extent, plan.splits
     if phase is None:
         for y in columns:
             start = f"{y.start} + " * (y.start > 0)
@@ -71,27 +71,27 @@ def persistent_kernel(program: LoopProgram, schedule: Plan, label: str) -> Kerne
         writer.statement(stmt)
     constants = (("XBLOCK", rows), ("NUM_STAGES", launch.num_stages))
     config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-    source = writer.finish(f"triton_mixorder_{label}", writer.batch * schedule.splits, config)
+    source = writer.finish(f"triton_mixorder_{label}", writer.batch * plan.splits, config)
     return dataclasses.replace(source, registers=launch.max_registers)
 
 
-def _has_rows(writer: Writer, schedule: Plan) -> bool:
+def _has_rows(writer: Writer, plan: Plan) -> bool:
     """Whether each thread has all rows of a tile, since all threads lie along a row. Triton gives a thread
     `ACCESS` bytes of the narrowest tensor."""
     full = {dim.symbol for dim in writer.dims}
     accesses = (s for s in writer.nest.body if isinstance(s, Load | Store))
     moved = [s.buffer for s in accesses if full <= s.index.free_symbols]
     item = min((writer.program.buffer(name).dtype.itemsize for name in moved), default=1)
-    threads = schedule.launch.num_warps * WARP
-    return schedule.tile_rows > 1 and threads * ACCESS <= schedule.chunk * item
+    threads = plan.launch.num_warps * WARP
+    return plan.tile_rows > 1 and threads * ACCESS <= plan.chunk * item
 
 
-def _columns(last: Axis, schedule: Plan, shifted: bool) -> tuple[TileDim, ...]:
+def _columns(last: Axis, plan: Plan, shifted: bool) -> tuple[TileDim, ...]:
     """The chunks that hold a row; the last of them may have lanes beyond its end."""
-    extent, chunk = str(last.size), schedule.chunk
-    if schedule.chunks == 1:
+    extent, chunk = str(last.size), plan.chunk
+    if plan.chunks == 1:
         return (TileDim(last.symbol, extent, "R0_BLOCK", last.size != chunk or shifted),)
     return tuple(
         TileDim(last.symbol, extent, "R0_BLOCK", start + chunk > last.size, i, start)
-        for i, start in enumerate(range(0, schedule.lanes, chunk))
+        for i, start in enumerate(range(0, plan.lanes, chunk))
     )

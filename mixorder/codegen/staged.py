@@ -22,13 +22,13 @@ def placing_kernel(
     program: LoopProgram,
     nests: Sequence[Nest],
     sums: Sequence[KernelSource],
-    schedule: Plan,
+    plan: Plan,
     label: str,
 ) -> KernelSource:
     """The kernel of the nests that `transform.staged` has added, and of the finalisation, if there is one,
     which then takes its program's number as `program`."""
     functions, calls, names, written, first = "", "", dict[str, None](), list[str](), 0
-    extents = {one.result: one.tile for one in schedule.results}
+    extents = {one.result: one.tile for one in plan.results}
     parts = [
         (_as_function(one, f"sums{i}"), one.buffers, one.written, one.grid) for i, one in enumerate(sums)
     ]
@@ -47,7 +47,7 @@ def placing_kernel(
         written += stored
         first += int(programs)
     pointers = ", ".join(program.buffer(name).pointer for name in names)
-    dependent = schedule.launch.dependent
+    dependent = plan.launch.dependent
     number = awaited(PROGRAM) if dependent else PROGRAM
     main = f"@triton.jit\ndef KERNEL({pointers}):\n    program = {number}\n{calls}"
     name, text = named(f"triton_mixorder_{label}_place", functions + main)

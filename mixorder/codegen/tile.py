@@ -49,9 +49,9 @@ from .writer import buffers_of, filler, identity, named
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
 
-def tile_kernel(program: LoopProgram, schedule: Plan, label: str) -> KernelSource:
+def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of a blocked program."""
-    writer = _TileWriter(program, schedule)
+    writer = _TileWriter(program, plan)
     writer.begin()
     if program.ahead is not None:
         writer.begin_groups(program.ahead)
@@ -82,10 +82,10 @@ def row_values(
     return f"{writer.code.getvalue()}\n\n", pointers
 
 
-def copy_function(program: LoopProgram, nest: Nest, schedule: Plan, name: str) -> tuple[str, list[str], int]:
+def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
     """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
     is its last parameter."""
-    writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), schedule)
+    writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
     writer.code.writeline(f"def {name}({pointers}, program):")
@@ -99,19 +99,19 @@ def copy_function(program: LoopProgram, nest: Nest, schedule: Plan, name: str) -
 
 
 class _TileWriter(TileAccesses):
-    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: LoopProgram, plan: Plan) -> None:
+        super().__init__(program, plan)
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
         self.deps = self.nest.dependence()
         self.buffers = buffers_of(program, self.nest)
-        if schedule.produced and program.ahead is not None:
+        if plan.produced and program.ahead is not None:
             read = buffers_of(program, program.ahead)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         self.maxima = Maxima()
         self.maxima.compared = self.turns_a_byte()
         self.turned: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
-        if schedule.layout.column_words and schedule.layout.thread_rows >= WORD:
+        if plan.layout.column_words and plan.layout.thread_rows >= WORD:
             self.find_turned_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
@@ -128,12 +128,12 @@ class _TileWriter(TileAccesses):
         self.code.writeline(f"def KERNEL({pointers}):")
         self.code.do_indent()
         first = "tl.program_id(0)"
-        if self.schedule.produced:
+        if self.plan.produced:
             return
-        if self.schedule.order.backwards:
+        if self.plan.order.backwards:
             first = f"({self.tiles_in_all - 1} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
-        if (band := self.schedule.order.grouped) > 1:
+        if (band := self.plan.order.grouped) > 1:
             along, across = (axis for axis in self.axes if self.tiles(axis) > 1)
             each = band * self.tiles(across)
             self.code.writeline(f"{self.number(along)} = program // {each} * {band} + program % {band}")
@@ -156,9 +156,9 @@ class _TileWriter(TileAccesses):
         """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(ahead, sizes)
-        producers, launch = self.schedule.produced, self.schedule.launch
+        producers, launch = self.plan.produced, self.plan.launch
         assert producers is not None
-        groups = self._groups = groups_of(sizes, row_axes, self.schedule)
+        groups = self._groups = groups_of(sizes, row_axes, self.plan)
         self._functions, pointers = row_values(self.program, ahead, producers, launch, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
@@ -183,13 +183,13 @@ class _TileWriter(TileAccesses):
         name, text = named(name, functions + self.text())
         stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
         names = tuple(b.name for b in self.buffers)
-        config = LaunchConfig((), self.schedule.launch.num_warps, self.schedule.launch.num_stages)
+        config = LaunchConfig((), self.plan.launch.num_warps, self.plan.launch.num_stages)
         written = tuple(n for n in names if n in stored)
         grid = self.tiles_in_all
-        if self._groups is not None and (producers := self.schedule.produced):
+        if self._groups is not None and (producers := self.plan.produced):
             written = (*written, MAILBOX)
             grid = (self._groups.row_tiles + producers.lag) * self._groups.programs
-        most = self.schedule.launch.max_registers
+        most = self.plan.launch.max_registers
         return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
 
     def statement(self, stmt: Statement) -> None:
@@ -318,7 +318,7 @@ class _TileWriter(TileAccesses):
         for axis in reversed(along):
             place = self.tiled.index(axis)
             if self.goes_through_memory(kind, dtype, axis, used):
-                each = self.schedule.layout.thread_rows
+                each = self.plan.layout.thread_rows
                 value = self.reduced_once(kind, dtype, lanes.partials(value, shape, place, each), place + 1)
                 shape[place] //= each
                 value = self.over_lanes(kind, dtype, value, shape, place, used)
@@ -330,11 +330,11 @@ class _TileWriter(TileAccesses):
 
     def goes_through_memory(self, kind: ReductionKind, dtype: torch.dtype, axis: Axis, used: bool) -> bool:
         """Whether partial results along an axis are combined through shared memory."""
-        if not (self.schedule.layout.through_shared and self._deals and axis is self.rows):
+        if not (self.plan.layout.through_shared and self._deals and axis is self.rows):
             return False
         if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
             return False
-        return self.extents[axis] >= self.schedule.layout.thread_rows * (lanes.MANY if used else 2)
+        return self.extents[axis] >= self.plan.layout.thread_rows * (lanes.MANY if used else 2)
 
     def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
         """A value reduced along one of its dims, which it loses."""

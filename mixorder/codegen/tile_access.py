@@ -69,11 +69,11 @@ class TileAccesses:
     """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
     `code`, each once. `rows`: the axis along which a thread has several elements, if it has any."""
 
-    def __init__(self, program: LoopProgram, schedule: Plan) -> None:
-        self.program, self.nest, self.schedule = program, program.nests[0], schedule
+    def __init__(self, program: LoopProgram, plan: Plan) -> None:
+        self.program, self.nest, self.plan = program, program.nests[0], plan
         self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
-        self.extents = dict(zip(self.axes, schedule.extents, strict=True))
-        self._tiles = {a: w.grid * w.split for a, w in zip(self.axes, schedule.walk, strict=True)}
+        self.extents = dict(zip(self.axes, plan.extents, strict=True))
+        self._tiles = {a: w.grid * w.split for a, w in zip(self.axes, plan.walk, strict=True)}
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.code = IndentedBuffer()
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
@@ -85,7 +85,7 @@ class TileAccesses:
         self._known: set[str] = set()  # names of indices that the kernel has defined
         self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
         self._deals = False  # whether a thread has rows next to each other
-        self.rows = self.row_axis() if schedule.layout.thread_rows else None
+        self.rows = self.row_axis() if plan.layout.thread_rows else None
 
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
@@ -120,7 +120,7 @@ class TileAccesses:
         """The symbols of axes whose indices are in 64 bits."""
         found = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
         sizes = {axis.symbol: axis.size for axis in self.axes}
-        return wide_symbols(dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.schedule.splits)})
+        return wide_symbols(dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.plan.splits)})
 
     def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along axes that follow one another without a gap."""
@@ -188,7 +188,7 @@ class TileAccesses:
             return whole
         last = dims[-1]
         self._deals = True
-        layout = self.schedule.layout
+        layout = self.plan.layout
         each, cols = min(layout.thread_rows, rows.extent), min(layout.warp_cols, last.extent)
         others = (part for part in whole if part.dim not in (rows, last))
         parts = [Part(rows, each, rows.extent // each), *others, Part(last, cols, last.extent // cols)]

@@ -1,4 +1,4 @@
-"""A schedule near the rules' choice that is predicted to be faster. Nothing is timed here.
+"""A plan near the rules' choice that is predicted to be faster. Nothing is timed here.
 
 The rules were fitted to norms of long rows. The prediction also sees what they do not look at: lanes beyond a
 row's end, the instructions of compensated sums, and programs that have a multiprocessor for themselves, with
@@ -34,7 +34,7 @@ FEW_PROGRAMS = 4
 
 
 def improved(space: Space, facts: Facts, us: Callable[[Plan], float], device: DeviceInfo) -> Plan:
-    """The schedule that a search from the space's start ends at, with `us` as the predicted microseconds; the
+    """The plan that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 
     Only of programs that reduce along their rows, all of them in the same way, and that load ahead. Of
@@ -48,10 +48,10 @@ def improved(space: Space, facts: Facts, us: Callable[[Plan], float], device: De
         return space.start
     known: dict[Plan, float] = {}
 
-    def time(schedule: Plan) -> float:
-        if schedule not in known:
-            known[schedule] = us(schedule)
-        return known[schedule]
+    def time(plan: Plan) -> float:
+        if plan not in known:
+            known[plan] = us(plan)
+        return known[plan]
 
     best = space.start
     for _ in range(ROUNDS):
@@ -66,22 +66,22 @@ def improved(space: Space, facts: Facts, us: Callable[[Plan], float], device: De
     return more if space.legal(more) else best
 
 
-def _can_run_well(schedule: Plan, facts: Facts) -> bool:
-    elements = schedule.per_thread(schedule.lanes)
-    access = schedule.per_thread(schedule.chunk) * max(LEAST_ITEM, facts.item_bytes)
-    if schedule.chunks > 1 and access < CHUNK_ACCESS and schedule.launch.num_stages > 1:
+def _can_run_well(plan: Plan, facts: Facts) -> bool:
+    elements = plan.per_thread(plan.lanes)
+    access = plan.per_thread(plan.chunk) * max(LEAST_ITEM, facts.item_bytes)
+    if plan.chunks > 1 and access < CHUNK_ACCESS and plan.launch.num_stages > 1:
         return False
-    if (facts.both_ways or schedule.chunks > 1) and schedule.tile_rows > CHUNKED_ROWS:
+    if (facts.both_ways or plan.chunks > 1) and plan.tile_rows > CHUNKED_ROWS:
         return False
-    return not spilled(facts, elements, schedule.chunks) and schedule.launch.num_stages <= MAX_STAGES
+    return not spilled(facts, elements, plan.chunks) and plan.launch.num_stages <= MAX_STAGES
 
 
-def _with_more_warps(schedule: Plan, facts: Facts, device: DeviceInfo) -> Plan:
-    """The schedule with twice the warps on a multiprocessor, where programs of one warp go through several
+def _with_more_warps(plan: Plan, facts: Facts, device: DeviceInfo) -> Plan:
+    """The plan with twice the warps on a multiprocessor, where programs of one warp go through several
     tiles with chunks, and are too few."""
-    rows, launch, programs = schedule.tile_rows, schedule.launch, schedule.splits * facts.batch
-    steps = -(-facts.rows // (rows * schedule.splits))
-    alone = facts.batch > 1 and facts.common and launch.num_warps == 1 and schedule.chunks > 1
+    rows, launch, programs = plan.tile_rows, plan.launch, plan.splits * facts.batch
+    steps = -(-facts.rows // (rows * plan.splits))
+    alone = facts.batch > 1 and facts.common and launch.num_warps == 1 and plan.chunks > 1
     if not alone or steps == 1 or programs >= FEW_PROGRAMS * device.num_sm:
-        return schedule
-    return schedule.changed(tile_rows=2 * rows, num_warps=2, num_stages=max(2, launch.num_stages - 1))
+        return plan
+    return plan.changed(tile_rows=2 * rows, num_warps=2, num_stages=max(2, launch.num_stages - 1))

@@ -1,6 +1,6 @@
 """The numbers in the rules that were fitted to measurements, and where they come from.
 
-`fitted.json` has their values, and names the device. `tools/fit.py` fits them to the schedules that
+`fitted.json` has their values, and names the device. `tools/fit.py` fits them to the plans that
 `tools/tune.py` measured. Bytes, warps and programs are per multiprocessor, so that a device with more
 multiprocessors gets more programs, and not different ones.
 """

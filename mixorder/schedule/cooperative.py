@@ -1,6 +1,6 @@
-"""Choose a schedule for a cooperative kernel, from plain numbers.
+"""Choose a plan for a cooperative kernel, from plain numbers.
 
-A good schedule has
+A good plan has
 
 - iterations of the loop that are long enough to hide the exchange;
 - two rows per tile, because an accumulator takes half the registers then;
@@ -42,10 +42,10 @@ MIXED_WORDS = 4.0
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
-    """The schedule for rows that two to `MAX_PARTS` programs share.
+    """The plan for rows that two to `MAX_PARTS` programs share.
 
     `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
-    `TooWide` if no schedule fits, and `Decline` for a device without the exchange.
+    `TooWide` if no plan fits, and `Decline` for a device without the exchange.
     """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row on {device.name}")
@@ -63,7 +63,7 @@ def _widest(facts: Facts, device: DeviceInfo, constants: Constants) -> int:
 
 
 def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
-    """A schedule for each way to divide an iteration's tile into rows and parts; the best guess first."""
+    """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
     elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
@@ -76,18 +76,18 @@ def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> 
 
 
 def starts(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
-    """Schedules that a search begins from; none for a device without the exchange."""
+    """Plans that a search begins from; none for a device without the exchange."""
     yield from layouts(facts, device) if device.exchanges else ()
 
 
-def _with_groups(schedule: Plan, groups: int) -> Plan:
-    """The schedule with at most `groups` groups, rounded up to a multiple of the period."""
-    whole = math.ceil(groups / schedule.period) * schedule.period
-    return schedule.changed(splits=min(schedule.splits, whole))
+def _with_groups(plan: Plan, groups: int) -> Plan:
+    """The plan with at most `groups` groups, rounded up to a multiple of the period."""
+    whole = math.ceil(groups / plan.period) * plan.period
+    return plan.changed(splits=min(plan.splits, whole))
 
 
 def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
-    """Schedules with few parts first; among equals, those deep enough without tight registers first."""
+    """Plans with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts, constants):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
@@ -95,9 +95,9 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
         if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
             tight = _registers(facts, tile, r0_block, depth) > constants.full_registers
-            schedule = _schedule(facts, device, tile, r0_block, depth, constants)
-            found.append((parts > few, tight or depth < constants.least_depth, schedule))
-    return [schedule for *_, schedule in sorted(found, key=lambda one: one[:2])]
+            plan = _schedule(facts, device, tile, r0_block, depth, constants)
+            found.append((parts > few, tight or depth < constants.least_depth, plan))
+    return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
 
 
 def _layouts(facts: Facts, constants: Constants) -> Iterator[tuple[int, int, int]]:

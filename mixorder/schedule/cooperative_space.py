@@ -1,4 +1,4 @@
-"""The schedules near a given cooperative one. From plain numbers, without timing.
+"""The plans near a given cooperative one. From plain numbers, without timing.
 
 The columns of a part and the rows of a tile determine the form of the loops, and are not varied here.
 """
@@ -21,29 +21,29 @@ class CooperativeSpace(Space):
 
     parts = (("lag",), ("num_stages",), ("block", "warps"))
 
-    def near(self, schedule: Plan) -> tuple[Plan, ...]:
-        """The other legal schedules that differ from one in one of `parts`, each once."""
-        found = [schedule.changed(lag=schedule.lag + by) for by in (1, -1)]
-        found += [schedule.changed(num_stages=schedule.launch.num_stages + by) for by in (1, -1)]
-        found += final_neighbours(schedule)
-        return tuple(s for s in dict.fromkeys(found) if s != schedule and self.legal(s))
+    def near(self, plan: Plan) -> tuple[Plan, ...]:
+        """The other legal plans that differ from one in one of `parts`, each once."""
+        found = [plan.changed(lag=plan.lag + by) for by in (1, -1)]
+        found += [plan.changed(num_stages=plan.launch.num_stages + by) for by in (1, -1)]
+        found += final_neighbours(plan)
+        return tuple(s for s in dict.fromkeys(found) if s != plan and self.legal(s))
 
-    def legal(self, schedule: Plan) -> bool:
+    def legal(self, plan: Plan) -> bool:
         """Whether the kernels are correct and fit the device."""
-        if not self.is_varied(schedule):
+        if not self.is_varied(plan):
             return False
-        rows, stages = schedule.tile_rows, schedule.launch.num_stages
-        programs = -(-schedule.splits * schedule.group // self.device.num_sm)
-        staged = programs * rows * schedule.lanes * self.facts.staged_bytes
-        per_thread = schedule.per_thread(schedule.lanes)
-        registers, least = (registers_of(self.facts, rows, per_thread, lag) for lag in (schedule.lag, 1))
+        rows, stages = plan.tile_rows, plan.launch.num_stages
+        programs = -(-plan.splits * plan.group // self.device.num_sm)
+        staged = programs * rows * plan.lanes * self.facts.staged_bytes
+        per_thread = plan.per_thread(plan.lanes)
+        registers, least = (registers_of(self.facts, rows, per_thread, lag) for lag in (plan.lag, 1))
         return (
-            1 <= schedule.lag <= MAX_LAG
+            1 <= plan.lag <= MAX_LAG
             and 1 <= stages <= MOST_STAGES
             and (stages == 1 or staged * (stages - 1) <= self.device.shared_memory)
             and registers <= max(SPILLED_REGISTERS, least)
-            and is_power_of_2(schedule.second.block)
-            and is_power_of_2(schedule.second.warps)
-            and schedule.second.block <= schedule.lanes
-            and 1 <= schedule.second.warps <= self.device.max_warps
+            and is_power_of_2(plan.second.block)
+            and is_power_of_2(plan.second.warps)
+            and plan.second.block <= plan.lanes
+            and 1 <= plan.second.warps <= self.device.max_warps
         )

@@ -1,4 +1,4 @@
-"""What the schedule needs to know about a device, as plain data."""
+"""What the plan needs to know about a device, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts of a program from which a schedule is chosen: plain numbers, read off its main nest once.
+"""The facts of a program from which a plan is chosen: plain numbers, read off its main nest once.
 
 Registers are the scarce resource. Per element of its tile, a program keeps every value that is live across a
 reduction over the row, the accumulators, and the column vectors hoisted out of the loop. A value that is used

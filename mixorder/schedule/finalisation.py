@@ -38,8 +38,8 @@ def final(
     return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
 
 
-def final_neighbours(schedule: Plan) -> Iterator[Plan]:
-    """Schedules with half or twice the block or the warps of the finalisation."""
+def final_neighbours(plan: Plan) -> Iterator[Plan]:
+    """Plans with half or twice the block or the warps of the finalisation."""
     for block, warps in ((-1, 0), (1, 0), (0, 1), (0, -1), (-1, 1)):
-        second = schedule.second
-        yield schedule.changed(block=shifted(second.block, block), warps=shifted(second.warps, warps))
+        second = plan.second
+        yield plan.changed(block=shifted(second.block, block), warps=shifted(second.warps, warps))

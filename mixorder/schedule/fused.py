@@ -51,13 +51,13 @@ COPY_US, COPYING = 1.0, 1.2
 HALVES = 2
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
-# computes while another waits. 16 of 19 such schedules took 1.3 to 3.5 times what was predicted without this
+# computes while another waits. 16 of 19 such plans took 1.3 to 3.5 times what was predicted without this
 # (H200). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
 # it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
 # Wider rows that are loaded ahead, of tensors that lie along rows and across them: all of it takes so many
-# times as long. H200, 262144x768, 11 schedules in bf16: 1.2 to 3.2 times what was predicted without this, 2.8
+# times as long. H200, 262144x768, 11 plans in bf16: 1.2 to 3.2 times what was predicted without this, 2.8
 # in the middle; one under autocast 1.6. Rows of 96 to 192, 9 kernels: 0.8 to 1.0 times.
 BOTH_WAYS_COLS, BOTH_WAYS_AHEAD = 256, 2.5
 
@@ -178,47 +178,47 @@ class Fused:
         return own.step_us + self.levels * level + self.exchanges * exchange
 
 
-def fused_kernels(loops: LoopProgram, schedule: Plan, facts: Facts, moved: Traffic) -> Fused:
+def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
-    rows, launch, shared = schedule.tile_rows, schedule.launch, schedule.group > 1
-    programs = schedule.splits * schedule.group * facts.batch
-    steps = math.ceil(facts.rows / (rows * schedule.splits))
+    rows, launch, shared = plan.tile_rows, plan.launch, plan.group > 1
+    programs = plan.splits * plan.group * facts.batch
+    steps = math.ceil(facts.rows / (rows * plan.splits))
     threads = launch.num_warps * WARP
-    elements = schedule.per_thread(schedule.lanes)
-    needed, spilled = _registers(schedule, facts, elements)
+    elements = plan.per_thread(plan.lanes)
+    needed, spilled = _registers(plan, facts, elements)
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
-    work, width = main_work(loops, schedule, facts)
+    work, width = main_work(loops, plan, facts)
     work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
-    cols = facts.cols / schedule.group
+    cols = facts.cols / plan.group
     return Fused(
         2
-        - schedule.finishes
+        - plan.finishes
         + sum(b.fill is not None for b in loops.buffers)
         + moved.copies
         + (moved.joined > 0),
         work,
         programs,
         launch.num_warps,
-        schedule.per_thread(schedule.chunk),
-        _resident(schedule, facts, given * threads),
+        plan.per_thread(plan.chunk),
+        _resident(plan, facts, given * threads),
         steps,
         rows,
         facts.levels,
-        max(1, min(launch.num_warps, schedule.chunk // (WARP * min(elements, facts.per_access)))),
+        max(1, min(launch.num_warps, plan.chunk // (WARP * min(elements, facts.per_access)))),
         _ahead(launch.num_stages, steps, width),
         rows * cols * facts.load_bytes,
         width,
         spilled * threads * steps * programs,
         len(loops.role(BufferRole.WORKSPACE)),
         facts.exchanges if shared else 0,
-        schedule.group,
-        max(1, schedule.lag),
-        0 if schedule.finishes else facts.batch * -(-facts.cols // schedule.second.block),
+        plan.group,
+        max(1, plan.lag),
+        0 if plan.finishes else facts.batch * -(-facts.cols // plan.second.block),
         moved.workspace,
         moved.copied + moved.joined,
         moved.copies + (moved.joined > 0),
-        steps > 1 and launch.num_stages > 1 and _is_too_narrow(schedule, facts),
+        steps > 1 and launch.num_stages > 1 and _is_too_narrow(plan, facts),
         launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
 
@@ -236,24 +236,24 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
 
 
-def _is_too_narrow(schedule: Plan, facts: Facts) -> bool:
+def _is_too_narrow(plan: Plan, facts: Facts) -> bool:
     """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
-    return schedule.per_thread(schedule.chunk) * facts.item_bytes < ASYNC_BYTES
+    return plan.per_thread(plan.chunk) * facts.item_bytes < ASYNC_BYTES
 
 
-def _registers(schedule: Plan, facts: Facts, elements: int) -> tuple[int, int]:
+def _registers(plan: Plan, facts: Facts, elements: int) -> tuple[int, int]:
     """Estimated registers of a thread with so many elements, and words that find none."""
-    if schedule.group > 1:
-        needed = int(cooperative.registers_of(facts, schedule.tile_rows, elements, schedule.lag))
+    if plan.group > 1:
+        needed = int(cooperative.registers_of(facts, plan.tile_rows, elements, plan.lag))
         return needed, max(0, needed - cooperative.SPILLED_REGISTERS)
-    needed = limits.registers_of(facts, elements, schedule.chunks)
-    return needed, limits.spilled(facts, elements, schedule.chunks)
+    needed = limits.registers_of(facts, elements, plan.chunks)
+    return needed, limits.spilled(facts, elements, plan.chunks)
 
 
-def _resident(schedule: Plan, facts: Facts, registers: int) -> int:
+def _resident(plan: Plan, facts: Facts, registers: int) -> int:
     """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
-    launch = schedule.launch
-    staged = schedule.tile_rows * schedule.lanes * max(facts.load_bytes, facts.staged_bytes)
+    launch = plan.launch
+    staged = plan.tile_rows * plan.lanes * max(facts.load_bytes, facts.staged_bytes)
     limits = (
         H200.registers // registers,
         H200.max_threads // (launch.num_warps * WARP),
@@ -262,40 +262,38 @@ def _resident(schedule: Plan, facts: Facts, registers: int) -> int:
     return max(1, min(limits))
 
 
-def main_work(loops: LoopProgram, schedule: Plan, facts: Facts) -> tuple[Work, int]:
+def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
     """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
     well."""
     nest = loops.nests[0]
-    tile = (schedule.tile_rows * schedule.period, schedule.chunk)
-    found = accesses(loops, nest, nest.body, tile, shifted=schedule.period > 1)
+    tile = (plan.tile_rows * plan.period, plan.chunk)
+    found = accesses(loops, nest, nest.body, tile, shifted=plan.period > 1)
     moves = total(found)
     if (bytewise := masks(loops, found)) and bytewise < full_inputs(loops, found):
         moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
     conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
-    if schedule.launch.num_stages == 1 and facts.along_rows and not facts.both_ways:
+    if plan.launch.num_stages == 1 and facts.along_rows and not facts.both_ways:
         conflicts *= ONLY_RESULTS_TURNED
-    turned = Work(
-        0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, schedule, facts, found)
-    )
-    lanes = schedule.lanes * schedule.group / max(1, facts.cols)
+    turned = Work(0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, plan, facts, found))
+    lanes = plan.lanes * plan.group / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
-        schedule.lanes * schedule.group * loops.buffer(s.buffer).dtype.itemsize
+        plan.lanes * plan.group * loops.buffer(s.buffer).dtype.itemsize
         for s in nest.preamble
         if isinstance(s, Load)
     )
-    programs = schedule.splits * facts.batch
+    programs = plan.splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(workspace, workspace + once * programs)
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
-        found, full_inputs(loops, found), schedule, facts
+        found, full_inputs(loops, found), plan, facts
     )
 
 
-def _lines_beside(loops: LoopProgram, schedule: Plan, facts: Facts, found: Sequence[Access]) -> float:
+def _lines_beside(loops: LoopProgram, plan: Plan, facts: Facts, found: Sequence[Access]) -> float:
     """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
     narrowest one."""
-    elements, lines = min(schedule.per_thread(schedule.chunk), facts.per_access), 0.0
+    elements, lines = min(plan.per_thread(plan.chunk), facts.per_access), 0.0
     for one in (a for a in found if a.tiled and a.width == ACCESS and not a.turned):
         apart = elements * loops.buffer(one.buffer).dtype.itemsize
         touched = min(WARP, WARP * apart / LINE)
@@ -304,13 +302,13 @@ def _lines_beside(loops: LoopProgram, schedule: Plan, facts: Facts, found: Seque
     return lines
 
 
-def _width(found: Sequence[Access], read: Collection[str], schedule: Plan, facts: Facts) -> int:
+def _width(found: Sequence[Access], read: Collection[str], plan: Plan, facts: Facts) -> int:
     """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
     boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
     which begin anywhere, those of most elements."""
     if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
-        return min(min(a.width, schedule.tile_rows * facts.item_bytes) for a in found if a.turned)
-    if schedule.period > 1:
+        return min(min(a.width, plan.tile_rows * facts.item_bytes) for a in found if a.turned)
+    if plan.period > 1:
         return ACCESS
     widths = sorted((a.width, a.tiled) for a in found if a.buffer in read and a.tiled)
     half, below = sum(tiled for _, tiled in widths) / 2, 0.0

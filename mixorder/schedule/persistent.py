@@ -1,7 +1,7 @@
-"""Choose a schedule from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
+"""Choose a plan from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
 A persistent kernel is memory-bound as long as enough bytes are resident and in flight per multiprocessor. The
-schedule meets these targets with as few warps per row and as few programs as possible. The targets are fitted
+plan meets these targets with as few warps per row and as few programs as possible. The targets are fitted
 to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted are here.
 """
 
@@ -151,7 +151,7 @@ def choose(
     constants: Constants = FITTED,
     spill_factor: float = 1.0,
 ) -> Plan:
-    """The schedule of a persistent kernel, with `split_size` rows per program if that is not 0.
+    """The plan of a persistent kernel, with `split_size` rows per program if that is not 0.
 
     `spill_factor`: how many times the device's registers a row may take. Raises `TooWide` beyond that.
     """

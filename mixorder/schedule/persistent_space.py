@@ -1,8 +1,8 @@
-"""The schedules near a given one that may take its place. From plain numbers, without timing.
+"""The plans near a given one that may take its place. From plain numbers, without timing.
 
-A candidate may use as much of a multiprocessor as the given schedule does, or as the device has. Registers
-are estimated (`limits.registers_of`) and shared memory is counted, so that schedules that cannot run well
-are not compiled. The differing fields tell which part of a schedule changed: the tile, the number of
+A candidate may use as much of a multiprocessor as the given plan does, or as the device has. Registers
+are estimated (`limits.registers_of`) and shared memory is counted, so that plans that cannot run well
+are not compiled. The differing fields tell which part of a plan changed: the tile, the number of
 programs, the chunks of a row, or the finalisation.
 """
 
@@ -33,37 +33,37 @@ class PersistentSpace(Space):
 
     pinned: bool = False
 
-    def near(self, schedule: Plan) -> tuple[Plan, ...]:
-        """The other legal schedules that differ from one in one of `parts`, each once."""
+    def near(self, plan: Plan) -> tuple[Plan, ...]:
+        """The other legal plans that differ from one in one of `parts`, each once."""
         found = dict.fromkeys(
             [
-                *self._tiles(schedule),
-                *self._programs(schedule),
-                *self._layouts(schedule),
-                *final_neighbours(schedule),
+                *self._tiles(plan),
+                *self._programs(plan),
+                *self._layouts(plan),
+                *final_neighbours(plan),
             ]
         )
-        return tuple(s for s in found if s != schedule and self.legal(s))
+        return tuple(s for s in found if s != plan and self.legal(s))
 
-    def legal(self, schedule: Plan) -> bool:
+    def legal(self, plan: Plan) -> bool:
         """Whether the kernels are correct and fit the device."""
-        if not self.is_varied(schedule):
+        if not self.is_varied(plan):
             return False
-        if schedule.splits % schedule.period:
+        if plan.splits % plan.period:
             return False
-        if (schedule.lanes, schedule.chunks) not in layouts(self.facts):
+        if (plan.lanes, plan.chunks) not in layouts(self.facts):
             return False
-        return self._in_range(schedule) and self._fits(schedule)
+        return self._in_range(plan) and self._fits(plan)
 
-    def _in_range(self, schedule: Plan) -> bool:
-        rows, launch, second = schedule.tile_rows, schedule.launch, schedule.second
+    def _in_range(self, plan: Plan) -> bool:
+        rows, launch, second = plan.tile_rows, plan.launch, plan.second
         powers = (rows, launch.num_warps, second.block, second.warps)
         if not all(map(is_power_of_2, powers)) or not 1 <= launch.num_stages <= MOST_STAGES:
             return False
         if self.pinned:
-            splits_are_right = schedule.splits == self.start.splits
+            splits_are_right = plan.splits == self.start.splits
         else:
-            splits_are_right = 1 <= schedule.splits <= max(self._count(rows), self.start.splits)
+            splits_are_right = 1 <= plan.splits <= max(self._count(rows), self.start.splits)
         return (
             splits_are_right
             and max(launch.num_warps, second.warps) <= self.device.max_warps
@@ -71,64 +71,64 @@ class PersistentSpace(Space):
             and second.block <= max(self.start.lanes, self.start.second.block)
         )
 
-    def _fits(self, schedule: Plan) -> bool:
-        per_thread, first = self._per_thread(schedule), self._per_thread(self.start)
+    def _fits(self, plan: Plan) -> bool:
+        per_thread, first = self._per_thread(plan), self._per_thread(self.start)
         low, high = PER_THREAD
         if not min(low, first) <= per_thread <= max(high, first):
             return False
         final = max(FINAL_PER_THREAD, self._final_per_thread(self.start))
-        if self._final_per_thread(schedule) > final:
+        if self._final_per_thread(plan) > final:
             return False
         registers, shared = self.device.registers, self.device.shared_memory
         limits = (MAX_REGISTERS, registers, shared, registers, shared)
         return all(
             used <= max(limit, allowed)
-            for used, limit, allowed in zip(self._use(schedule), limits, self._use(self.start), strict=True)
+            for used, limit, allowed in zip(self._use(plan), limits, self._use(self.start), strict=True)
         )
 
-    def _use(self, schedule: Plan) -> tuple[int, ...]:
+    def _use(self, plan: Plan) -> tuple[int, ...]:
         """Registers of a thread; registers and shared memory of a program, and of all on one multiprocessor.
 
         A program that is alone there is counted only once: it gets all registers, and spills the rest.
         """
-        launch, per_thread = schedule.launch, self._per_thread(schedule)
-        estimated = registers_of(self.facts, per_thread, schedule.chunks)
+        launch, per_thread = plan.launch, self._per_thread(plan)
+        estimated = registers_of(self.facts, per_thread, plan.chunks)
         registers = max(estimated, launch.max_registers)  # ptxas takes all that a limit allows
         of_program = registers * launch.num_warps * self.device.warp_size
-        staged = schedule.tile_rows * schedule.lanes * max(self.facts.load_bytes, self.facts.staged_bytes)
+        staged = plan.tile_rows * plan.lanes * max(self.facts.load_bytes, self.facts.staged_bytes)
         shared = staged * (launch.num_stages - 1)
-        per_sm = 1 if self.pinned else -(-schedule.splits * self.facts.batch // self.device.num_sm)
+        per_sm = 1 if self.pinned else -(-plan.splits * self.facts.batch // self.device.num_sm)
         together = per_sm if per_sm > 1 else 0
         return registers, of_program, shared, together * of_program, together * shared
 
-    def _per_thread(self, schedule: Plan) -> int:
-        threads = schedule.launch.num_warps * self.device.warp_size
-        return max(1, schedule.tile_rows * schedule.lanes // threads)
+    def _per_thread(self, plan: Plan) -> int:
+        threads = plan.launch.num_warps * self.device.warp_size
+        return max(1, plan.tile_rows * plan.lanes // threads)
 
-    def _final_per_thread(self, schedule: Plan) -> int:
-        partials = next_power_of_2(schedule.splits) * schedule.second.block
-        return partials // (schedule.second.warps * self.device.warp_size)
+    def _final_per_thread(self, plan: Plan) -> int:
+        partials = next_power_of_2(plan.splits) * plan.second.block
+        return partials // (plan.second.warps * self.device.warp_size)
 
     def _count(self, rows: int) -> int:
         """Tiles of so many rows."""
         return max(1, -(-self.facts.rows // rows))
 
-    def _tiles(self, schedule: Plan) -> Iterator[Plan]:
+    def _tiles(self, plan: Plan) -> Iterator[Plan]:
         """Half or twice the rows or the warps or both, or one stage more or less."""
-        rows, launch = schedule.tile_rows, schedule.launch
+        rows, launch = plan.tile_rows, plan.launch
         for by, warps in ((0, 1), (0, -1), (1, 1), (-1, -1), (1, 0), (-1, 0)):
             yield self._with_tile(
-                schedule, tile_rows=shifted(rows, by), num_warps=shifted(launch.num_warps, warps)
+                plan, tile_rows=shifted(rows, by), num_warps=shifted(launch.num_warps, warps)
             )
         for stages in (launch.num_stages + 1, launch.num_stages - 1):
-            yield self._with_tile(schedule, num_stages=stages)
+            yield self._with_tile(plan, num_stages=stages)
 
-    def _with_tile(self, schedule: Plan, **tile: int) -> Plan:
-        """The schedule with another tile, and with no more programs than are resident at once then."""
-        moved = schedule.changed(**tile)
+    def _with_tile(self, plan: Plan, **tile: int) -> Plan:
+        """The plan with another tile, and with no more programs than are resident at once then."""
+        moved = plan.changed(**tile)
         if self.pinned or min(moved.tile_rows, moved.launch.num_warps) < 1:
             return moved
-        moved = moved.changed(splits=min(schedule.splits, self._count(moved.tile_rows)))
+        moved = moved.changed(splits=min(plan.splits, self._count(moved.tile_rows)))
         for per_sm in (4, 3, 2, 1):
             at_once = max(1, per_sm * self.device.num_sm // self.facts.batch)
             if self._fits(moved):
@@ -136,19 +136,19 @@ class PersistentSpace(Space):
             moved = moved.changed(splits=min(moved.splits, at_once))
         return moved
 
-    def _layouts(self, schedule: Plan) -> Iterator[Plan]:
+    def _layouts(self, plan: Plan) -> Iterator[Plan]:
         """Other layouts of a row. Wider chunks need more warps for accesses as wide as before."""
-        warps = schedule.launch.num_warps
+        warps = plan.launch.num_warps
         for lanes, chunks in layouts(self.facts):
             for num_warps in (warps, 2 * warps, warps // 2):
-                yield schedule.changed(num_warps=num_warps, chunk=lanes // chunks, chunks=chunks)
+                yield plan.changed(num_warps=num_warps, chunk=lanes // chunks, chunks=chunks)
 
-    def _programs(self, schedule: Plan) -> Iterator[Plan]:
-        batch, count = self.facts.batch, self._count(schedule.tile_rows)
+    def _programs(self, plan: Plan) -> Iterator[Plan]:
+        batch, count = self.facts.batch, self._count(plan.tile_rows)
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:
             at_once = max(1, per_sm * self.device.num_sm // batch)
-            yield schedule.changed(splits=even(count, min(count, at_once)))
+            yield plan.changed(splits=even(count, min(count, at_once)))
         # Some indices of the batch have one more. H200, 4096 rows of 49 at 147 indices, bf16: 3 programs each
         # 219 us, 4 155, 8 140.
         for per_sm in MORE_PER_SM if batch > 1 and not self.pinned else ():
-            yield schedule.changed(splits=min(count, -(-per_sm * self.device.num_sm // batch)))
+            yield plan.changed(splits=min(count, -(-per_sm * self.device.num_sm // batch)))

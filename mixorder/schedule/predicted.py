@@ -80,14 +80,14 @@ class Expected:
 def expected(
     lowered: LoopProgram,
     loops: LoopProgram,
-    schedule: Plan,
+    plan: Plan,
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,
     times: Times = TIMES,
 ) -> Expected:
     """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run."""
-    fused = fused_kernels(loops, schedule, facts, moved)
+    fused = fused_kernels(loops, plan, facts, moved)
     others = baseline.kernels_of(lowered, device)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,

@@ -52,37 +52,35 @@ def row_axes_of(ahead: Nest | None, sizes: Sequence[int]) -> int:
     return next(k for k in range(1, len(sizes)) if math.prod(sizes[:k]) == rows)
 
 
-def groups_of(sizes: Sequence[int], row_axes: int, schedule: Plan) -> Groups:
+def groups_of(sizes: Sequence[int], row_axes: int, plan: Plan) -> Groups:
     """The groups of a kernel over axes of these sizes, of which the first ones are rows."""
-    tiles = [-(-n // extent) for n, extent in zip(sizes, schedule.extents, strict=True)]
-    rows = math.prod(schedule.extents[:row_axes])
-    assert schedule.produced is not None
-    each = schedule.produced.rows
+    tiles = [-(-n // extent) for n, extent in zip(sizes, plan.extents, strict=True)]
+    rows = math.prod(plan.extents[:row_axes])
+    assert plan.produced is not None
+    each = plan.produced.rows
     needed = -(-math.prod(sizes[:row_axes]) // each)
     values = rows // each
     return Groups(rows, values, math.prod(tiles[row_axes:]), math.prod(tiles[:row_axes]), needed)
 
 
-def with_rows_ahead(
-    schedule: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo
-) -> Plan:
-    """A tile's schedule with programs for the values of rows. `loads`: full tensors that it reads. Raises
+def with_rows_ahead(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo) -> Plan:
+    """A tile's plan with programs for the values of rows. `loads`: full tensors that it reads. Raises
     `TooWide` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
     if not device.exchanges:
         raise TooWide(1, f"on a {device.name}, programs do not exchange values")
-    whole = [extent == n for n, extent in zip(sizes, schedule.extents, strict=True)]
+    whole = [extent == n for n, extent in zip(sizes, plan.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise TooWide(1, "rows or columns of a tile that are apart")
-    threads = WARP * schedule.launch.num_warps
+    threads = WARP * plan.launch.num_warps
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)
-    rows = max(1, min(ELEMENTS * threads // cols, math.prod(schedule.extents[:row_axes])))
+    rows = max(1, min(ELEMENTS * threads // cols, math.prod(plan.extents[:row_axes])))
     at_once = cols if cols <= MOST_ELEMENTS * threads else ELEMENTS * threads
     registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
     if cols > MOST_ELEMENTS * threads:
         few = size <= FEW_PARTS * ELEMENTS * threads
         registers = REGISTERS_OF_PARTS if few else REGISTERS_OF_MANY_PARTS
-    limited = schedule.changed(grouped=1, max_registers=registers)
+    limited = plan.changed(grouped=1, max_registers=registers)
     found = dataclasses.replace(limited, totals=Produced(1, rows, at_once))
     groups = groups_of(sizes, row_axes, found)
     # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of

@@ -80,10 +80,10 @@ TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed
 LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
-def staged_results(program: LoopProgram, schedule: Plan) -> dict[str, tuple[Axis, ...]]:
-    """The results that a schedule stages: by the buffer of each, its axes, innermost in memory first."""
+def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
+    """The results that a plan stages: by the buffer of each, its axes, innermost in memory first."""
     axes = tuple(axis for axis in program.nests[0].loops if axis.kind is not AxisClass.SPLIT)
-    names = {one.result for one in schedule.results}
+    names = {one.result for one in plan.results}
     stores = (s for s in program.nests[0].body if isinstance(s, Store) and s.buffer in names)
     small = filter(None, (small_result(program, stmt, axes) for stmt in stores))
     return {one.buffer: tuple(axes[place] for place in one.places) for one in small}
@@ -132,25 +132,23 @@ def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
     return wide
 
 
-def _with_staging(schedule: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
+def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
     moved = facts.load_bytes + facts.store_bytes
     # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
     possible = not facts.heavy or facts.turned > 0
-    if not possible or not pays(
-        facts.small, facts.sizes, schedule.extents, moved, facts.instructions, device
-    ):
-        return dataclasses.replace(schedule, results=()).changed(dependent=False)
-    band = schedule.order.grouped
-    if not facts.light and not schedule.produced:
-        band = max(band, _band(facts, schedule.extents, BAND_STAGED, 0))
-    return through_workspace(schedule, facts).changed(dependent=device.overlaps, grouped=band)
+    if not possible or not pays(facts.small, facts.sizes, plan.extents, moved, facts.instructions, device):
+        return dataclasses.replace(plan, results=()).changed(dependent=False)
+    band = plan.order.grouped
+    if not facts.light and not plan.produced:
+        band = max(band, _band(facts, plan.extents, BAND_STAGED, 0))
+    return through_workspace(plan, facts).changed(dependent=device.overlaps, grouped=band)
 
 
-def through_workspace(schedule: Plan, facts: TileFacts) -> Plan:
+def through_workspace(plan: Plan, facts: TileFacts) -> Plan:
     """A plan that stages the small results of which a tile has few that lie next to each other."""
-    small = staged_of(facts.small, facts.sizes, schedule.extents)
+    small = staged_of(facts.small, facts.sizes, plan.extents)
     found = tuple(Workspace(one.buffer, one.placing_tile(facts.sizes)) for one in small)
-    return dataclasses.replace(schedule, results=found)
+    return dataclasses.replace(plan, results=found)
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -176,15 +174,15 @@ def _roomy(facts: TileFacts) -> bool:
     return facts.light and bool(facts.whole)
 
 
-def _ordered(schedule: Plan, facts: TileFacts) -> Plan:
-    """A schedule with the order of its tiles, and of the elements in a tile."""
+def _ordered(plan: Plan, facts: TileFacts) -> Plan:
+    """A plan with the order of its tiles, and of the elements in a tile."""
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
-    order = Order(backwards=not facts.reductions, grouped=_band(facts, schedule.extents))
-    ordered = dataclasses.replace(schedule, order=order)
-    lanes, warps = WARP, schedule.launch.num_warps
+    order = Order(backwards=not facts.reductions, grouped=_band(facts, plan.extents))
+    ordered = dataclasses.replace(plan, order=order)
+    lanes, warps = WARP, plan.launch.num_warps
     if facts.of_norm:  # Triton spreads threads over all rows first
         return ordered
-    each, own = facts.per_access, math.prod(schedule.extents) // (warps * lanes)
+    each, own = facts.per_access, math.prod(plan.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
     layout = Layout(
@@ -233,28 +231,28 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
 
 
 def schedule_of(extents: Sequence[int], warps: int, facts: TileFacts) -> Plan:
-    """A schedule with a tile of these elements."""
+    """A plan with a tile of these elements."""
     return Plan(in_tiles(facts.sizes, extents, facts.summed), Launch(warps))
 
 
 def with_finalisation(
-    schedule: Plan, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
+    plan: Plan, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
 ) -> Plan:
-    """A schedule with the number of partial results that its tiles leave, and how these are reduced. Raises
+    """A plan with the number of partial results that its tiles leave, and how these are reduced. Raises
     `TooWide` for more than a program holds."""
     if not facts.summed:
-        return schedule
-    if schedule.splits > most_partials(device):
-        raise TooWide(1, f"{schedule.splits} partial results, at most {most_partials(device)} fit a program")
+        return plan
+    if plan.splits > most_partials(device):
+        raise TooWide(1, f"{plan.splits} partial results, at most {most_partials(device)} fit a program")
     cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
-    block, warps = final(schedule.splits, next_power_of_2(cols), cols, device, constants)
-    return schedule.changed(block=block, warps=warps)
+    block, warps = final(plan.splits, next_power_of_2(cols), cols, device, constants)
+    return plan.changed(block=block, warps=warps)
 
 
 def expected_of_tile(
     lowered: LoopProgram,
     loops: LoopProgram,
-    schedule: Plan,
+    plan: Plan,
     facts: Facts,
     moved: Traffic,
     device: DeviceInfo,
@@ -271,12 +269,12 @@ def expected_of_tile(
     launch = times.start_us + times.fused.latency_us
     exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
-    staged, sizes, extents = 0, facts.sizes, schedule.extents
-    if schedule.results:
+    staged, sizes, extents = 0, facts.sizes, plan.extents
+    if plan.results:
         staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
-        launch += times.launch_us * (not schedule.results)  # they are one kernel
+        launch += times.launch_us * (not plan.results)  # they are one kernel
         launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.ahead is not None:
