@@ -91,8 +91,9 @@ def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
 
 def may_overwrite_inputs() -> bool:
     """Whether a launch may write to donated inputs. Inductor makes no CUDA graph of a graph that writes to
-    inputs, unless CUDA graphs made them."""
-    return not config.triton.cudagraphs
+    inputs, unless CUDA graphs made them. Where it chooses kernels of products by timing, a product that reads
+    such an input after the launch may run before it: `Scheduler._replace_node` drops that dependence."""
+    return not (config.triton.cudagraphs or config.max_autotune or config.max_autotune_gemm)
 
 
 def overwritten(tensor: Any) -> Any:

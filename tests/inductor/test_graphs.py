@@ -49,7 +49,8 @@ def test_not_two_names_for_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert names(graph, [0, 1, 2], monkeypatch) == (["rsqrt"], ((0, False), (1, False), (2, True)))
 
 
-def test_not_with_cuda_graphs() -> None:
+@pytest.mark.parametrize("option", ["triton.cudagraphs", "max_autotune", "max_autotune_gemm"])
+def test_not_with_cuda_graphs_or_products_that_are_timed(option: str) -> None:
     assert may_overwrite_inputs()
-    with config.patch({"triton.cudagraphs": True}):
+    with config.patch({option: True}):
         assert not may_overwrite_inputs()
