@@ -12,6 +12,8 @@ import os
 import sys
 import traceback
 
+from mixorder.errors import NO_DOUBLE_BACKWARD, in_a_line
+
 COMMANDS = ("demo", "explain", "bench", "tune", "doctor")
 HELP = """\
 usage: python -m mixorder [command] [arguments]
@@ -44,7 +46,10 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would fail once more, at its end
         return 141
-    except Exception:  # apart from the status 1 of "nothing is fused"
+    except Exception as error:  # apart from the status 1 of "nothing is fused"
+        if NO_DOUBLE_BACKWARD in str(error):
+            print(f"python -m mixorder: error: the model needs {in_a_line(error)}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         return os.EX_SOFTWARE
 

@@ -35,8 +35,8 @@ class DeclineReason(Enum):
     CYCLE = (
         "cycle",
         "Fusing the region would make a node outside depend on its own result.",
-        "Compute what lies between from the inputs, or accept it: the order of the computation asks "
-        "for two kernels.",
+        "Leave it: the order of the computation asks for two kernels, unless what lies between can be "
+        "computed from the inputs.",
     )
     ORDER = (
         "order",
@@ -135,8 +135,16 @@ class GainsNothing(Decline):
     """A strategy is of no use for a program, whatever its size. Users are not told: it is no reason."""
 
 
+NO_DOUBLE_BACKWARD = "does not currently support double backward"  # of torch's own message
+
+
 def in_a_line(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
+    """The type of an error and the first line of its message, or what no compile can do."""
+    if NO_DOUBLE_BACKWARD in str(error):
+        return (
+            "the gradient of a gradient (create_graph=True), which torch.compile does not support, with or "
+            "without mixorder"
+        )
     said = str(error).strip().splitlines()[:1]
     return ": ".join([type(error).__name__, *said])
 

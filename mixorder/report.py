@@ -38,13 +38,13 @@ def collect(failures: list[MixorderError] | None = None) -> Iterator[list[Region
 def fused(record: RegionRecord) -> None:
     count("fused_regions")
     log.info(
-        "%s: fused %s, inner %s, outer %s, %.1f MB instead of %.1f MB (the pass took %.1f ms) -> %s",
+        "%s: fused %s, inner %s, outer %s, %.0f us predicted instead of %.0f (the pass took %.1f ms) -> %s",
         record.name,
         record.space,
         ", ".join(record.inner) or "none",
         ", ".join(record.outer) or "none",
-        record.traffic.total / 1e6,
-        record.traffic.apart / 1e6,
+        record.expected.ours_us,
+        record.expected.apart_us,
         record.pass_ms,
         ", ".join(k.name for k in record.kernels),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,6 +173,9 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     assert isinstance(decline, Decline) and decline.reason is reason
     assert graphs.snapshot(graph) == before
     assert counters["mixorder"] == {f"declined:{reason.value}": 1}
+    # What a user reads names operators, but no node of the graph.
+    nodes = {n.name for n in graph.nodes if n.op != "placeholder"}
+    assert not nodes & set(re.findall(r"[\w.]+", decline.detail))
     line, total = said()
     assert reason.value in line and reason.explanation in line and decline.detail in line
     assert total.startswith("0 regions fused, 1 declined, in ")

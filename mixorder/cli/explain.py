@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.graph is not None:
         print(report.graph(args.graph))
     else:
-        print(report.to_json() if args.json else report)
+        print(report.to_json() if args.json else report.details if args.details else report)
     if args.html:
         print(f"Written: {report.html(args.html)}", file=sys.stderr)
     if args.time:
@@ -156,6 +156,8 @@ def _parser() -> Parser:
         help=f"leave regions of fewer elements alone (default: {Options.min_numel})",
     )
     what = parser.add_mutually_exclusive_group()
+    details = "also print how each region's kernels run, and what the words mean"
+    what.add_argument("--details", action="store_true", help=details)
     what.add_argument("--json", action="store_true", help="print everything there is, as JSON")
     what.add_argument("--kernel", type=at_least(0), metavar="I", help="print region I's Triton text")
     what.add_argument(

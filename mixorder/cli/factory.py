@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.parser import Parser
@@ -30,25 +32,27 @@ Example = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 def add_factory(parser: Parser) -> None:
     """The argument that names the factory."""
-    parser.add_argument("factory", metavar="package.module:factory", help="gives a model and its inputs")
+    given = "gives a model and its inputs; path/file.py:factory will do as well"
+    parser.add_argument("factory", metavar="package.module:factory", help=given)
 
 
 def make(parser: Parser, name: str, device: str) -> Example:
     """The model and its inputs on a device; ends with status 2 if the name is not that of a factory."""
     import torch
 
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         parser.error(f"{name!r} is not package.module:factory")
+    if module.endswith(".py") or "/" in module:
+        file = Path(module)
+        sys.path.insert(0, str(file.parent.resolve()))
+        module = file.name.removesuffix(".py")
     try:
         factory = importlib.import_module(module)
         for part in attribute.split("."):
             factory = getattr(factory, part)
     except ImportError as error:
-        hint = (
-            f" (leave out .py: {module[:-3].replace('/', '.')}:{attribute})" if module.endswith(".py") else ""
-        )
-        parser.error(f"cannot import {module!r} from here{hint}: {error}")
+        parser.error(f"cannot import {module!r} from here: {error}")
     except AttributeError:
         parser.error(f"{module!r} has no {attribute!r}")
     if not callable(factory):

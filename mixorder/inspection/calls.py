@@ -20,12 +20,18 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 @dataclasses.dataclass
 class Called:
-    """All calls of a module: whether an input needs a gradient, whether a result does, and whether a graph
-    computes the module's backward."""
+    """All calls of a module.
+
+    `input_needs`: whether an input needs a gradient.
+    `output_needs`: whether a result does.
+    `has_backward`: whether a graph computes the module's backward.
+    `numel`: elements of the largest input, of the smallest such call; 0 if that is unknown.
+    """
 
     input_needs: bool = False
     output_needs: bool = False
     has_backward: bool = False
+    numel: int = 0
 
 
 def modules_of(function: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
@@ -111,8 +117,11 @@ class Calls:
     def _note(self, path: str, node: Node) -> None:
         called = self.found.setdefault(path, Called())
         called.output_needs |= _needs_grad(node)
-        outside = (n for n in node.all_input_nodes if n.op == "placeholder" or path not in self._paths(n))
-        called.input_needs |= any(_needs_grad(n) and not _is_parameter(n) for n in outside)
+        outside = [n for n in node.all_input_nodes if n.op == "placeholder" or path not in self._paths(n)]
+        inputs = [n for n in outside if not _is_parameter(n)]
+        called.input_needs |= any(map(_needs_grad, inputs))
+        if numel := max(map(_numel, inputs), default=0):
+            called.numel = min(called.numel or numel, numel)
 
     def _paths(self, node: Node) -> list[str]:
         """The paths of the modules that a node is in, from the outermost to the innermost."""
@@ -148,6 +157,13 @@ def _needs_grad(node: Node) -> bool:
     values = node.meta.get("example_value")
     leaves = values if isinstance(values, (tuple, list)) else (values,)
     return any(isinstance(value, Tensor) and value.requires_grad for value in leaves)
+
+
+def _numel(node: Node) -> int:
+    """How many elements a node's tensor has; 0 where that is unknown."""
+    value = node.meta.get("example_value")
+    numel = value.numel() if isinstance(value, Tensor) else 0
+    return numel if isinstance(numel, int) else 0
 
 
 def _is_parameter(node: Node) -> bool:

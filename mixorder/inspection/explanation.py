@@ -22,6 +22,11 @@ class Report(Findings):
         path.write_text(page(self))
         return path
 
+    @property
+    def details(self) -> str:
+        """The report with each region's reductions, launches and schedule, and what the words mean."""
+        return text(self, details=True)
+
     def __str__(self) -> str:
         return text(self)
 

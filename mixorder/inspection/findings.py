@@ -38,7 +38,7 @@ class Norm:
 class Totals:
     """Sums over all regions, each as often as its graph ran: `runs` in all.
 
-    `launches_apart`, `bytes_apart`: the least without mixorder. `launches`, `bytes`: with mixorder.
+    `launches_apart`: without mixorder. `launches`: with it.
     `limit_us`, `fused_us`, `outside_us`, `apart_us`: predicted microseconds of the limit, of the kernels, of
     Inductor's loops that write for them what it would not store, and of Inductor's kernels for the same
     nodes.
@@ -49,8 +49,6 @@ class Totals:
     misses: int
     launches_apart: int
     launches: int
-    bytes_apart: int
-    bytes: int
     limit_us: float
     fused_us: float
     outside_us: float
@@ -103,8 +101,6 @@ class Findings:
             len(self.misses),
             sum(r.expected.launches_apart for r in ran),
             sum(r.expected.launches for r in ran),
-            sum(r.traffic.apart for r in ran),
-            sum(r.traffic.total for r in ran),
             sum(r.expected.limit_us for r in ran),
             sum(r.expected.fused_us for r in ran),
             sum(r.expected.outside_us for r in ran),

@@ -36,7 +36,6 @@ class Tensor:
     title: str
     text: str
     moved: float | None
-    name: str = ""
 
     @property
     def size(self) -> str:
@@ -119,19 +118,19 @@ def _tensor(key: str, record: RegionRecord, loops: LoopProgram, graph: GraphReco
     for role, tensors in roles:
         for one, tensor in zip(loops.role(role), tensors, strict=True):
             if one.name == key and role is BufferRole.INPUT:
-                return Tensor("input", tensor.name, str(tensor), moved, tensor.name)
+                return Tensor("input", "", str(tensor), moved)
             if one.name == key:
                 title = _gradient(tensor, _has_rows(loops, key), graph)
-                return Tensor("result", title, str(tensor), moved, tensor.name)
+                return Tensor("result", title, str(tensor), moved)
     staged = any(isinstance(s, Store) and s.buffer == key for s in loops.nests[0].statements)
     shared = "exchanged sums" if buffer.role is not BufferRole.WORKSPACE else _PARTIAL
     return Tensor("between", _SMALL if staged else shared, "", moved)
 
 
 def _gradient(tensor: TensorRecord, has_rows: bool, graph: GraphRecord) -> str:
-    """`dw norm.weight`, `db norm.bias`, `dx`, as far as is known; the node's name in a forward."""
+    """`dw norm.weight`, `db norm.bias`, `dx`, as far as is known; in a forward nothing."""
     if graph.kind != "backward":
-        return tensor.name
+        return ""
     of = graph.gradients.get(tensor.name, "")
     if of.startswith("input ") or not of:
         return f"dx of {of}" if of else "dx" if has_rows else "dw or db"

@@ -1,4 +1,4 @@
-"""The words of a report's table, explained."""
+"""The words of a report, explained."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ _AXES = {
     "common": "all reduce it",
     "column": "only inner reductions reduce it",
 }
-_REGION = """The numbers of the regions: operators that become one kernel, and a small second one. Regions
-with the same kernels share a line, and its figures are those of one of them. The Triton text of region I:
+_REGION = """Its number: a region is the operators that become one kernel, and a small second one. Regions
+that do the same share a line, and its figures are those of one of them. The Triton text of region I:
 `--kernel I`, in Python `report.kernel(I)`. Its loops: `--graph I`, `report.graph(I)`."""
 _DTYPES = "The dtypes of the tensors of full size (rows x cols). b8: bools, such as a dropout's mask."
+_US = "Microseconds, predicted from measurements on an H200: without mixorder -> with mixorder."
 _REDUCTIONS = """The reductions along a row (inner), which dx needs, and over the rows (outer), which give dw
 and db. x 2: there are two of them."""
 _SCHEDULE = """The rows x columns of a tile, which a program holds at once, and into how many equal chunks its
 columns are divided; its warps; its stages: how many tiles it loads ahead, this one included; the number of
 programs."""
-_BYTES = "Megabytes that the kernels read and write: without mixorder, a lower bound -> with mixorder."
-_US = "Microseconds, predicted from measurements on an H200: without mixorder -> with mixorder."
-_LIMIT = "The time of torch.add(x, dy, out=dx) for as many bytes as the regions have to read and write."
 
 
 def legend(regions: Sequence[RegionRecord], width: int) -> str:
-    """A paragraph for each column of the table."""
+    """A paragraph for each word."""
     pairs = list(terms(regions))
     indent = max(len(term) for term, _ in pairs) + 4
     lines = []
@@ -41,7 +39,7 @@ def legend(regions: Sequence[RegionRecord], width: int) -> str:
 
 
 def terms(regions: Sequence[RegionRecord]) -> Iterator[tuple[str, str]]:
-    """The table's columns, and what each means; of axes and strategies, those that occur."""
+    """The words, and what each means; of axes and strategies, those that occur."""
     kinds = [kind for kind in _AXES if any(f"{kind} " in region.space for region in regions)]
     axes = "".join(f"; {kind}: {_AXES[kind]}" for kind in kinds)
     titles = [region.strategy for region in regions]
@@ -51,13 +49,11 @@ def terms(regions: Sequence[RegionRecord]) -> Iterator[tuple[str, str]]:
         "The sizes of the axes that the reductions run over; a letter with a number is a size that may change"
     )
     yield "region", _REGION
-    yield "from", "The modules that the reductions belong to. * stands for any number."
     yield "rows x cols", f"{sizes}{axes}."
+    yield "us", _US
+    yield "from", "The modules that the reductions belong to. * stands for any number."
     yield "dtypes", _DTYPES
     yield "inner, outer", _REDUCTIONS
+    yield "launches", "The number of kernel launches: without mixorder -> with mixorder."
     yield "strategy", " ".join([programs, *strategies])
     yield "schedule", _SCHEDULE
-    yield "launches", "The number of kernel launches: without mixorder -> with mixorder."
-    yield "MB", _BYTES
-    yield "us", _US
-    yield "the limit", _LIMIT

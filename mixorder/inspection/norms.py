@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import Decline
+from ..region.provenance import Provenance
 from .calls import Called, Calls, modules_of
 from .findings import GraphRecord, Norm
 
@@ -17,12 +18,13 @@ def norms_of(
     function: Callable[..., Any], graphs: Sequence[GraphRecord], calls: Calls, graph_breaks: int
 ) -> tuple[Norm, ...]:
     """The modules whose class has "norm" in its name, each with the reason why no region has it."""
-    records = [record for graph in graphs for record in graph.records]
     fused: set[str] = set()
     declined: dict[str, str] = {}
     none = _FAILED if any(graph.failures for graph in graphs) else _NO_PAIR
-    for record in records:
-        paths = [path for path, _ in record.provenance.modules] if record.provenance else []
+    for record in (record for graph in graphs for record in graph.records):
+        about = record.provenance or Provenance()
+        # What reads less than a norm's input is about sums that its backward has already.
+        paths = [p for p, _ in about.modules if about.numel >= calls.found.get(p, Called()).numel]
         if isinstance(record, Decline):
             for path in paths:  # the first is about the pair, others may be about what it left over
                 declined.setdefault(path, f"{record.reason.value}: {record.detail}")
@@ -37,7 +39,9 @@ def norms_of(
             return _OF_ONE  # whatever was declined is the sum over its rows
         if _is_over_rows(module) and path in declined:
             return _OVER_ROWS  # the pair that was declined has another module's row-wise reduction
-        if path not in declined and path not in calls.found and (calls.found or not graphs):
+        if not graphs:
+            return _NOT_CAPTURED
+        if path not in declined and path not in calls.found and calls.found:
             return _NOT_RUN_BREAKS if graph_breaks else _NOT_RUN
         return declined.get(path) or _why_none(module, calls.found.get(path)) or none
 
@@ -48,14 +52,15 @@ def norms_of(
     )
 
 
+_NOT_CAPTURED = "torch.compile captured no graph of it (TORCH_LOGS=graph_breaks says why)"
 _NOT_RUN = "it did not run with these inputs"
 _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 
-_NO_PAIR = "no pair of reductions in its backward"
+_NO_PAIR = "its backward has no pair of reductions along and over the rows of its input"
 _FAILED = "mixorder failed on a pair, which may be its own (see the note)"
 _OF_ONE = "its rows have one element each: there is nothing to reduce along them"
-_OVER_ROWS = "its statistics are over rows: there is no inner reduction"
+_OVER_ROWS = "its statistics are over rows, and nothing is reduced along them"
 
 
 def _is_over_rows(module: nn.Module) -> bool:

@@ -44,8 +44,7 @@ _KEYS = {
 }
 _READ = """The kernels of each region, and the tensors that they read and write. A line is a tensor that is
 read or written; a wider line has more bytes. dx: a gradient with an element for each row and column; dw, db:
-gradients of weights and biases, sums over the rows. Other names are those of the graph's nodes. Times are
-predicted."""
+gradients of weights and biases, sums over the rows. Times are predicted."""
 
 
 def page(report: Findings) -> str:
@@ -55,7 +54,7 @@ def page(report: Findings) -> str:
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'><title>mixorder</title>",
         f"<style>{_STYLE}</style></head><body><h1>What mixorder does to this model</h1>",
-        _code(text(report)),
+        _code(text(report, details=True)),
     ]
     if kinds:
         keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KEYS.items())
@@ -70,17 +69,11 @@ def _code(text: str) -> str:
 def _section(report: Findings, kind: list[int]) -> str:
     record, graph = report.regions[kind[0]], report.graph_of(kind[0])
     where = html.escape(source([report.regions[i] for i in kind]))
-    takes, moved = record.expected, record.traffic
-    was = (
-        f"Without mixorder: {takes.launches_apart} launches, at least {moved.apart / 1e6:.1f} MB, "
-        f"{takes.apart_us:.0f} us"
-    )
+    takes = record.expected
+    was = f"Without mixorder: {takes.launches_apart} launches, {takes.apart_us:.0f} us"
     more = takes.launches - len(record.kernels)
     also = f" ({more} to copy inputs or clear a buffer)" if more else ""
-    now = (
-        f"With mixorder: {takes.launches} launches{also}, {moved.total / 1e6:.1f} MB, "
-        f"{takes.ours_us:.0f} us, {takes.share:.0%} of the limit"
-    )
+    now = f"With mixorder: {takes.launches} launches{also}, {takes.ours_us:.0f} us"
     numbers = f"region {kind[0]}" + (f" and {len(kind) - 1} like it" if len(kind) > 1 else "")
     lines = "".join(f"<li><code>{html.escape(line)}</code></li>" for line in record.provenance.lines[:4])
     return "\n".join(

@@ -40,8 +40,7 @@ def picture(flow: Flow, name: str) -> str:
     for key, (x, y) in at.items():
         one = tensors[key]
         lines = [one.title, ", ".join(filter(None, (one.text, one.size)))]
-        tip = one.title if one.name in ("", one.title) else f"{one.title} (node {one.name})"
-        parts.append(_box(0 if key in left else x, y - 18, _TENSOR, 36, one.kind, lines, tip))
+        parts.append(_box(0 if key in left else x, y - 18, _TENSOR, 36, one.kind, lines, one.title))
     return "".join([*parts, "</svg>"])
 
 

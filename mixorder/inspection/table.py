@@ -1,11 +1,12 @@
-"""A report as text: regions that share their kernels are one line."""
+"""A report as text: the verdict first, then regions that share their kernels as one line each."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from ..errors import Decline
 from ..record import RegionRecord
@@ -14,138 +15,127 @@ from ..region.provenance import Provenance
 from .findings import Findings
 from .legend import legend
 
-WIDTH = 110
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+WIDTH = 80
+LEAST = 20  # of a table's last column, if the others leave less
 CHANGED = 0.005  # of a graph's peak memory
-SHOWN_US, SHOWN_BYTES = 0.05, 5e4  # what is less is zero as printed
-HEADER = (
-    *("region", "from", "rows x cols", "dtypes", "inner", "outer", "strategy", "schedule"),
-    *("launches", "MB", "us"),
-)
+SHOWN_US = 0.05  # what is less is zero as printed
+HEADER = ("region", "rows x cols", "us", "from")
 
 
-def text(report: Findings) -> str:
-    """The whole report: heading, regions, totals, near misses, norms."""
-    parts = [heading(report)]
+def text(report: Findings, details: bool = False) -> str:
+    """The whole report: verdict, regions, what is left to Inductor, norms, versions. `details`: also each
+    region's schedule, and what the words mean."""
+    parts = [verdict(report)]
     if kinds := grouped(report.regions):
-        parts += [
-            table([HEADER, *(cells(report.regions, kind) for kind in kinds)]),
-            totals(report) + memory(report),
-            *rises(report.regions),
-            legend(report.regions, WIDTH),
-        ]
-    else:
-        parts.append(nothing(report))
+        rows = [HEADER, *(cells(report.regions, kind) for kind in kinds)]
+        parts.append(table(rows, WIDTH))
+        if details:
+            parts.append("\n".join(_filled(_detail(report.regions, kind)) for kind in kinds))
+            parts.append(legend(report.regions, WIDTH))
     if report.misses:
         parts.append(near_misses(report.misses))
-    if report.norms:
+    if any(norm.reason for norm in report.norms):
         parts.append(norms(report))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, origin(report)])
 
 
-def heading(report: Findings) -> str:
+def verdict(report: Findings) -> str:
+    """What a step saves, how much is fused, and remarks on the run."""
+    lines = [step_of(report), totals(report)] if report.regions else [nothing(report)]
+    if report.norms:
+        fused = sum(not norm.reason for norm in report.norms)
+        lines.append(f"Norm modules in a region: {fused} of {len(report.norms)}")
+    lines += [*memory(report), *(f"note: {note}" for note in report.notes)]
+    return "\n".join(map(_filled, lines))
+
+
+def origin(report: Findings) -> str:
     """Versions, device, and the graphs that were looked at."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    where = (
-        report.device.name if report.on_gpu else f"planned for {report.device.name}: no tensor is on a GPU"
-    )
+    name = report.device.name
+    where = name if report.on_gpu else f"planned for {name}: no tensor is on a GPU"
     graphs = Counter(graph.kind for graph in report.graphs)
     counted = ", ".join(f"{count} {kind}" for kind, count in graphs.items()) or "none"
     breaks = f"; graph breaks: {report.graph_breaks}" if report.graph_breaks else ""
-    notes = "".join(f"\nnote: {note}" for note in report.notes)
-    return f"{versions}; {where}\ngraphs: {counted}{breaks}{notes}"
+    return "\n".join(map(_filled, [f"{versions}; {where}", f"graphs: {counted}{breaks}"]))
 
 
 def nothing(report: Findings) -> str:
     """That nothing was fused, and where the reason is."""
-    said = "Nothing was fused"
-    if report.misses:
-        return f"{said}. The reasons are below."
-    if not any(graph.kind == "backward" for graph in report.graphs):
-        return f"{said}: no backward ran, and the forward has no pair of an inner and an outer reduction."
-    looked_for = (
-        "No graph has what mixorder looks for: an inner and an outer reduction of the same elements, as in "
-        "the backward of a norm, or the gradient of a Linear's bias behind pointwise operators."
-    )
-    if report.norms:
-        return f"{said}. The list of norms below has the reason for each."
-    return "\n".join(textwrap.wrap(f"{said}: the model has no norm module. {looked_for}", WIDTH))
+    if not report.graphs:
+        why = "torch.compile captured no graph. TORCH_LOGS=graph_breaks says why."
+    elif report.misses or any(graph.kind == "backward" for graph in report.graphs) and report.norms:
+        why = "the reasons are below."
+    elif not any(graph.kind == "backward" for graph in report.graphs):
+        why = "no backward ran, and the forward has no pair of an inner and an outer reduction."
+    else:
+        why = (
+            "the model has no norm module. No graph has what mixorder looks for: an inner and an outer "
+            "reduction of the same elements, as in the backward of a norm, or the gradient of a Linear's "
+            "bias behind pointwise operators."
+        )
+    return f"Nothing was fused: {why}"
 
 
 def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
-    """The numbers of regions in groups: those of a group launch the same kernels on the same sizes."""
+    """The numbers of regions in groups: those of a group do the same to tensors of the same sizes, in as much
+    time."""
     kinds: dict[object, list[int]] = {}
     for i, record in enumerate(regions):
-        names = tuple(kernel.name for kernel in record.kernels)
-        kinds.setdefault((names, record.space, record.schedule), []).append(i)
+        tensors = [sorted(map(str, some)) for some in (record.inputs, record.outputs)]
+        us = [f"{time:.0f}" for time in (record.expected.apart_us, record.expected.ours_us)]
+        what = (record.space, record.inner_ops, record.outer_ops, record.strategy, record.schedule)
+        kinds.setdefault(str((tensors, us, what)), []).append(i)
     return list(kinds.values())
 
 
-def source(records: Iterable[RegionRecord | Decline], most: int = 2) -> str:
-    """The modules that regions come from; of more than `most`, with `*` for each number."""
+def source(records: Iterable[RegionRecord | Decline]) -> str:
+    """The modules that regions come from, or the first source line where there is none."""
     found: list[Provenance] = [record.provenance for record in records if record.provenance]
-    paths = list(dict.fromkeys(path or kind for one in found for path, kind in one.modules))
-    if not paths:
-        return _short(next((line for one in found for line in one.lines), "unknown"))
-    patterns = list(dict.fromkeys(paths if len(paths) <= most else [_pattern(path) for path in paths]))
-    return ", ".join(patterns[:most]) + (f" and {len(patterns) - most} more" if len(patterns) > most else "")
+    paths = [path or kind for one in found for path, kind in one.modules]
+    return _listed(paths) if paths else _short(next((line for one in found for line in one.lines), "unknown"))
+
+
+def _listed(paths: Iterable[str], most: int = 2) -> str:
+    """The first paths; where some differ in numbers alone, with `*` for each number."""
+    paths = list(dict.fromkeys(paths))
+    patterns = list(dict.fromkeys(map(_pattern, paths)))
+    shown = patterns if len(patterns) < len(paths) else paths
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def totals(report: Findings) -> str:
-    """Sums over all regions, and what a step saves."""
+    """Sums over all regions."""
     sums = report.totals
-    share = f"{sums.limit_us / sums.fused_us:.0%} of the limit"
     regions = "1 region" if sums.regions == 1 else f"{sums.regions} regions"
     regions += f", run {sums.runs} times" if sums.runs != sums.regions else ""
     measured = all(region.expected.measured for region in report.regions)
     scaled = "" if measured else " (the H200's times, scaled by bandwidth)"
     return (
-        f"{regions}: {sums.launches_apart} -> {sums.launches} launches, "
-        f"{sums.bytes_apart / 1e6:.1f} -> {sums.bytes / 1e6:.1f} MB, "
-        f"{sums.apart_us:.0f} -> {sums.ours_us:.0f} us predicted on {report.device.name}{scaled}, {share}\n"
-        f"{step_of(sums.saved_us)} `python -m mixorder explain ... --time` times it on a GPU."
+        f"{regions}: {sums.apart_us:.0f} -> {sums.ours_us:.0f} us predicted on {report.device.name}{scaled}, "
+        f"{sums.launches_apart} -> {sums.launches} launches"
     )
 
 
-def step_of(saved_us: float) -> str:
+def step_of(report: Findings) -> str:
     """What a step takes less, or more, as predicted."""
+    saved_us = report.totals.saved_us
     size = abs(saved_us)
     if size < SHOWN_US:
-        return "Predicted: a step takes as long as without mixorder."
-    time = f"{size / 1e3:.3f} ms" if size >= 10 else f"{size:.1f} us"
-    if saved_us > 0:
-        return f"Predicted: a step takes {time} less."
-    return f"Predicted: a step takes {time} more. mixorder_min_numel is 0, so regions are fused all the same."
+        said = "as long as without mixorder."
+    else:
+        time = f"{size / 1e3:.3f} ms" if size >= 10 else f"{size:.1f} us"
+        less = "less." if saved_us > 0 else "more: mixorder_min_numel is 0, so all regions are fused."
+        said = f"{time} {less}"
+    return f"Predicted: a step takes {said} With --time, explain times it on a GPU."
 
 
-def rises(regions: Sequence[RegionRecord]) -> list[str]:
-    """A line for each kind of region that moves more bytes than Inductor's kernels, with the reason; none for
-    less than `SHOWN_BYTES`."""
-    lines = []
-    for kind in grouped(regions):
-        region = regions[kind[0]]
-        moved = region.traffic
-        if -moved.saved < SHOWN_BYTES:
-            continue
-        parts = {
-            "for partial sums": 2 * moved.workspace,
-            f"to copy {moved.copies} of its tensors into another layout": 2 * moved.copied,
-            "to copy its results into one tensor": 2 * moved.joined,
-        }
-        why = " and ".join(f"{size / 1e6:.1f} MB {what}" for what, size in parts.items() if size)
-        faster = region.expected.saved_us > 0
-        still = (
-            "It is predicted to take less time all the same."
-            if faster
-            else "It is fused because mixorder_min_numel is 0."
-        )
-        which = f"Region {kind[0]} moves" if len(kind) == 1 else f"Regions {_numbers(kind)} each move"
-        lines.append(f"{which} {-moved.saved / 1e6:.1f} MB more than without mixorder: {why}. {still}")
-    return ["\n".join(lines)] if lines else []
-
-
-def memory(report: Findings) -> str:
+def memory(report: Findings) -> list[str]:
     """A line for each graph whose estimated peak memory changes by more than `CHANGED`, and by more than
-    the allocator's smallest piece; empty if none does."""
+    the allocator's smallest piece."""
     lines, kinds = list[str](), Counter(graph.kind for graph in report.graphs)
     for i, graph in enumerate(report.graphs):
         peaks = [r.peak for r in graph.records if isinstance(r, RegionRecord) and r.peak is not None]
@@ -156,48 +146,41 @@ def memory(report: Findings) -> str:
             which = graph.kind if kinds[graph.kind] == 1 else f"{graph.kind}, graph {i}"
             size = f"{abs(after / before - 1):.1%} {'less' if after < before else 'more'}"
             megabytes = f"{before / 1e6:.1f} -> {after / 1e6:.1f} MB"
-            lines.append(f"\nEstimated peak memory of the {which}: {megabytes}, {size}.")
-    return "".join(lines)
+            lines.append(f"Estimated peak memory of the {which}: {megabytes}, {size}.")
+    return lines
 
 
 def near_misses(misses: Sequence[Decline]) -> str:
-    """Each reason with where, what and the remedy."""
-    kinds: dict[object, list[Decline]] = {}
-    for miss in misses:
-        kinds.setdefault((miss.reason, miss.detail, _pattern(source([miss]))), []).append(miss)
-    lines = ["Near misses: pairs that were found and left to Inductor"]
-    for same in kinds.values():
-        miss, times = same[0], f" (x {len(same)})" if len(same) > 1 else ""
-        what = f"{source(same)}{times}: {miss.reason.value}: {miss.detail}"
-        said = f"{miss.reason.explanation} What to do: {miss.reason.remedy}"
-        for line, indent in ((what, "  "), (said, "    ")):
-            lines += textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent="    ")
+    """Each reason once with its remedy, and below it where it was found and with which detail."""
+    lines = ["Left to Inductor"]
+    for reason, found in _by(misses, lambda miss: miss.reason).items():
+        lines.append(_filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2))
+        for detail, same in _by(found, lambda miss: miss.detail).items():
+            lines.append(_filled(f"{source(same)}: {detail}", 4))
     return "\n".join(lines)
 
 
 def norms(report: Findings) -> str:
-    """How many norms are in a region; classes and paths of those, and of the others with the reason."""
-    fused = sum(not norm.reason for norm in report.norms)
-    kinds: dict[tuple[str, str, str], list[str]] = {}
-    for norm in report.norms:
-        kinds.setdefault((norm.reason, norm.kind, _pattern(norm.path)), []).append(norm.path)
-    lines: dict[str, list[str]] = {}
-    for (reason, kind, pattern), paths in kinds.items():
-        where = paths[0] or "the model itself"
-        where = f"{where} ({kind})" if len(paths) == 1 else f"{pattern} ({kind}) x {len(paths)}"
-        lines.setdefault(reason or "in a region", []).append(where)
-    said = (f"{', '.join(named)}: {reason}" for reason, named in lines.items())
-    wrapped = (
-        "\n".join(textwrap.wrap(s, WIDTH, initial_indent="  ", subsequent_indent="    ")) for s in said
-    )
-    return "\n".join([f"Norm modules in a region: {fused} of {len(report.norms)}", *wrapped])
+    """The norms that are in no region, by reason: how many of each class, and the first paths."""
+    lines = ["Norms in no region"]
+    for reason, found in _by([norm for norm in report.norms if norm.reason], lambda n: n.reason).items():
+        counts = Counter(norm.kind for norm in found)
+        kinds = ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
+        where = _listed(norm.path or "the model itself" for norm in found)
+        lines.append(_filled(f"{kinds} ({where}): {reason}", 2))
+    return "\n".join(lines)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text with their columns aligned."""
+def table(rows: Sequence[Sequence[str]], width: int = 0) -> str:
+    """Rows of text with their columns aligned. With a `width`, the last column is wrapped."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    lines = list[str]()
+    for row in rows:
+        *cells, last = (cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        before = "  ".join(["", *cells, ""])
+        parts = textwrap.wrap(last, max(width - len(before), LEAST)) if width else [last]
+        lines += (f"{before if i == 0 else ' ' * len(before)}{part}".rstrip() for i, part in enumerate(parts))
+    return "\n".join(lines)
 
 
 def schedule_of(record: RegionRecord) -> str:
@@ -214,21 +197,19 @@ def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
     """The table's line for regions of a kind, by their numbers."""
     records = [regions[i] for i in kind]
     first, takes = records[0], records[0].expected
+    us = f"{takes.apart_us:.0f} -> {takes.ours_us:.0f}"
+    return [_numbers(kind), first.space, us, source(records)]
+
+
+def _detail(regions: Sequence[RegionRecord], kind: list[int]) -> str:
+    """What the kernels of a kind compute and how, in a paragraph."""
+    first, takes = regions[kind[0]], regions[kind[0]].expected
+    inner, outer = _counted(first.inner_ops), _counted(first.outer_ops)
+    launches = f"launches: {takes.launches_apart} -> {takes.launches}"
     full = [t.dtype for t in (*first.inputs, *first.outputs) if len(t.shape) > 1 and 1 not in t.shape]
-    stored = ", ".join(sorted(set(full))) or first.inputs[0].dtype
-    return [
-        _numbers(kind),
-        source(records),
-        first.space,
-        stored,
-        _counted(first.inner_ops),
-        _counted(first.outer_ops),
-        first.strategy,
-        schedule_of(first),
-        f"{takes.launches_apart} -> {takes.launches}",
-        f"{first.traffic.apart / 1e6:.1f} -> {first.traffic.total / 1e6:.1f}",
-        f"{takes.apart_us:.0f} -> {takes.ours_us:.0f}",
-    ]
+    dtypes = f"dtypes: {', '.join(sorted(set(full))) or first.inputs[0].dtype}"
+    how = f"strategy: {first.strategy}; schedule: {schedule_of(first)}"
+    return f"region {_numbers(kind)}: {dtypes}; inner: {inner}; outer: {outer}; {launches}; {how}"
 
 
 def _numbers(kind: list[int]) -> str:
@@ -256,3 +237,16 @@ def _pattern(path: str) -> str:
 def _short(line: str) -> str:
     """A source line without the folders of its file."""
     return line.rsplit("/", 1)[-1][:60]
+
+
+def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def _filled(line: str, indent: int = 0) -> str:
+    """A paragraph in lines of at most `WIDTH`, those after the first two columns further in."""
+    first, following = " " * indent, " " * (indent + 2)
+    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=following)

@@ -89,4 +89,4 @@ def _check_mutation(region: Region) -> None:
         node = node.next
         for arg in mutated_args(node):
             if (read := inputs.get(get_node_storage(arg))) is not None:
-                raise Decline(DeclineReason.INPUT_MUTATED, f"{node.name} writes it", read.name)
+                raise Decline(DeclineReason.INPUT_MUTATED, f"{node.target} writes it", read.name)

@@ -103,6 +103,7 @@ def _reason(root: Node, found: list[Node]) -> Decline | None:
             detail = f"blocks of {sizes} elements; 16, 32, 64 and 128 are taken"
             return Decline(DeclineReason.AXIS_CLASS, detail, node.name)
     if not is_row_major(root):
-        detail = f"blocks of %{root.name}, whose elements do not lie row by row"
+        sizes = " x ".join(map(str, shape_of(root) or ()))
+        detail = f"blocks of a tensor of {sizes}, whose elements do not lie row by row"
         return Decline(DeclineReason.LAYOUT, detail, found[0].name)
     return None

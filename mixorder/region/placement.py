@@ -41,8 +41,8 @@ def moved(region: Region) -> tuple[Node, ...]:
     waiting = _Waiting(region)
     if (chain := waiting.conflict()) is not None:
         early, *between, late = chain
-        through = ", ".join(n.name for n in between if has_effect(n)) or "what uses it"
-        detail = f"{early.name} goes to {through}, and {late.name}, which the region reads, comes after that"
+        through = ", ".join(str(n.target) for n in between if has_effect(n)) or "what uses it"
+        detail = f"a result of the region goes to {through}, and what the region reads comes after that"
         raise Decline(DeclineReason.ORDER, detail, early.name)
     return tuple(by_position(waiting.because))
 

@@ -7,6 +7,7 @@ the forward node that they belong to.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.fx import Node
 
 from ..errors import Decline
 from .region import Region
+from .turned import traced_shape
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
@@ -25,11 +27,17 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """`modules`: path below the compiled module (empty for itself) and class of each innermost module, in the
-    nodes' order; `lines`: `file:line in function: code` of the user's frame that called each."""
+    """Where some nodes come from.
+
+    `modules`: path below the compiled module (empty for itself) and class of each innermost module, in the
+    nodes' order.
+    `lines`: `file:line in function: code` of the user's frame that called each.
+    `numel`: elements of the largest tensor that the nodes read; 0 if that is unknown.
+    """
 
     modules: tuple[tuple[str, str], ...] = ()
     lines: tuple[str, ...] = ()
+    numel: int = 0
 
     def __str__(self) -> str:
         """The modules' paths, or the first source line where there is no module."""
@@ -41,14 +49,17 @@ def provenance_of(nodes: Iterable[Node]) -> Provenance:
     """The modules and source lines of some nodes. Nodes without torch's metadata add nothing."""
     modules: dict[tuple[str, str], None] = {}
     lines: dict[str, None] = {}
+    numel = 0
     for node in nodes:
+        shapes = filter(None, map(traced_shape, node.all_input_nodes))
+        numel = max(numel, *map(math.prod, shapes), 0)
         stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack")
         if stack:
             path, kind = list(stack.values())[-1]
             modules[_plain(path), kind if isinstance(kind, str) else kind.__name__] = None
         if line := _users_frame(node.meta.get("stack_trace") or ""):
             lines[line] = None
-    return Provenance(tuple(modules), tuple(lines))
+    return Provenance(tuple(modules), tuple(lines), numel)
 
 
 def _plain(path: str) -> str:

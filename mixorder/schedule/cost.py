@@ -169,7 +169,7 @@ def check_layout(program: LoopProgram, across: Collection[str]) -> None:
     full = {stmt.buffer for stmt in _full_tiles(program)}
     if size(program, full & set(across)) > size(program, full - set(across)):
         buffer = program.buffer(min(across))
-        detail = f"{buffer.name} of shape {buffer.shape} has strides {buffer.stride}, and others are like it"
+        detail = f"a tensor of shape {buffer.shape} has strides {buffer.stride}, and others are like it"
         raise Decline(DeclineReason.LAYOUT, detail)
 
 

@@ -105,7 +105,7 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
     reductions along rows and over rows share their reads."""
     least = min_numel if is_pair else UNPAIRED * min_numel
     if facts.numel < least:
-        raise Decline(DeclineReason.TOO_SMALL, f"{facts.numel} elements, fewer than {least}")
+        raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
 def least_saved(expected: Expected, facts: Facts, moved: Traffic, device: DeviceInfo) -> float:

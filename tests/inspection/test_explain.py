@@ -82,15 +82,14 @@ def test_regions_say_where_they_come_from() -> None:
 
 def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
     text = str(report())
-    (line,) = (line for line in text.splitlines() if "blocks.3.norm, blocks.2.norm" in line)
-    assert "300x32" in line and "sum x 2" in line and "persistent" in line
-    assert line.split()[0] == "1-2" and report().kernel(1) == report().kernel(2) != report().kernel(3)
+    (line,) = (line for line in text.splitlines() if line.split()[:1] == ["1-2"])
+    assert "300x32" in line and line.endswith("  blocks.*.norm")
+    assert report().kernel(1) == report().kernel(2) != report().kernel(3)
     layers = report().regions[1:]
     assert source(layers) == "blocks.*.norm" and source(layers[:1]) == "blocks.3.norm"
-    assert f"planned for {report().device.name}: no tensor is on a GPU" in text
+    assert f"planned for {report().device.name}: no tensor is on a GPU" in " ".join(text.split())
     totals = report().totals
     assert totals.regions == len(report().regions) and totals.launches < totals.launches_apart
-    assert totals.bytes == sum(r.traffic.total for r in report().regions) < totals.bytes_apart
     assert f"{totals.launches_apart} -> {totals.launches} launches" in text
     assert (
         repr(report()) == f"<mixorder Report: fused regions: {totals.regions}, near misses: {totals.misses}>"
@@ -117,8 +116,7 @@ def test_every_norm_is_counted_and_those_without_a_region_have_a_reason() -> Non
     ]  # fmt: skip
     assert "no weight or bias that trains" in reasons["plain"]
     assert "Norm modules in a region: 5 of 6" in str(report())
-    assert "blocks.*.norm (LayerNorm) x 4, last (RMSNorm): in a region" in str(report())
-    assert "plain (LayerNorm): no weight or bias that trains" in str(report())
+    assert "LayerNorm (plain): no weight or bias that trains" in str(report())
 
 
 def test_kernel_and_graph_of_a_region() -> None:
@@ -143,13 +141,13 @@ def test_json_has_everything() -> None:
 
 def test_a_miss_says_what_to_change() -> None:
     small = mixorder.explain(Block(32))(torch.randn(8, 32, requires_grad=True))
-    assert not small.regions and "Nothing was fused. The reasons are below." in str(small)
+    assert not small.regions and "Nothing was fused: the reasons are below." in str(small)
     (miss,) = small.misses
     assert isinstance(miss, Decline) and miss.reason is DeclineReason.TOO_SMALL
     assert miss.provenance.modules == (("norm", "LayerNorm"),)
     unwrapped = " ".join(str(small).split())
-    assert "norm: too-small: 256 elements" in unwrapped
-    assert f"What to do: {DeclineReason.TOO_SMALL.remedy}" in unwrapped
+    assert f"too-small: {DeclineReason.TOO_SMALL.explanation} {DeclineReason.TOO_SMALL.remedy}" in unwrapped
+    assert "norm: reductions of 256 elements" in unwrapped
     (record,) = json.loads(small.to_json())["graphs"][1]["records"]
     assert record["remedy"] == miss.reason.remedy and record["provenance"]["modules"] == [
         ["norm", "LayerNorm"]
@@ -213,7 +211,7 @@ def test_a_function_with_a_graph_break_and_symbolic_rows() -> None:
     assert found.graph_breaks == 1 and found.norms == ()
     assert sorted(g.kind for g in found.graphs) == ["backward", "backward", "forward", "forward"]
     assert len(found.regions) == 2 and all(isinstance(r.rows, str) for r in found.regions)
-    assert "test_explain.py" in str(found) and "y = F.rms_norm(x" in str(found)
+    assert "test_explain.py" in str(found) and "y = F.rms_norm(x" in " ".join(str(found).split())
     assert "graph breaks: 1" in str(found)
 
 
@@ -255,7 +253,7 @@ def test_a_model_without_data_may_be_of_any_size() -> None:
     found = mixorder.explain(model, options=ANY_SIZE)(x)
     assert len(found.regions) == 2 and all(r.rows == 2**18 for r in found.regions)
     assert all(p.is_meta for p in model.parameters())
-    assert found.totals.bytes > 1e10
+    assert found.totals.limit_us > 1e3
 
 
 def test_what_was_compiled_before_does_not_hide_the_pass() -> None:
@@ -306,7 +304,7 @@ def test_names_are_whole_after_a_graph_break_and_for_each_module_of_a_graph() ->
     origins = {path for region in found.regions for path, _ in region.provenance.modules}
     assert origins == {"parts.0.norm", "last"}
     assert {norm.path for norm in found.norms if not norm.reason} == {"parts.0.norm", "parts.1.norm", "last"}
-    assert "some modules run the same compiled graph" in str(found)
+    assert "some modules run the same compiled graph" in " ".join(str(found).split())
 
 
 class Twice(nn.Module):
@@ -358,7 +356,9 @@ def test_a_norm_without_a_region_says_why_not() -> None:
     with torch.inference_mode():
         none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(torch.randn(300, 32))
     assert "gradients off" in none.norms[0].reason and not none.regions
-    assert none.notes[0] in str(none) and json.loads(none.to_json())["notes"] == list(none.notes)
+    assert none.notes[0] in " ".join(str(none).split()) and json.loads(none.to_json())["notes"] == list(
+        none.notes
+    )
 
 
 class Branch(nn.Module):
@@ -412,7 +412,7 @@ def test_a_function_under_no_grad_still_knows_its_norms() -> None:
 
     found = mixorder.explain(function)(torch.randn(300, 32, requires_grad=True))
     assert [norm.path for norm in found.norms] == ["model"] and "gradients off" in found.norms[0].reason
-    assert "no result of the model needs a gradient" in str(found)
+    assert "no result of the model needs a gradient" in " ".join(str(found).split())
 
 
 def test_a_function_with_a_model_without_data_cannot_be_analysed() -> None:
@@ -433,7 +433,7 @@ def test_a_bug_is_not_told_as_a_reason_of_the_model(monkeypatch: pytest.MonkeyPa
         )
     (note,) = found.notes
     failed = "mixorder failed in stage 'gate' on region0: ZeroDivisionError: a bug"
-    assert note == f"not fused because of a bug: {failed}" and note in str(found)
+    assert note == f"not fused because of a bug: {failed}" and note in " ".join(str(found).split())
     assert [norm.reason for norm in found.norms] == [
         "mixorder failed on a pair, which may be its own (see the note)"
     ]
@@ -497,6 +497,49 @@ def test_a_graph_that_runs_for_several_modules_counts_as_often() -> None:
     one, three = (mixorder.explain(nn.Sequential(*(Repeated() for _ in range(n))))(x) for n in (1, 3))
     assert len(three.regions) == len(one.regions) == 1 and (one.totals.runs, three.totals.runs) == (1, 3)
     assert three.totals.saved_us == pytest.approx(3 * one.totals.saved_us)
-    assert three.totals.bytes == 3 * one.totals.bytes
+    assert three.totals.launches == 3 * one.totals.launches
     assert "1 region, run 3 times: " in str(three) and ", run " not in str(one)
     assert any("as often as it ran" in note for note in three.notes)
+
+
+class Grouped(nn.Module):
+    """Group norms of pictures whose backward ends in small sums, and no graph of one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mix = nn.GroupNorm(4, 32), nn.Conv2d(32, 32, 1)
+        self.last = nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.mix(self.first(x)).permute(0, 2, 3, 1))
+
+
+def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already() -> None:
+    """A reason, or a region, that is about less than the norm's input is not the norm's."""
+    x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
+    for options in ({}, ANY_SIZE):
+        found = mixorder.explain(Grouped().to("meta"), options=options)(x)
+        about = [r for graph in found.graphs for r in graph.records if "first" in str(r.provenance)]
+        assert all(r.provenance.numel < x.numel() for r in about) and about
+        first, last = (norm.reason for norm in found.norms)
+        assert "no pair of reductions" in first and not last
+
+
+class Captured(nn.Module):
+    """A graph break in a loop, of which torch.compile then captures nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm in self.norms:
+            x = norm(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_a_model_of_which_nothing_is_captured_says_so() -> None:
+    found = mixorder.explain(Captured())(torch.randn(8, 32))
+    assert found.graphs == () and "torch.compile captured no graph." in str(found)
+    assert all("captured no graph of it" in norm.reason for norm in found.norms)

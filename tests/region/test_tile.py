@@ -224,7 +224,7 @@ def test_symbolic_sizes_give_a_reason(function: Any) -> None:
 
 def test_a_source_that_lies_column_by_column_gives_a_reason() -> None:
     ((reason, detail),) = reasons(traced(lambda x: quantised.mx_both(x), (SIZE, bf16), transposed=[0]))
-    assert reason == "layout" and detail == "blocks of %x_1, whose elements do not lie row by row"
+    assert reason == "layout" and detail.startswith("blocks of a tensor of 256 x 512, whose elements")
 
 
 def test_complex_numbers_give_a_reason() -> None:
