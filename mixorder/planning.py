@@ -275,7 +275,7 @@ def improved(
         moved = cost.Traffic(0, 0, workspace, 0, 0)
         return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
 
-    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us, device)
+    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
 
 
 def predicted(

@@ -28,7 +28,6 @@ from . import (
     launch_options,
     mix_order,
     mutation_cache,
-    padding,
     stock,
     tiling,
     versions,
@@ -148,7 +147,6 @@ def _wrap_inductor(plugin: Plugin) -> None:
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
         ("graph", "GraphLowering.run_node", functools.partial(effect_order.ordered, plugin.loses_order)),
-        ("graph", "mark_nodes_dislike_padding", padding.through),
         ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),
         ("codegen.wrapper", "PythonWrapperCodegen.define_kernel", launch_options.defined),
     ):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -38,11 +37,6 @@ REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`unstaged.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
-# Of a tensor that is read in pieces of single elements, of all bytes at most. H100, GLM-4's rotary embeddings
-# in bf16, 16384x4096, an eighth: 281 us without loading ahead, 184 with; with tables in fp32, which are
-# loaded ahead as well, 249 and 264. No pieces, but numbers that each row of a window has, 200704x96: 96 us
-# with loading ahead, 67 by Inductor.
-MINOR = 5
 # Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the
 # first-level cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in
 # fp32: 139 us by any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another
@@ -76,11 +70,9 @@ class Facts:
     loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
     bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
-    `both_ways`: full tensors that are read lie so, and others do not. `minor`: a small part of the bytes is
-    read in single elements. `repeated_bytes`: `staged_bytes` without what a piece does not read. `hot`: a
-    table of a few kilobytes would be loaded ahead. `half_wide`: half of the loads over rows and columns, at
-    least, are of 16 bytes. `narrow_table`: a table that rows share has narrower elements than
-    all full tensors. `common`: the reductions over rows are over the columns as well.
+    `both_ways`: full tensors that are read lie so, and others do not. `repeated_bytes`: `staged_bytes`
+    without what a piece does not read. `hot`: a table of a few kilobytes would be loaded ahead. `common`: the
+    reductions over rows are over the columns as well.
     """
 
     rows: int
@@ -94,7 +86,6 @@ class Facts:
     slack: int = 0
     item_bytes: int = 2
     widest_bytes: int = 0
-    divergent: bool = False
     levels: int = 1
     column_words: int = 0
     numbered: bool = True
@@ -108,11 +99,8 @@ class Facts:
     narrow: bool = False
     sector_rows: int = 1
     both_ways: bool = False
-    minor: bool = False
     repeated_bytes: int = 0
     hot: bool = False
-    half_wide: bool = False
-    narrow_table: bool = False
     common: bool = False
 
     @property
@@ -162,7 +150,6 @@ class _Reader:
             slack=0 if phase is None else phase.elements - 1,
             item_bytes=item_bytes,
             widest_bytes=widest_bytes,
-            divergent=any(map(is_divergent, _per_element(self.program))),
             levels=self.levels(),
             column_words=self.column_words,
             numbered=self.numbered(),
@@ -176,11 +163,8 @@ class _Reader:
             # Rows that are shifted to a boundary have wide accesses.
             narrow=phase is None and any(map(self.is_narrow, self.whole)),
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
-            minor=bool(self.minor),
             repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
             hot=any(map(self.is_hot, self.whole)),
-            half_wide=self.half_wide(),
-            narrow_table=any(self.item(s) < item_bytes for s in self.whole),
             common=self.col.kind is AxisClass.COMMON,
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
@@ -211,14 +195,11 @@ class _Reader:
 
     def repeated(self, load: Load) -> float:
         """Bytes that a load moves for each element: a piece of a tensor that is read in pieces only moves its
-        share, but not pieces that are the same but for a shift."""
+        share."""
         loads = [s for s in self.tiles if s.buffer == load.buffer]
         share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
         in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
-        pairs = itertools.combinations(loads, 2)
-        if not in_pieces or any(sympy.expand(a.index - b.index).is_number for a, b in pairs):
-            return self.item(load)
-        return self.item(load) * min(1.0, share / len(loads))
+        return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
 
     def is_hot(self, load: Load) -> bool:
         """Whether all programs load the same few bytes ahead, past the first-level cache."""
@@ -226,20 +207,9 @@ class _Reader:
         small = self.bytes(load.buffer) <= min(HOT_TABLE, space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
 
-    def half_wide(self) -> bool:
-        return 2 * sum(self.width(s) == ACCESS for s in self.whole) >= len(self.whole)
-
     def is_narrow(self, load: Load) -> bool:
         """Whether a step waits for a load, or copies it element by element."""
-        return self.width(load) <= NARROW and load not in self.minor
-
-    @functools.cached_property
-    def minor(self) -> list[Load]:
-        """Pieces of few of the bytes whose accesses are too narrow to be issued ahead: caches have most."""
-        found = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
-        narrow, every = ({s.buffer for s in loads} for loads in (found, self.whole))
-        few = MINOR * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
-        return found if few and not self.is_mixed else []
+        return self.width(load) <= NARROW
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""
@@ -354,11 +324,6 @@ _INSTRUCTIONS = {
 }
 
 
-# Ops with a branch. The instructions of different elements are not mixed then, and only other warps hide
-# their latencies. H100, the sines and cosines of above, 8 warps to a multiprocessor: 654 us.
-_DIVERGENT = ("tanh", "sin", "cos", "tan")
-
-
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
     return sum(map(cost_of, _per_element(program)))
@@ -375,11 +340,6 @@ def instructions_by_node(program: LoopProgram) -> dict[str, int]:
 def cost_of(op: str) -> int:
     """Machine instructions of one op on one element."""
     return _INSTRUCTIONS.get(op.removeprefix("libdevice_"), 1)
-
-
-def is_divergent(op: str) -> bool:
-    """Whether threads of a warp take different branches of an op."""
-    return op.removeprefix("libdevice_") in _DIVERGENT
 
 
 def _per_element(program: LoopProgram) -> Iterator[str]:

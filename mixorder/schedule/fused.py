@@ -19,16 +19,11 @@ from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, Facts
 from .kernel_time import Kind, Times, moving_us
 from .plan import Plan
-from .work import Access, Work, accesses, against, computing, full_inputs, masks, total
+from .work import Access, Work, accesses, against, computing, full_inputs, total
 
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
-# the other one, 32 threads with 4 elements each find what they read in 2 of them. Where such a tensor repeats
-# its elements along a row, three regions took 1.3 to 3.5 times what was predicted without REPEATED (H200).
-BANK_CONFLICTS, REPEATED = 16, 1.6
-# The share of these where nothing is staged and all that is read lies along the rows: only results are turned
-# around. H200 and H100, 5 such kernels: 1.29 to 1.41 of the measured times are predicted with 1, 0.99 to 1.06
-# with 0.5. Where tensors that are read lie both ways, 8 kernels: 1.02 of it with 1, 0.94 with 0.5 (medians).
-ONLY_RESULTS_TURNED = 0.5
+# the other one, 32 threads with 4 elements each find what they read in 2 of them.
+BANK_CONFLICTS = 16
 
 # A thread's elements of a tensor lie next to each other, and there are as many as 16 bytes of the narrowest
 # tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or
@@ -36,19 +31,10 @@ ONLY_RESULTS_TURNED = 0.5
 # integers of 8 bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
 LINES_OF_ACCESS, WIDER = 8, 1.5
 
-# L2 still has a copy of so many bytes at most when the main kernel reads it, and nothing of one of so many.
-# The copy itself moves twice as many; L2 has 50 MB. H200 and H100, 169 kernels with copies: p95 of the error
-# 56% without this, 38% with it.
-L2_HAS, L2_LOST = 20e6, 26e6
-
 # Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0
 # us for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by
 # size).
 COPY_US, COPYING = 1.0, 1.2
-
-# A thread has as many elements of each tensor as are in 16 bytes of the narrowest. Beside bytes, its accesses
-# of wider tensors are apart from those of its neighbours, and each moves a whole sector for half of one.
-HALVES = 2
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such plans took 1.3 to 3.5 times what was predicted without this
@@ -75,13 +61,11 @@ ONE_WARP = 0.5
 class Fused:
     """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
     multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`:
-    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `warps_of_row`; `ahead`:
-    tiles that are loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time;
-    `spilled`: words of all threads and steps without a register; `sums` over the rows; `exchanges` of a tile
-    between `parts` programs, `depth` tiles before their results are needed. `finalising`: programs of the
-    last kernel, if there is one. `waits`: for loads of a tile that are too narrow to be issued ahead, while
-    others are. `crossed`: what is loaded ahead lies both ways, in wide rows. Bytes of the workspace and of
-    copied inputs, of which there are `copies`."""
+    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `ahead`: tiles that are
+    loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time; `spilled`: words of all
+    threads and steps without a register; `sums` over the rows. `finalising`: programs of the last kernel, if
+    there is one. Bytes of the workspace and of copied inputs, of which there are `copies`. `crossed`: what is
+    loaded ahead lies both ways, in wide rows."""
 
     launches: int
     work: Work
@@ -92,20 +76,15 @@ class Fused:
     steps: int
     rows: int
     levels: int
-    warps_of_row: int
     ahead: int
     tile_bytes: float
     width: int
     spilled: float
     sums: int
-    exchanges: int
-    parts: int
-    depth: int
     finalising: int
     workspace: int
     copied: int
     copies: int = 0
-    waits: bool = False
     crossed: bool = False
 
     def us(self, device: DeviceInfo, times: Times) -> float:
@@ -136,20 +115,19 @@ class Fused:
         needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
         in_flight = at_once * self.tile_bytes * self.ahead
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
-        hidden = min(1.0, min(each, at_once) * self.warps / own.full_warps)
-        computed = (work.light + work.heavy / hidden) / (times.instructions_sm_us * busy)
+        computed = work.instructions / (times.instructions_sm_us * busy)
         parts = (
             device.slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
             computed * (1 + own.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             work.lines / (times.lines_sm_us * busy),
-            turns * self.steps * self._step_us(times),
+            turns * self.steps * (own.step_us + self.levels * own.level_us),
             max(1.0, each / self.resident)
             * self.steps
             * own.load_us
             * self._more_loads() ** own.narrow
-            / (1 if self.waits else self.ahead),
+            / self.ahead,
             own.spill_us * self.spilled / 1e6,
             each * times.program_us,
         )
@@ -170,17 +148,10 @@ class Fused:
         each = self.tile_bytes / (self.warps * WARP)
         return max(1.0, each / self.width) / max(1.0, each / ACCESS)
 
-    def _step_us(self, times: Times) -> float:
-        """Microseconds of a tile that nothing overlaps."""
-        own = times.fused
-        level = own.level_us + own.warps_us * math.log2(self.warps_of_row)
-        exchange = own.exchange_us / self.depth + own.parts_us * math.log2(self.parts)
-        return own.step_us + self.levels * level + self.exchanges * exchange
-
 
 def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
-    rows, launch, shared = plan.tile_rows, plan.launch, plan.group > 1
+    rows, launch = plan.tile_rows, plan.launch
     programs = plan.splits * plan.group * facts.batch
     steps = math.ceil(facts.rows / (rows * plan.splits))
     threads = launch.num_warps * WARP
@@ -189,7 +160,6 @@ def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) 
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, plan, facts)
-    work = dataclasses.replace(work, dram=max(0.0, work.dram - _from_l2(moved.copied)))
     cols = facts.cols / plan.group
     return Fused(
         2
@@ -205,27 +175,17 @@ def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) 
         steps,
         rows,
         facts.levels,
-        max(1, min(launch.num_warps, plan.chunk // (WARP * min(elements, facts.per_access)))),
         _ahead(launch.num_stages, steps, width),
         rows * cols * facts.load_bytes,
         width,
         spilled * threads * steps * programs,
         len(loops.role(BufferRole.WORKSPACE)),
-        facts.exchanges if shared else 0,
-        plan.group,
-        max(1, plan.lag),
         0 if plan.finishes else facts.batch * -(-facts.cols // plan.second.block),
         moved.workspace,
         moved.copied + moved.joined,
         moved.copies + (moved.joined > 0),
-        steps > 1 and launch.num_stages > 1 and _is_too_narrow(plan, facts),
         launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
-
-
-def _from_l2(copied: int) -> float:
-    """Bytes of copies that the main kernel finds in L2."""
-    return copied * min(1.0, max(0.0, (L2_LOST - copied) / (L2_LOST - L2_HAS)))
 
 
 def _ahead(stages: int, steps: int, width: int) -> int:
@@ -234,11 +194,6 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     if steps == 1:
         return limits.MAX_STAGES - 1
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
-
-
-def _is_too_narrow(plan: Plan, facts: Facts) -> bool:
-    """Whether a thread has too few elements of the narrowest full tensor in a chunk for a load ahead."""
-    return plan.per_thread(plan.chunk) * facts.item_bytes < ASYNC_BYTES
 
 
 def _registers(plan: Plan, facts: Facts, elements: int) -> tuple[int, int]:
@@ -269,12 +224,8 @@ def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
     tile = (plan.tile_rows * plan.period, plan.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=plan.period > 1)
     moves = total(found)
-    if (bytewise := masks(loops, found)) and bytewise < full_inputs(loops, found):
-        moves = dataclasses.replace(moves, l2=HALVES * moves.l2)
-    conflicts = BANK_CONFLICTS * (REPEATED if any(a.touched < a.turned for a in found) else 1.0)
-    if plan.launch.num_stages == 1 and facts.along_rows and not facts.both_ways:
-        conflicts *= ONLY_RESULTS_TURNED
-    turned = Work(0, 0, requests=conflicts * against(found), lines=_lines_beside(loops, plan, facts, found))
+    conflicts = BANK_CONFLICTS * against(found)
+    turned = Work(0, 0, requests=conflicts, lines=_lines_beside(loops, plan, facts, found))
     lanes = plan.lanes * plan.group / max(1, facts.cols)
     arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program

@@ -35,11 +35,9 @@ class FusedTimes:
 
     `share`: of the memory's rate that it reaches.
     `in_flight_us`: how long the bytes of a load are under way.
-    `full_warps`: per multiprocessor, to reach the rate of instructions with branches.
     `uneven`: how much of the last turn of programs is lost where not all have one.
     Microseconds of a program for a tile, one after the other: `step_us`; `level_us` for each dependent
-    reduction, `warps_us` for each doubling of the warps of a row; `exchange_us` for each exchange between
-    programs, `parts_us` for each doubling of these; `load_us` for its loads of 16 bytes, without prefetching;
+    reduction; `load_us` for its loads of 16 bytes, without prefetching;
     `narrow`: the power of so many times more loads, where they are narrower, that this takes.
     `spill_us`: of a million words that find no register.
     `tree_us`: of a sum over a program's rows at its end, for each doubling of rows and warps.
@@ -48,13 +46,9 @@ class FusedTimes:
 
     share: float
     in_flight_us: float
-    full_warps: float
     uneven: float
     step_us: float
     level_us: float
-    warps_us: float
-    exchange_us: float
-    parts_us: float
     load_us: float
     narrow: float
     spill_us: float
@@ -98,7 +92,7 @@ class Times:
         parts = (
             device.slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
-            (work.light + work.heavy) / (self.instructions_sm_us * busy),
+            work.instructions / (self.instructions_sm_us * busy),
         )
         return (self.final_us if kind is Kind.FINAL else self.kernel_us) + self.joined(parts)
 

@@ -24,7 +24,7 @@ from .limits import (
     spilled,
 )
 from .plan import Launch, Plan, SecondStage, Walk, next_power_of_2
-from .unstaged import is_repeated, loads_again, stalls, unstaged
+from .unstaged import loads_again, stalls, unstaged
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
@@ -38,21 +38,12 @@ NARROWED_CHUNK, MAX_NARROWED = 256, 4096
 # H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
 # indices, 32 rows 18.7, 16 rows 20.2; 64 rows of 36 at 864 indices: 64 rows 29.1, 8 rows 18.6.
 LEAST_STEPS, LONE_PROGRAMS = 8, 4
-# Elements of a thread, warps of a multiprocessor, stages, estimated registers at most, and rows of a program
-# at least, where rows are only added up and a single program would have a multiprocessor, or too few
-# registers. A program then has no more warps than a row fills. H100, one program of 8 or 16 warps before:
-# 12544x768 25.1 -> 19.3 us, 4096x720 of three pieces 16.2 -> 12.0, 3136x768 of two 13.5 -> 10.7, 12544x1152
-# 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32 of 216 and 248 registers: 16384x4096 235 -> 184, 37120x768 120 ->
-# 95.
-SUM_ELEMENTS, SUM_WARPS, SUM_STAGES, SUM_REGISTERS, SUM_ROWS = 32, 8, 4, 225, 8
-# The first three where single elements of some bytes are not loaded ahead. H100, GLM-4 in bf16: 16384x4096
-# 191 and 183 us, with 32, 8 and 4 184 and 225; 16384x256 22.3, with the latter 23.2 to 28.6.
-MINOR_SUMS = 16, 16, 3
-# Elements of all rows at an index of the batch, up to which one program has them, as one tile, and elements
-# of a thread. Nothing is added up in memory then. H100, 32 rows of 10 or 20 at 32 indices, 6 subgraphs: 5.5
-# to 6.5 us by 4 programs each and a finalisation, 4.7 to 5.3 by one; 64 rows of 49 at 49 indices 7.2 and 6.3;
-# 256 rows of 49 at 49 indices 10.5 and 11.7 to 12.2.
-WHOLE, WHOLE_ELEMENTS = 4096, 16
+# Elements of a thread, warps of a multiprocessor, stages and estimated registers at most, where rows are only
+# added up and a single program would have a multiprocessor, or too few registers. A program then has no more
+# warps than a row fills. H100, one program of 8 or 16 warps before: 12544x768 25.1 -> 19.3 us, 4096x720 of
+# three pieces 16.2 -> 12.0, 3136x768 of two 13.5 -> 10.7, 12544x1152 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32
+# of 216 and 248 registers: 16384x4096 235 -> 184, 37120x768 120 -> 95.
+SUM_ELEMENTS, SUM_WARPS, SUM_STAGES, SUM_REGISTERS = 32, 8, 4, 225
 MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
 MIN_BLOCK_BYTES = 64  # of a row: two sectors
 MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
@@ -60,7 +51,6 @@ BLOCK_SAVING = 1 / 8  # of the lanes of a whole row, at least, for blocks of nar
 BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
-DIVERGENT_ELEMENTS = 8  # per thread. GELU by tanh, 32768x3072 bf16: with 32 45% of the limit, 16 66%, 8 76%
 # Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
 # chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
 # loaded ahead, and another program has the other warps. H100, LayerNorm behind dropout, 16384x768 in 3
@@ -78,10 +68,6 @@ BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
 # by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower. Where rows share tables as well, it
 # takes more by itself. H100, by erf, behind 4 tables: 262144x128 227 and 135 us, 65536x288 203 and 129.
 BUSY_REGISTERS = 168
-# Elements of a thread, where a tensor has so many times as wide elements as the narrowest one: the bytes that
-# a thread takes from the wide one are then far from its neighbour's. H200, 16384x128, floats beside a mask:
-# 16 elements 20.4 us, 8 19.5.
-WIDE_BESIDE, ELEMENTS_BESIDE = 4, 8
 
 
 @functools.cache
@@ -163,15 +149,12 @@ def choose(
         detail = f"{facts.held_words} tiles of {facts.cols} columns in {device.registers} registers"
         raise TooWide(facts.held_words, detail)
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
-    if sums := chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
+    if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
         tile, per_sm = _of_sums(facts, r0_block, device, constants)
     tile, per_sm = unstaged(facts, tile, per_sm, r0_block, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // facts.batch)
-    if sums:
-        full = facts.rows // max(SUM_ROWS, 2 * tile.xblock)
-        at_once = min(at_once, max(device.num_sm // facts.batch, full, 1))
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     period = facts.period if facts.period <= at_once and facts.cols + facts.slack <= r0_block else 1
@@ -180,11 +163,6 @@ def choose(
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
-    if facts.finishable and facts.batch > 1 and num_splits > 1 == period and not split_size:
-        lanes = next_power_of_2(facts.rows) * r0_block
-        if lanes <= WHOLE:
-            warps = max(1, lanes // (WHOLE_ELEMENTS * device.warp_size))
-            tile, num_splits = Tile(next_power_of_2(facts.rows), warps, 1), 1
     columns = facts.cols * facts.batch
     second = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
     registers = _most_registers(facts, tile.num_warps * per_sm, device)
@@ -237,18 +215,12 @@ def _tile(
     # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = floor_power_of_2(resident // per_sm // r0_block)
-    if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_busy(facts)):
+    if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_computing(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while facts.batch >= LONE_PROGRAMS * device.num_sm and xblock > 1 and LEAST_STEPS * xblock > facts.rows:
         xblock //= 2
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
-    if facts.along_rows:
-        xblock = max(xblock, min(facts.per_access, floor_power_of_2(2 * resident // r0_block)))
-    # Without a second tile in shared memory nothing is loaded ahead. H200, 200704x96 made of 8 gathers:
-    # 122 us with 64 rows and one stage, 90 with 32 and two. Where a row is reduced, `by_time` does this.
-    while xblock > 1 and not (facts.levels or _fits_ahead(facts, per_sm * xblock * r0_block, 1, device)):
-        xblock //= 2
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements, constants)
     min_threads = share * constants.min_warps_per_sm * device.warp_size
@@ -271,25 +243,25 @@ def _tile(
 
 def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
-    if facts.levels or _is_busy(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
+    if facts.levels or _is_computing(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
         return False
     if loads_again(facts, tile):
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
-    return facts.minor or per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
+    return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
 
 def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
-    elements, warps_of_sm, stages = MINOR_SUMS if facts.minor else (SUM_ELEMENTS, SUM_WARPS, SUM_STAGES)
+    elements, stages = SUM_ELEMENTS, SUM_STAGES
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
-    least = 1 if facts.minor else warps_of_sm // (constants.programs_per_sm * facts.batch)
+    least = SUM_WARPS // (constants.programs_per_sm * facts.batch)
     num_warps = min(device.max_warps, max(1, least, lanes // (elements * device.warp_size)))
     xblock = max(1, elements * num_warps * device.warp_size // lanes)
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
         xblock //= 2
-    per_sm = max(1, warps_of_sm // num_warps)
+    per_sm = max(1, SUM_WARPS // num_warps)
     while stages > 1 and not _fits_ahead(facts, per_sm * xblock * lanes, stages - 1, device):
         stages -= 1
     return Tile(xblock, num_warps, stages), per_sm
@@ -298,25 +270,14 @@ def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants)
 def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:
     """The most that a thread's registers allow; 4 at least."""
     count = constants.elements_per_thread
-    if facts.divergent:
-        count = min(count, DIVERGENT_ELEMENTS)
-    if facts.narrow_table and not (facts.hot or is_repeated(facts)):
-        count = min(count, ACCESS // facts.widest_bytes)
-    if _is_computing(facts) and facts.widest_bytes >= WIDE_BESIDE * facts.item_bytes:
-        count = min(count, ELEMENTS_BESIDE)
     while count > 4 and not _fits_a_thread(facts, count):
         count //= 2
     return min(count, elements)
 
 
-def _is_busy(facts: Facts) -> bool:
-    """Whether computing takes longer than memory, and no reduction along a row waits in between."""
-    return facts.divergent or _is_computing(facts)
-
-
 def _is_computing(facts: Facts) -> bool:
-    """The same, without branches: a thread overlaps the instructions of its elements."""
-    return not facts.divergent and facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
+    """Whether computing takes longer than memory, and no reduction along a row waits in between."""
+    return facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
 
 
 def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:

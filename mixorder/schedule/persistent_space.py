@@ -21,7 +21,6 @@ from .space import MOST_STAGES, Space
 PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
 PROGRAMS_PER_SM = (1, 2, 4)
-MORE_PER_SM = (4, 8)
 _TILE = ("tile_rows", "num_warps", "num_stages")
 
 
@@ -148,7 +147,3 @@ class PersistentSpace(Space):
         for per_sm in () if self.pinned else PROGRAMS_PER_SM:
             at_once = max(1, per_sm * self.device.num_sm // batch)
             yield plan.changed(splits=even(count, min(count, at_once)))
-        # Some indices of the batch have one more. H200, 4096 rows of 49 at 147 indices, bf16: 3 programs each
-        # 219 us, 4 155, 8 140.
-        for per_sm in MORE_PER_SM if batch > 1 and not self.pinned else ():
-            yield plan.changed(splits=min(count, -(-per_sm * self.device.num_sm // batch)))

@@ -31,10 +31,6 @@ MANY_PROGRAMS = 32
 # 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
 # 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
 STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
-# The same where half of the loads are of 16 bytes and others of 4 at most, in rows of so many lanes. H100,
-# with 8 elements and 24 warps, and with these: 16448x768 60.4 and 55.9 us, 200768x456 338 and 269, 12544x640
-# 73.0 and 61.6, 16384x256 25.9 and 26.1; 16384x4096 in blocks of 2048 249 and 351.
-HALF_WIDE_WARPS, HALF_WIDE_ELEMENTS, HALF_WIDE_LANES = 16, 16, 1024
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
@@ -73,12 +69,8 @@ def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) ->
 
 def loads_again(facts: Facts, tile: Tile) -> bool:
     """Whether loads ahead would take shared memory for what the first-level cache has anyway."""
-    return facts.hot or (is_repeated(facts) and tile.num_stages < MAX_STAGES - 1)
-
-
-def is_repeated(facts: Facts) -> bool:
-    """Whether tiles would load most of what they load ahead again."""
-    return facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
+    repeated = facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
+    return facts.hot or (repeated and tile.num_stages < MAX_STAGES - 1)
 
 
 def stalls(facts: Facts) -> bool:
@@ -95,18 +87,9 @@ def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -
         per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, device.max_warps
     else:
         xblock, most = tile.xblock, 1
-        per_thread, warps_of_sm = _of_stalled(facts, lanes)
+        warps_of_sm, per_thread = STALLED_WARPS, NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(device.max_warps, floor_power_of_2(warps)))
     return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
-
-
-def _of_stalled(facts: Facts, lanes: int) -> tuple[int, int]:
-    """Elements of a thread, and warps of a multiprocessor, where no tensor lies along the rows."""
-    if not facts.narrow:
-        return AGAINST_ELEMENTS, STALLED_WARPS
-    if facts.half_wide and lanes <= HALF_WIDE_LANES:
-        return HALF_WIDE_ELEMENTS, HALF_WIDE_WARPS
-    return NARROW_ELEMENTS, STALLED_WARPS

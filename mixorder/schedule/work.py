@@ -31,7 +31,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import cost_of, is_divergent
+from .facts import cost_of
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
@@ -43,15 +43,13 @@ COMPENSATED = 7  # instructions of an addition with its rounding error: machine 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
-    the multiprocessors, where each tile moves its own. `light`: instructions of all threads, which a thread
-    overlaps with those of its other elements. `heavy`: those of functions with branches, which only other
-    warps overlap. `requests`: loads and stores of all threads. `lines`: the lines of the first-level cache
-    that these touch, beyond those that what is moved would fill."""
+    the multiprocessors, where each tile moves its own. `instructions`, `requests` (loads and stores): of all
+    threads. `lines`: the lines of the first-level cache that these touch, beyond those that what is moved
+    would fill."""
 
     dram: float
     l2: float
-    light: float = 0.0
-    heavy: float = 0.0
+    instructions: float = 0.0
     requests: float = 0.0
     lines: float = 0.0
 
@@ -62,12 +60,12 @@ class Work:
     def scaled(self, lanes: float) -> Work:
         """The same in so many times the lanes, of which some move nothing."""
         return dataclasses.replace(
-            self, light=self.light * lanes, heavy=self.heavy * lanes, requests=self.requests * lanes
+            self, instructions=self.instructions * lanes, requests=self.requests * lanes
         )
 
     def idle(self) -> Work:
         """The same without computing."""
-        return dataclasses.replace(self, light=0.0, heavy=0.0)
+        return dataclasses.replace(self, instructions=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Access:
     `touched`: bytes of the tensor that the nest reads or writes.
     `dram`: those of the sectors that they lie in.
     `l2`: bytes of sectors for all tiles.
-    `requests`, `light`, `lines`: as of `Work`.
+    `requests`, `instructions`, `lines`: as of `Work`.
     `tiled`: elements of an access over rows and columns.
     `turned`: those that lie next to each other along the rows only, at least two of them in an access.
     `width`: bytes of a thread's access.
@@ -88,7 +86,7 @@ class Access:
     dram: float
     l2: float
     requests: float = 0.0
-    light: float = 0.0
+    instructions: float = 0.0
     tiled: float = 0.0
     turned: float = 0.0
     width: int = ACCESS
@@ -122,7 +120,7 @@ def accesses(
                 if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
                     requests = one.touched / ACCESS
                     one = dataclasses.replace(
-                        one, requests=requests, light=one.light * requests / one.requests
+                        one, requests=requests, instructions=one.instructions * requests / one.requests
                     )
                 found.append(one)
     return found
@@ -134,30 +132,23 @@ def full_inputs(program: LoopProgram, found: Iterable[Access]) -> set[str]:
     return {name for name in names if program.buffer(name).role is BufferRole.INPUT}
 
 
-def masks(program: LoopProgram, found: Iterable[Access]) -> set[str]:
-    """Those of the same that have one byte for an element, such as a dropout's mask."""
-    return {name for name in full_inputs(program, found) if program.buffer(name).dtype.itemsize == 1}
-
-
 def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement]) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
     elements; what has 64 bits takes two."""
     deps = nest.dependence()
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
-    light = heavy = 0.0
+    found = 0.0
     for stmt in statements:
-        if isinstance(stmt, Compute) and is_divergent(stmt.op):
-            heavy += cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
-        elif isinstance(stmt, Compute):
+        if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
-            light += wide * cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
+            found += wide * cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
-            light += _extent(program, nest, deps[stmt.value.name])
+            found += _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
             each = COMPENSATED if stmt.compensated else 1
-            light += each * _extent(program, nest, deps[stmt.value.name])
-    return Work(0, 0, light, heavy)
+            found += each * _extent(program, nest, deps[stmt.value.name])
+    return Work(0, 0, found)
 
 
 def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
@@ -238,8 +229,7 @@ def total(found: Iterable[Access]) -> Work:
     return Work(
         sum(once.values()),
         sum(one.l2 for one in found),
-        sum(one.light for one in found),
-        0.0,
+        sum(one.instructions for one in found),
         sum(one.requests for one in found),
         sum(one.lines for one in found),
     )

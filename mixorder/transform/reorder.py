@@ -59,25 +59,9 @@ def merge(program: LoopProgram) -> LoopProgram:
     seen: dict[Statement, None] = {}
     for nest in over_rows:
         seen.update(dict.fromkeys(nest.body))
-    merged = _hoisted(_arranged(Nest(loops, _topological(list(seen)))))
+    merged = _hoisted(_arranged(Nest(loops, tuple(seen))))
     program = dataclasses.replace(program, nests=(merged, *others))
     return dataclasses.replace(program, phase=alignment_phase(program))
-
-
-def _topological(body: list[Statement]) -> tuple[Statement, ...]:
-    """Definitions before uses, otherwise in the given order."""
-    by_name = {s.name: s for s in body if isinstance(s, Load | Compute | Reduce)}
-    done: dict[Statement, None] = {}
-
-    def visit(stmt: Statement) -> None:
-        if stmt not in done:
-            for name in operands(stmt):
-                visit(by_name[name])
-            done[stmt] = None
-
-    for stmt in body:
-        visit(stmt)
-    return tuple(done)
 
 
 def _arranged(nest: Nest) -> Nest:

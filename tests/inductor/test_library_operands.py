@@ -16,9 +16,7 @@ SCRIPT = """
 import json, torch
 from support.stand_in import OURS, codes
 from torch import nn
-import torch._inductor.graph as lowering
 from torch._inductor import config
-import mixorder.inductor.padding as padding
 
 class Head(nn.Module):  # an output projection whose rows Inductor pads, behind a norm
     def __init__(self):
@@ -38,17 +36,6 @@ class Picture(nn.Module):  # a norm over channels between convolutions
         x = self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return self.last(x).square().mean()
 
-class Patches(nn.Module):  # logits of each place of a picture, in half precision, behind a norm
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 48, 3), nn.LayerNorm(48)
-        self.out = nn.Linear(48, 1531, bias=False, dtype=torch.bfloat16)
-        self.shape = 2, 3, 16, 16
-    def forward(self, x):
-        x = self.norm(self.first(x).permute(0, 2, 3, 1))
-        logits = self.out(x.bfloat16()).flatten(0, 2).float()
-        return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
-
 class Block(nn.Module):  # attention over an odd number of tokens
     def __init__(self):
         super().__init__()
@@ -57,11 +44,6 @@ class Block(nn.Module):  # attention over an odd number of tokens
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
         return (x + self.out((q @ k.mT).softmax(-1) @ v)).square().mean()
-
-def spread(graph, visible, *args, mark=lowering.mark_nodes_dislike_padding):
-    mark(graph, visible, *args)  # what is not padded for a result is not padded in front of launches either
-    while padding._spread(graph):
-        mark(graph, visible, *args)
 
 def compile(kind, ours):
     torch._dynamo.reset()
@@ -74,14 +56,12 @@ def compile(kind, ours):
 
 made = codes()
 found = {}
-for kind in (Head, Picture, Patches, Block):
+for kind in (Head, Picture, Block):
     for ours in (False, True):
         found[f"{kind.__name__} {ours}"] = compile(kind, ours)
-lowering.mark_nodes_dislike_padding = spread
-found["Head spread"] = compile(Head, True)
 print(json.dumps(found))
 """
-MODELS = ("Head", "Picture", "Patches", "Block")
+MODELS = ("Head", "Picture", "Block")
 SHAPE = r"(\(.*?\)), (\(.*?\))"
 MADE = (
     rf"assert_size_stride\((\w+), {SHAPE}",
@@ -115,8 +95,6 @@ def test_libraries_read_the_same_sizes_and_strides() -> None:
         assert len(stock) == len(ours) == 2 and all(stock)
         assert "triton_mixorder" in codes[f"{name} True"][1]
         assert ours == stock, name
-
-    # As it was for BERT, where marks spread: the gradient of the logits is dense, and a product reads it.
-    stock, spread = calls(codes["Head False"][1]), calls(codes["Head spread"][1])
+    # The gradient of the logits is padded, and a product reads it.
+    stock = calls(codes["Head False"][1])
     assert any("1536" in operand for call in stock for operand in call)
-    assert not any("1536" in operand for call in spread for operand in call)

@@ -134,7 +134,7 @@ def test_a_pointwise_result_and_its_sum() -> None:
     assert pointwise.work.dram == 3 * size
     # The sum reads what the first has written instead of computing it again from two tensors.
     assert columns.work.dram == size + 2 * LARGE[1]
-    assert pointwise.work.light > 10 * columns.work.light
+    assert pointwise.work.instructions > 10 * columns.work.instructions
 
 
 def test_a_row_in_a_loop_is_read_once_for_each_sum_that_needs_another() -> None:
@@ -156,7 +156,7 @@ def test_a_mixed_kernel_reads_each_tensor_once_and_computes_in_a_power_of_two_of
     (narrow,), (full,) = kernels(pair_graph(65536, 768)), kernels(pair_graph(49152, 1024))
     assert narrow.work.dram == 3 * 4 * 65536 * 768 + 4 * 768
     assert full.work.dram == 3 * 4 * 49152 * 1024 + 4 * 1024
-    assert narrow.work.light == pytest.approx(full.work.light * 4 / 3, rel=1e-3)
+    assert narrow.work.instructions == pytest.approx(full.work.instructions * 4 / 3, rel=1e-3)
 
 
 def test_kernels_follow_one_another_and_some_finish_their_sums() -> None:

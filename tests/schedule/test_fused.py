@@ -15,7 +15,7 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
-from mixorder.schedule.fused import HALVES, Fused, _ahead, _from_l2, fused_kernels, main_work
+from mixorder.schedule.fused import Fused, _ahead, fused_kernels, main_work
 from mixorder.schedule.kernel_time import TIMES
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.work import Work
@@ -31,15 +31,11 @@ KERNELS = Fused(
     steps=10,
     rows=4,
     levels=1,
-    warps_of_row=1,
     ahead=3,
     tile_bytes=8192.0,
     width=16,
     spilled=0.0,
     sums=2,
-    exchanges=0,
-    parts=1,
-    depth=1,
     finalising=256,
     workspace=1000,
     copied=0,
@@ -55,7 +51,7 @@ def us(**changes: float) -> float:
     [
         {"work": Work(1e8, 1e8, requests=1e6, lines=1e7)},
         {"work": Work(2e8, 1e8, requests=1e6)},
-        {"work": Work(1e8, 1e8, light=4e9, requests=1e6)},
+        {"work": Work(1e8, 1e8, instructions=4e9, requests=1e6)},
         {"steps": 1000},
         {"steps": 200, "levels": 8},
         {"steps": 200, "ahead": 1},
@@ -65,7 +61,6 @@ def us(**changes: float) -> float:
         {"sums": 8},
         {"warps": 32},  # sums over the rows of more threads at a program's end
         {"resident": 1, "steps": 100},  # programs take turns
-        {"exchanges": 2, "steps": 500, "parts": 8},
         {"workspace": 10**8},
         {"copied": 10**8},
     ],
@@ -87,22 +82,6 @@ def test_nothing_waits_for_the_only_tile() -> None:
     assert _ahead(1, 9, 16) == _ahead(5, 9, 2) == 1
 
 
-def test_a_step_waits_for_loads_that_are_too_narrow_to_be_issued_ahead() -> None:
-    """H100, a mask of 2 bytes a thread, 16384x768: 175 us, 112 predicted without this."""
-    many = {"steps": 200}
-    assert us(**many, waits=True) > 1.1 * us(**many) and us(**many, waits=True) == us(**many, ahead=1)
-
-
-def test_threads_with_few_bytes_of_the_narrowest_tensor_wait(norm: RegionRecord) -> None:
-    tiles = [
-        norm.schedule.changed(tile_rows=1, num_warps=warps, num_stages=3, chunks=3, chunk=128)
-        for warps in (2, 4)
-    ]
-    half = dataclasses.replace(facts_of(norm.loops), item_bytes=1)
-    found = [fused_kernels(norm.loops, s, half, norm.traffic).waits for s in tiles]
-    assert found == [True, True] and not kernels(tiles[0], norm).waits
-
-
 def test_a_program_with_all_rows_has_no_finalisation() -> None:
     one = us(launches=1, finalising=0, workspace=0)
     assert us(finalising=1, workspace=0) - one == pytest.approx(TIMES.launch_us + TIMES.final_us)
@@ -113,11 +92,6 @@ def test_a_thread_with_few_elements_has_no_more_loads() -> None:
     assert us(width=2) > us() and us(**few, width=2) == us(**few)
 
 
-def test_functions_need_warps_to_overlap() -> None:
-    heavy = Work(1e6, 1e6, heavy=1e9)
-    assert us(work=heavy, programs=SM, warps=1) > 1.5 * us(work=heavy, programs=4 * SM, warps=1)
-
-
 def test_the_elements_of_a_thread_in_a_chunk(norm: RegionRecord) -> None:
     chunks = norm.schedule.changed(tile_rows=2, num_warps=1, num_stages=2, chunks=3, chunk=128)
     whole = chunks.changed(chunks=1, chunk=512)
@@ -126,7 +100,7 @@ def test_the_elements_of_a_thread_in_a_chunk(norm: RegionRecord) -> None:
 
 def test_a_last_turn_of_few_programs_is_not_free() -> None:
     """5 programs take two turns of 4 as 8 do."""
-    busy = Work(1e6, 1e6, light=1e10)
+    busy = Work(1e6, 1e6, instructions=1e10)
     assert us(work=busy, programs=5 * SM) > 1.2 * us(work=busy, programs=4 * SM)
 
 
@@ -148,12 +122,6 @@ def test_loads_of_eight_bytes_are_as_good_as_wide_ones() -> None:
 def test_what_is_only_stored_waits_for_no_loads() -> None:
     """A region that reads no full tensor was predicted at 100 ms, and takes 50 us."""
     assert us(tile_bytes=0.0) <= us()
-
-
-def test_copies_of_some_megabytes_are_read_from_l2() -> None:
-    assert _from_l2(10_000_000) == 10_000_000
-    assert 0 < _from_l2(23_000_000) < 23_000_000
-    assert _from_l2(30_000_000) == 0
 
 
 def record_of(function: Any, *specs: Any) -> RegionRecord:
@@ -179,21 +147,6 @@ def test_integers_of_eight_bytes_beside_bytes_touch_many_lines() -> None:
     assert lines[0] > lines[1] > 0
 
 
-def test_only_results_that_are_turned_take_half_as_many_requests() -> None:
-    """Channels first, read as they are and stored with channels last; nothing is loaded ahead."""
-
-    def function(x: Any, dy: Any) -> Any:
-        x, dy = (t.permute(0, 2, 1).reshape(-1, 384) for t in (x, dy))
-        return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
-
-    record = record_of(function, *[((64, 384, 196), bf16)] * 2)
-    facts, one = facts_of(record.loops), record.schedule.changed(num_stages=1)
-    assert facts.along_rows and not facts.both_ways
-    alone = main_work(record.loops, one, facts)[0].requests
-    mixed = main_work(record.loops, one, dataclasses.replace(facts, both_ways=True))[0].requests
-    assert alone < 0.6 * mixed
-
-
 @pytest.mark.parametrize(("cols", "crossed"), [(192, False), (384, True)])
 def test_wide_rows_that_lie_both_ways_take_longer_ahead(cols: int, crossed: bool) -> None:
     """H200, SAM, 262144x768: 2168 us, 854 predicted without this; 192 columns take what is predicted."""
@@ -208,11 +161,6 @@ def test_wide_rows_that_lie_both_ways_take_longer_ahead(cols: int, crossed: bool
     assert [kernels.crossed for kernels in found] == [False, crossed]
     plain = dataclasses.replace(found[1], crossed=False)
     assert (found[1].us(H200, TIMES) > 1.5 * plain.us(H200, TIMES)) == crossed
-
-
-def test_an_exchange_waits_less_for_what_is_needed_later() -> None:
-    shared = {"exchanges": 2, "steps": 500, "parts": 8}
-    assert us(**shared, depth=3) < 0.8 * us(**shared)
 
 
 def kernels(schedule: Plan, record: RegionRecord) -> Fused:
@@ -248,24 +196,3 @@ def test_a_norm_of_384_columns_has_small_programs(norm: RegionRecord) -> None:
     assert norm.schedule.launch.num_warps <= 4 and norm.schedule.splits > SM
     whole = norm.schedule.changed(tile_rows=8, num_warps=8, num_stages=5, chunk=512, chunks=1, splits=SM)
     assert kernels(norm.schedule, norm).us(H200, TIMES) < 0.92 * kernels(whole, norm).us(H200, TIMES)
-
-
-def test_tensors_beside_a_mask_of_bytes_move_half_sectors() -> None:
-    """A thread has 16 elements of each: its accesses of float32 are apart from those of its neighbours."""
-
-    def function(x: Any, dy: Any, mask: Any) -> Any:
-        dy = dy * mask
-        return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
-
-    moved = {}
-    for dtype in (torch.bool, f32):
-        graph = graphs.traced(function, *[((4096, 512), d) for d in (f32, f32, dtype)])
-        with collect() as records:
-            pipeline.run(graph, Options(enabled=True, interpret=True, min_numel=0))
-        (record,) = records
-        assert isinstance(record, RegionRecord)
-        facts = facts_of(record.loops)
-        moved[dtype] = main_work(record.loops, record.schedule, facts)[0].l2 / facts.numel
-    # Two float32 and a mask are read, and one float32 is written.
-    assert moved[torch.bool] == pytest.approx(HALVES * (3 * 4 + 1), rel=0.05)
-    assert moved[f32] == pytest.approx(4 * 4, rel=0.05)

@@ -38,9 +38,8 @@ def us(work: Work, kind: Kind = Kind.POINTWISE, times: Times = ROUND, **how: flo
         (Work(100 * MB, 0), 25),
         (Work(100 * MB, 100 * MB), 25),  # L2 is faster
         (Work(100 * MB, 400 * MB), 40),
-        (Work(0, 0, light=SM * 7000), 7),
-        (Work(0, 0, heavy=SM * 7000), 7),
-        (Work(100 * MB, 100 * MB, SM * 9000, SM * 21000, SM * 100), 30),  # instructions share their units
+        (Work(0, 0, instructions=SM * 7000), 7),
+        (Work(100 * MB, 100 * MB, SM * 30000, SM * 100), 30),
     ],
 )
 def test_the_longest_part_decides(work: Work, expected: float) -> None:
@@ -69,7 +68,7 @@ def test_a_kind_of_kernel_takes_time_without_work() -> None:
 
 def test_few_programs_leave_multiprocessors_idle() -> None:
     """Half as many programs as multiprocessors compute half as fast; memory is as fast as ever."""
-    computing, moving = Work(0, 0, light=SM * 7000), Work(100 * MB, 0)
+    computing, moving = Work(0, 0, instructions=SM * 7000), Work(100 * MB, 0)
     assert us(computing, programs=SM / 2) == pytest.approx(14, rel=1e-2)
     assert us(computing, programs=2 * SM) == us(computing) == pytest.approx(7, rel=1e-2)
     assert us(moving, programs=SM / 2) == us(moving)
@@ -78,7 +77,7 @@ def test_few_programs_leave_multiprocessors_idle() -> None:
 def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:
     half = dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2)
     unknown = dataclasses.replace(H200, name="another", bandwidth=0.0)
-    moving, computing = Work(100 * MB, 0), Work(0, 0, light=SM * 7000)
+    moving, computing = Work(100 * MB, 0), Work(0, 0, instructions=SM * 7000)
     assert ROUND.us(Kind.POINTWISE, moving, half) == pytest.approx(50, rel=1e-2)
     assert ROUND.us(Kind.POINTWISE, moving, unknown) == us(moving)
     assert ROUND.us(Kind.POINTWISE, computing, half) == us(computing)

@@ -72,17 +72,13 @@ def test_any_schedule_is_launchable(
 
 # What rules ask for, beside these numbers.
 ASKED: list[dict[str, Any]] = [
-    {"divergent": True},
     {"instructions": 44, "levels": 0},
     {"levels": 0},
     {"levels": 2},
     {"narrow": True},
-    {"narrow": True, "half_wide": True},
-    {"narrow_table": True},
     {"against": True},
     {"along_rows": True, "sector_rows": 16},
     {"both_ways": True, "sector_rows": 8},
-    {"minor": True, "levels": 0},
     {"hot": True},
     {"repeated_bytes": 40},
     {"item_bytes": 1, "widest_bytes": 4},
@@ -171,20 +167,12 @@ def test_chunks_are_chosen_where_they_save_enough(saving: float, least: int, lan
 PINNED = [
     # One program of 4 warps would be slower than two of 2 warps.
     (Facts(16384, 768, 15, 8, 19, 17, column_words=5, item_bytes=1, widest_bytes=4), (1, 2, 4, 264)),
-    # One access of each tensor beside a narrow table; fewer elements of floats beside a mask.
-    (Facts(65536, 32, 4, 4, 11, 66, 9, widest_bytes=2, levels=0, narrow_table=True), (64, 8, 3, 58)),
-    (
-        Facts(16384, 128, 11, 5, 11, 79, item_bytes=1, widest_bytes=4, levels=0, repeated_bytes=11),
-        (16, 8, 5, 128),
-    ),
-    # Rows are added up: with a repeated tensor, in pieces of single elements, and in blocks.
+    # Rows are added up: with a repeated tensor, and in blocks.
     (Facts(12544, 256, 1, 1, 3, 2, 3, item_bytes=1, levels=0, repeated_bytes=3), (4, 1, 4, 352)),
-    (Facts(16384, 2048, 6, 5, 8, batch=2, levels=0, minor=True), (1, 4, 3, 264)),
-    (Facts(1568, 256, 2, 2, 2, batch=5, levels=0), (4, 1, 4, 196)),
+    (Facts(1568, 256, 2, 2, 2, batch=5, levels=0), (4, 1, 4, 211)),
     # A program with all rows goes through several tiles.
     (Facts(64, 49, 4, 3, 4, batch=1568, item_bytes=4), (8, 2, 5, 1)),
     (Facts(64, 49, 4, 3, 4, batch=392, item_bytes=4), (64, 4, 5, 1)),
-    (Facts(128, 49, 4, 3, 4, batch=49, item_bytes=4), (32, 4, 5, 2)),  # too many for one program
     # Three tensors of several widths: chunks of accesses of the widest.
     (Facts(8192, 768, 10, 8, widest_bytes=4), (1, 2, 3, 512)),
 ]
@@ -326,7 +314,7 @@ def every_other(x: torch.Tensor, dy: torch.Tensor) -> Any:
 
 
 EVEN = 4096, 512
-FLAGS = ("narrow", "minor", "against", "along_rows", "both_ways", "hot", "common", "divergent")
+FLAGS = ("narrow", "against", "along_rows", "both_ways", "hot", "common")
 ROWS, IMAGES, FLAT = 4096, (64, 256, 784), (50176, 256)
 READ: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = [
     (
@@ -336,7 +324,7 @@ READ: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = [
     ),
     (pair, [(EVEN, bf16), (EVEN, f32)], {"load_bytes": 6, "item_bytes": 2, "widest_bytes": 4}),
     (pair, [((ROWS, 511), bf16)] * 2, {}),  # accesses of odd rows are shifted to a boundary
-    (pair, [((200704, 40), f32)] * 2, {"half_wide": True}),
+    (pair, [((200704, 40), f32)] * 2, {}),
     (centred, [(EVEN, f32)] * 2, {"levels": 2}),
     (channels, [((16, 6, 10, 14), f32)], {"common": True}),
     (every_other, [((ROWS, 1024), bf16), (EVEN, bf16)], {"narrow": True}),
@@ -351,7 +339,6 @@ READ: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = [
     (small_table, [*[((200704, 40), f32)] * 2, ((16, 40), f32)], {"hot": True}),
     (pieces, [((ROWS, 256), bf16)] * 2, {"load_bytes": 2, "staged_bytes": 4, "repeated_bytes": 2}),
     (shifted, [((ROWS, 257), bf16), ((ROWS, 256), bf16)], {"narrow": True}),  # all in single elements
-    (repeated, [((ROWS, 384), bf16), (EVEN, bf16), ((ROWS, 64), bf16)], {"minor": True}),
     (repeated, [((ROWS, 384), bf16), (EVEN, f32), ((ROWS, 64), bf16)], {"narrow": True}),
 ]
 
@@ -368,15 +355,4 @@ def test_facts_of_norms() -> None:
     layer = facts_of(graphs.merged(graphs.only(graphs.layer_norm_backward(4096, 512))))
     # x_hat, the scaled gradient, weight and dw's accumulator; LayerNorm: dy for db, and db's accumulator.
     assert (rms.rows, rms.cols, rms.load_bytes, rms.held_words, rms.levels) == (4096, 512, 4, 4, 1)
-    assert (layer.load_bytes, layer.held_words, layer.levels, layer.divergent) == (4, 6, 1, False)
-
-
-@pytest.mark.parametrize("runs_ptx", [True, False])
-def test_tanh_branches_where_there_is_no_instruction_for_it(runs_ptx: bool) -> None:
-    def gelu(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
-        return dx, dx.sum(0)
-
-    full = ((4096, 512), f32)
-    facts = facts_of(graphs.merged(graphs.only(graphs.traced(gelu, full, full)), runs_ptx))
-    assert (facts.divergent, facts.levels) == (not runs_ptx, 0)
+    assert (layer.load_bytes, layer.held_words, layer.levels) == (4, 6, 1)
