@@ -83,6 +83,25 @@ def test_what_tests_install_is_as_the_constraints_say(wheel: Path) -> None:
         assert sorted(v.operator for v in versions) in (["<", ">="], ["=="]), name
 
 
+def test_scripts_install_into_an_environment_of_their_own_and_use_the_torch_that_is_there(
+    tmp_path: Path,
+) -> None:
+    source = copied(tmp_path / "clone")
+    shutil.copytree(ROOT / "tools", source / "tools", ignore=shutil.ignore_patterns("data", "__pycache__"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    shown = "import mixorder, sys, torch; print(sys.prefix, torch.__file__, mixorder.__file__, sep='\\n')"
+    script = f'. tools/setup.sh; cd /; "{source}/$PY" -c "{shown}"'
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=source, env=env, capture_output=True, text=True, check=True
+    )
+    prefix, with_torch, with_mixorder = done.stdout.splitlines()
+    assert prefix == str(source / ".venv") and with_torch == torch.__file__
+    assert with_mixorder == str(source / "mixorder" / "__init__.py")
+    assert "Installing into .venv: --no-build-isolation -e ." in done.stderr and "torch==" not in done.stderr
+
+
 @pytest.mark.parametrize("script", ["tools/setup.sh", "tools/packages.sh", ".ci/run"])
 def test_scripts_install_what_the_constraints_allow(script: str) -> None:
     text = (ROOT / script).read_text().replace("\\\n", "")

@@ -1,6 +1,8 @@
 # Sourced by the other scripts. Sets PY to a Python that has torch, mixorder with the EXTRA that it asks for, such as
-# [test], and other PACKAGES. A torch and a triton that are there already are kept, so that a GPU machine uses its CUDA
-# build. Of the rest, what is missing is installed; what an EXTRA or PACKAGES need is replaced if it is outside of BOUNDS.
+# [test], and other PACKAGES. What is missing is installed into .venv, an environment of its own, which also sees what the
+# active one has: a torch and a triton that are there already and new enough are used, so that a GPU machine uses its CUDA
+# build. With MIXORDER_ENV=active the active environment is installed into. What an EXTRA or PACKAGES need is installed
+# again if it is outside of BOUNDS.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The oldest and the newest release that mixorder supports are 2.11 and 2.15; this one lies between
@@ -11,8 +13,16 @@ TORCH_VERSION=2.13.0
 TRITON_VERSION=3.7.1
 
 export BOUNDS=${BOUNDS:-constraints.txt}
-PY=python3
-if [ -x .venv/bin/python ]; then PY=.venv/bin/python; fi
+PY=python3 WHERE="the active environment"
+if [ "${MIXORDER_ENV:-}" != active ]; then
+  PY=.venv/bin/python WHERE=.venv
+  if [ ! -x "$PY" ]; then
+    python3 -m venv --system-site-packages --without-pip .venv
+    # .venv sees the packages of the system; those of an active environment are others.
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    echo "import site; site.addsitedir('$(python3 -c "$site")')" >"$("$PY" -c "$site")/active.pth"
+  fi
+fi
 
 has() { "$PY" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 
@@ -23,28 +33,14 @@ import sys, torch
 sys.exit(tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 11))' 2>/dev/null
 }
 
-use_venv() {
-  "$PY" -m venv --system-site-packages .venv
-  PY=.venv/bin/python
-}
-
 install() {
-  local log
-  log=$(mktemp)
-  if "$PY" -m pip install --quiet --disable-pip-version-check --constraint "$BOUNDS" "$@" >"$log" 2>&1; then
-    rm -f "$log"
-  elif [ "$PY" = python3 ] && grep -q externally-managed-environment "$log"; then
-    rm -f "$log"
-    use_venv
-    install "$@"
-  else
-    cat "$log" >&2
-    rm -f "$log"
-    return 1
-  fi
+  local quiet=--quiet
+  if [ -t 2 ]; then quiet=--progress-bar=on; fi
+  echo "Installing into $WHERE: $*" >&2
+  "$PY" -m pip install "$quiet" --disable-pip-version-check --constraint "$BOUNDS" "$@" >&2
 }
 
-has_torch || install "torch==$TORCH_VERSION"
+has_torch || install "torch==$TORCH_VERSION" "triton==$TRITON_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.
 for package in setuptools wheel sympy numpy; do
