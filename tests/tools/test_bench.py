@@ -204,3 +204,13 @@ def test_failed_mixorder_is_an_issue() -> None:
     row = timed_row(stock=15.0)
     row.results["mixorder"] = Result(error="Boom: no\nkernel")
     assert report.find_issues([row]) == ["rms bf16 4096x4096: mixorder failed: Boom: no kernel"]
+
+
+def test_a_chart_has_as_many_shapes_as_can_be_read() -> None:
+    rows = [Row(Case("rms", "bf16", "bf16", 2**n, 64)) for n in range(21)]
+    shown = report.charted(rows)
+    assert (
+        len(shown) == 5
+        and (shown[0], shown[-1]) == (rows[0], rows[-1])
+        and report.charted(rows[:2]) == rows[:2]
+    )

@@ -98,8 +98,17 @@ def report_text(head: dict[str, str], measured: Sequence[Row], args: Any) -> str
     return "\n\n".join(parts)
 
 
+CHARTED = 5  # shapes, as many as can be read on a page
+
+
+def charted(rows: Sequence[Row]) -> list[Row]:
+    """Of many rows a few, evenly spread."""
+    count = min(CHARTED, len(rows))
+    return [rows[i * (len(rows) - 1) // max(1, count - 1)] for i in range(count)]
+
+
 def draw_charts(device: str, measured: Sequence[Row], out: Path) -> None:
-    """One PNG per norm and dtype with times; none without matplotlib."""
+    """One PNG per norm and dtype with times, of a few shapes; none without matplotlib."""
     try:
         import matplotlib
 
@@ -107,11 +116,11 @@ def draw_charts(device: str, measured: Sequence[Row], out: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         return
-    for rows in in_tables(measured).values():
+    for rows in map(charted, in_tables(measured).values()):
         names = [n for n in PROVIDERS if any(row.share(n) is not None for row in rows)]
         if not names:
             continue
-        figure, axes = pyplot.subplots(figsize=(2 + 1.5 * len(rows), 5))
+        figure, axes = pyplot.subplots(figsize=(8, 4))
         width = 0.8 / len(names)
         for i, name in enumerate(names):
             at = [j + (i - (len(names) - 1) / 2) * width for j in range(len(rows))]
@@ -122,7 +131,8 @@ def draw_charts(device: str, measured: Sequence[Row], out: Path) -> None:
         case = rows[0].case
         form = "_residual" if case.residual else ""
         axes.set_title(f"{case.norm} norm backward, {case.dtype}, {device}")
-        axes.legend(ncols=len(names), fontsize="small", loc="lower center")
+        axes.set_ylim(0, 125)
+        axes.legend(ncols=len(names), fontsize="small", loc="upper center")
         figure.tight_layout()
-        figure.savefig(out / f"bench_{case.norm}{form}_{case.dtype}_w{case.weight_dtype}.png", dpi=120)
+        figure.savefig(out / f"bench_{case.norm}{form}_{case.dtype}_w{case.weight_dtype}.png", dpi=100)
         pyplot.close(figure)
