@@ -121,6 +121,8 @@ def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
         runner.step("spell", spell)
     except MixorderError as error:
         runner.warn(error)
+    except Decline as decline:
+        declined(decline)
 
 
 def _run(
@@ -193,10 +195,13 @@ def _fuse_each(
             except Decline as decline:
                 runner.show("declined.txt", decline)
                 yield chosen, located(decline, chosen)
+        except Decline as decline:  # of the search itself: there is no next region
+            yield decline, decline
+            return
         except MixorderError as error:
             runner.warn(error)
             if found is None:
-                return  # the search itself failed: there is no next region
+                return
 
 
 def fuse(

@@ -17,15 +17,18 @@ from unittest import mock
 
 import graphs
 import pytest
+import torch
 from graphs import f32, pair, traced
+from support.effects import guards
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
 from mixorder import pipeline, planning
 from mixorder import runner as runner_module
-from mixorder.errors import MixorderError
+from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import Options
 from mixorder.planning import planning_with
+from mixorder.report import collect
 from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.schedule.device import H200
 from mixorder.tune import tuner
@@ -91,6 +94,7 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: int | None = None
+        self.with_what: Callable[..., Any] = _fail
         self.stages: list[str] = []
         self.original = original = runner_module.Runner.step
         failing = self
@@ -98,7 +102,7 @@ class Failing:
         def step(runner: Any, stage: str, function: Any, *args: Any) -> Any:
             failing.stages.append(stage)
             if len(failing.stages) - 1 == failing.at:
-                function = _fail
+                function = failing.with_what
             return original(runner, stage, function, *args)
 
         monkeypatch.setattr(runner_module.Runner, "step", step)
@@ -156,6 +160,30 @@ def test_a_failure_in_any_call_of_any_stage(name: str, failing: Failing, tmp_pat
             assert graphs.snapshot(graph) == before, (at, stages[at])
         graph.lint()
         assert failing.run(graph, options, at=None) == stages, "and nothing is remembered of the failures"
+        graph.lint()
+
+
+def test_a_question_that_needs_a_guard_is_a_refusal_in_any_call_of_any_stage(failing: Failing) -> None:
+    """The region may be fused in another way, or is left alone: its guards are those of stock Inductor."""
+
+    def ask(*args: Any) -> Any:
+        return int(rows)
+
+    def made() -> tuple[Graph, torch.SymInt]:
+        graph = graphs.traced_rows(with_largest, *[((512, 256), f32)] * 2)
+        return graph, graph.find_nodes(op="placeholder")[0].meta["val"].shape[0]
+
+    stages = failing.run(made()[0], STRICT, at=None)
+    failing.with_what = ask
+    for at in calls(stages):
+        graph, rows = made()
+        before, known = graphs.snapshot(graph), guards(graph)
+        with collect() as records:
+            failing.run(graph, STRICT, at)
+        declined = [r for r in records if isinstance(r, Decline)]
+        assert all(r.reason is DeclineReason.DYNAMIC_SHAPE for r in declined)
+        assert declined or graphs.snapshot(graph) != before, (at, stages[at])
+        assert guards(graph) == known
         graph.lint()
 
 

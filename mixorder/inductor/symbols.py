@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
@@ -17,6 +18,8 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from ..errors import Decline, DeclineReason
 
 __all__ = ["FloorDiv", "Mod", "ModularIndexing"]
 
@@ -40,6 +43,8 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
 }
 """What computes the functions in sizes, two operands at a time."""
 INT32_LIMIT = 2**31
+SIZES = ValueRanges(-int_oo, 2**62)
+"""A size is less than the 2**63 - 1 that stand for the end of a slice."""
 MOST_STEPS = 8  # to a size's canonical form: an end, should forms become longer and longer
 MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
@@ -125,16 +130,46 @@ _guards: ContextVar[_Guards | None] = ContextVar("mixorder_guards", default=None
 
 @contextlib.contextmanager
 def guarded(graph: torch.fx.Graph) -> Iterator[None]:
-    """Inside, `canonical` knows the guards of a graph's symbolic sizes."""
+    """Inside, `canonical` knows the guards of a graph's symbolic sizes, and none is added to them: a question
+    of torch's whose answer would need one raises `Decline`."""
     vals = (node.meta.get("val") for node in graph.nodes)
     tensors = (val for val in vals if isinstance(val, torch.Tensor))
     mode = next((m for val in tensors if (m := getattr(val, "fake_mode", None)) is not None), None)
     shape_env = getattr(mode, "shape_env", None)
     token = _guards.set(None if shape_env is None else _Guards(shape_env))
     try:
-        yield
+        with contextlib.nullcontext() if shape_env is None else _without_new_guards(shape_env):
+            yield
     finally:
         _guards.reset(token)
+
+
+@contextlib.contextmanager
+def _without_new_guards(shape_env: Any) -> Iterator[None]:
+    """Inside, torch answers what is asked of sizes only where the answer holds for all of them, or with the
+    value to fall back on that comes with the question."""
+
+    def evaluate_expr(
+        orig_expr: sympy.Basic,
+        hint: Any = None,
+        fx_node: Any = None,
+        size_oblivious: bool = False,
+        fallback_value: bool | None = None,
+        **_: Any,
+    ) -> Any:
+        ranges = {s: r & SIZES if r.is_int else r for s, r in shape_env.var_to_range.items()}
+        found = shape_env._maybe_evaluate_static(
+            orig_expr, size_oblivious=size_oblivious, var_to_range=tuple(ranges.items())
+        )
+        if found is None and fallback_value is None:
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"it would take a guard on {orig_expr}")
+        return fallback_value if found is None else found
+
+    def expect(orig_expr: sympy.Basic, msg: str, fx_node: Any = None) -> Any:
+        return evaluate_expr(orig_expr)
+
+    with mock.patch.multiple(shape_env, evaluate_expr=evaluate_expr, guard_or_defer_runtime_assert=expect):
+        yield
 
 
 def canonical(size: sympy.Expr) -> sympy.Expr:

@@ -25,7 +25,7 @@ def has_gaps(node: Node) -> bool:
     """Whether an output is written with gaps: a matrix product reads it, Inductor would pad it, and all that
     reads it can do so through strides."""
     val = fake(node)
-    # Last, as it adds a guard where sizes are symbolic: these are not padded.
+    # Last, as it may ask for a guard where sizes are symbolic: these are not padded.
     if val is None or leaves_the_graph(node) or not _are_between_rows(val) or not val.is_contiguous():
         return False
     try:

@@ -82,10 +82,11 @@ class GraphWriter:
 
     def contiguous(self, node: Node) -> Node:
         """A contiguous copy. Inductor may fuse it into the loop that computes the original."""
-        kwargs = {"memory_format": torch.contiguous_format}
+        old = fake(node)
+        assert old is not None
         with self.fake_mode:
-            val = fake(node).contiguous()  # type: ignore[union-attr]
-        return self.add(aten.clone.default, (node,), kwargs, val)
+            val = old.new_empty(old.shape)  # `contiguous` asks whether it is a copy
+        return self.add(aten.clone.default, (node,), {"memory_format": torch.contiguous_format}, val)
 
     def overwritten(self, node: Node) -> Node:
         """An input of the graph that a launch writes to."""

@@ -280,6 +280,15 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.scheduler.BaseSchedulerNode.is_template": called(1),
     "torch._inductor.tiling_utils.extract_normalized_read_writes": wrapped(0, "node"),
     "torch.fx.Node._rename": called(2),
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._maybe_evaluate_static": called(
+        2, "size_oblivious", "var_to_range"
+    ),
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr": wrapped(
+        1, "orig_expr", "hint", "fx_node", "size_oblivious", "fallback_value"
+    ),
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv.guard_or_defer_runtime_assert": wrapped(
+        1, "orig_expr", "msg", "fx_node"
+    ),
     "torch._inductor.utils.IndentedBuffer.do_indent": called(1),
     "torch._inductor.utils.IndentedBuffer.getvalue": called(1),
     "torch._inductor.utils.IndentedBuffer.indent": called(1),

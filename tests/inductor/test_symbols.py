@@ -12,6 +12,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic as Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
+from mixorder.errors import Decline
 from mixorder.inductor import lowerings
 from mixorder.inductor.symbols import (
     INDEX_FUNCTIONS,
@@ -150,6 +151,22 @@ def test_sizes_that_guards_make_equal_have_one_form() -> None:
         assert canonical(64 * m * FloorDiv(n, m)) == 64 * n
         assert canonical(m * FloorDiv(n, m) + FloorDiv(n, m)) == n + FloorDiv(n, m)
         assert canonical(FloorDiv(FloorDiv(n, m) + 1, 2)) == FloorDiv(FloorDiv(n, m) + 1, 2)
+
+
+def test_no_guard_is_added_to_those_that_there_are() -> None:
+    graph, n, m = in_pieces(12, 4)
+    env = graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
+    before = [guard.expr for guard in env.guards]
+    with guarded(graph):
+        for true in (n >= 0, sympy.Eq(Mod(n, m), 0), n < 2**63 - 1):
+            assert env.evaluate_expr(true) and env.guard_or_defer_runtime_assert(true, "")
+        assert not env.evaluate_expr(n > 2**63 - 1)
+        assert env.evaluate_expr(n > m, fallback_value=True)
+        for ask in (env.evaluate_expr, lambda asked: env.guard_or_defer_runtime_assert(asked, "")):
+            with pytest.raises(Decline, match="dynamic-shape"):
+                ask(n > m)
+    assert [guard.expr for guard in env.guards] == before
+    assert env.evaluate_expr(n > m) and len(env.guards) == len(before) + 1
 
 
 def test_lengths_that_are_padded_to_windows_have_one_form() -> None:

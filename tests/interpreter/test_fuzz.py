@@ -81,6 +81,26 @@ NO_ROWS = Program(
 )
 
 
+# A transposed tensor is copied, of which nothing says whether it has a single row.
+COPIED = Program(
+    shape=(13, 12),
+    inner=(1,),
+    outer=(0,),
+    steps=(
+        Step("v0", "times_row_count", ("x", "ri"), 4),
+        Step("v1", "col_sum", ("y", "y"), 3),
+        Step("v2", "row_sum", ("y", "y"), 5),
+        Step("v3", "sub_mul_row", ("v0", "v0", "v2"), 3),
+    ),
+    outputs=(("v3", "plain"), ("v1", "plain")),
+    layouts=("contiguous", "transposed", "contiguous", "contiguous"),
+    backward=True,
+    dynamic=True,
+    sizes=(16,),
+    oblivious=True,
+)
+
+
 # A custom operator's result, less what it is computed from: nothing is left of values that are both rounded.
 ROUNDED = Program(
     shape=(2, 3, 4, 5),
@@ -98,7 +118,10 @@ ROUNDED = Program(
 )
 
 
-@pytest.mark.parametrize("program", [VARIANCE, NO_ROWS, ROUNDED], ids=["variance", "no rows", "rounded"])
+BUGS = {"variance": VARIANCE, "no rows": NO_ROWS, "copied": COPIED, "rounded": ROUNDED}
+
+
+@pytest.mark.parametrize("program", BUGS.values(), ids=BUGS)
 def test_programs_in_which_a_bug_was_found(program: Program) -> None:
     check(program, "interpreter")
 

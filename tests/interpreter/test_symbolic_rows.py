@@ -11,6 +11,7 @@ import pytest
 import torch
 from graphs import Block, HFRMSNorm, f32, pair, snapshot, traced_rows
 from running import ON, Tensors
+from support.effects import watched
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule, Interpreter
@@ -206,3 +207,28 @@ def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[i
     before = snapshot(graph)
     pipeline.run(graph, ON)
     assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
+
+
+def shifted(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    """A slice from the second row to the last."""
+    return pair(x, torch.cat([torch.zeros_like(x[:1]), (dy * 2)[1:]]) + x)
+
+
+def overwritten(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
+    return pair(x, torch.slice_scatter(dy * 2, x[1:], 0, 1) + x)
+
+
+@pytest.mark.parametrize("function", [shifted, overwritten])
+def test_the_pass_adds_no_guard(function: Callable[..., Tensors]) -> None:
+    """Inductor then compiles what is not fused as without mixorder, and nothing for another size anew."""
+    args = torch.randn(40, 16), torch.randn(40, 16)
+    for arg in args:
+        torch._dynamo.mark_dynamic(arg, 0)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=compile_for_interpreter(ON))
+    with watched(moved := list[str]()), collect() as records:
+        found = compiled(*args)
+    assert not moved and [type(r) for r in records] == [RegionRecord]
+    truth = function(*(arg.double() for arg in args))
+    for mine, exact in zip(found, truth, strict=True):
+        torch.testing.assert_close(mine, exact.float())
