@@ -42,7 +42,7 @@ def _compiler(
 
 def text(found: Checked) -> str:
     """The worst gradients, and the verdict."""
-    from mixorder.inspection.table import table
+    from mixorder.inspection.table import filled, table
 
     rows = [["gradient of, or result", "dtype", "shape", "stock", "mixorder", "allowed"]]
     for one in found.compared[:SHOWN]:
@@ -51,13 +51,14 @@ def text(found: Checked) -> str:
         rows.append([one.name, one.dtype, shape, *errors])
     more = len(found.compared) - SHOWN
     lines = [
-        f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {found.reference}.",
-        "stock: Inductor without mixorder. allowed: the largest error of mixorder's that counts as rounding.",
-        "The first row is the worst: its error is nearest to, or furthest above, what is allowed.",
+        filled(f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {found.reference}."),
+        "stock: Inductor without mixorder.",
+        "allowed: the largest error of mixorder's that counts as rounding.",
+        filled("The first row is the worst: its error is nearest to, or furthest above, what is allowed."),
         table(rows),
         *([f"  and {more} more"] if more > 0 else []),
-        *(f"note: {note}" for note in found.notes),
-        verdict(found),
+        *(filled(f"note: {note}") for note in found.notes),
+        filled(verdict(found)),
     ]
     return "\n".join(lines)
 

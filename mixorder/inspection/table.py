@@ -33,7 +33,7 @@ def text(report: Findings, details: bool = False) -> str:
         rows = [HEADER, *(cells(report.regions, kind) for kind in kinds)]
         parts.append(table(rows, WIDTH))
         if details:
-            parts.append("\n".join(_filled(_detail(report.regions, kind)) for kind in kinds))
+            parts.append("\n".join(filled(_detail(report.regions, kind)) for kind in kinds))
             parts.append(legend(report.regions, WIDTH))
     if report.misses:
         parts.append(near_misses(report.misses))
@@ -49,7 +49,7 @@ def verdict(report: Findings) -> str:
         fused = sum(not norm.reason for norm in report.norms)
         lines.append(f"Norm modules in a region: {fused} of {len(report.norms)}")
     lines += [*memory(report), *(f"note: {note}" for note in report.notes)]
-    return "\n".join(map(_filled, lines))
+    return "\n".join(map(filled, lines))
 
 
 def origin(report: Findings) -> str:
@@ -60,7 +60,7 @@ def origin(report: Findings) -> str:
     graphs = Counter(graph.kind for graph in report.graphs)
     counted = ", ".join(f"{count} {kind}" for kind, count in graphs.items()) or "none"
     breaks = f"; graph breaks: {report.graph_breaks}" if report.graph_breaks else ""
-    return "\n".join(map(_filled, [f"{versions}; {where}", f"graphs: {counted}{breaks}"]))
+    return "\n".join(map(filled, [f"{versions}; {where}", f"graphs: {counted}{breaks}"]))
 
 
 def nothing(report: Findings) -> str:
@@ -154,9 +154,9 @@ def near_misses(misses: Sequence[Decline]) -> str:
     """Each reason once with its remedy, and below it where it was found and with which detail."""
     lines = ["Left to Inductor"]
     for reason, found in _by(misses, lambda miss: miss.reason).items():
-        lines.append(_filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2))
+        lines.append(filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2))
         for detail, same in _by(found, lambda miss: miss.detail).items():
-            lines.append(_filled(f"{source(same)}: {detail}", 4))
+            lines.append(filled(f"{source(same)}: {detail}", 4))
     return "\n".join(lines)
 
 
@@ -167,7 +167,7 @@ def norms(report: Findings) -> str:
         counts = Counter(norm.kind for norm in found)
         kinds = ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
         where = _listed(norm.path or "the model itself" for norm in found)
-        lines.append(_filled(f"{kinds} ({where}): {reason}", 2))
+        lines.append(filled(f"{kinds} ({where}): {reason}", 2))
     return "\n".join(lines)
 
 
@@ -246,7 +246,7 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-def _filled(line: str, indent: int = 0) -> str:
+def filled(line: str, indent: int = 0) -> str:
     """A paragraph in lines of at most `WIDTH`, those after the first two columns further in."""
     first, following = " " * indent, " " * (indent + 2)
     return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=following)

@@ -52,10 +52,6 @@ class Traffic:
     def total(self) -> int:
         return self.read + self.written + 2 * (self.workspace + self.copied + self.joined)
 
-    @property
-    def saved(self) -> int:
-        return self.apart - self.total
-
 
 def traffic(
     lowered: LoopProgram,

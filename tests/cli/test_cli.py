@@ -151,9 +151,13 @@ def test_a_dict_at_the_end_holds_keyword_arguments(monkeypatch: pytest.MonkeyPat
 def test_explain_fails_where_dtypes_do_not_explain_an_error() -> None:
     one = Compared("norm.weight", "bf16", (8,), 1e-3, 2e-2, 6e-3)
     found = Checked((one,), "eager float64", 1, ())
-    assert check.status(found) == 1 and "errors of norm.weight (1 in all; 1 region" in check.text(found)
+    assert check.status(found) == 1 and "errors of norm.weight (1 in all; 1 region" in " ".join(
+        check.text(found).split()
+    )
     good = dataclasses.replace(found, compared=(dataclasses.replace(one, ours=2e-3),) * 20)
     assert check.status(good) == 0 and "and 8 more" in check.text(good)
+    noted = check.text(dataclasses.replace(good, notes=("a remark " * 20,)))
+    assert max(map(len, noted.splitlines())) <= 80
     assert check.status(dataclasses.replace(good, regions=0)) == 1
 
 

@@ -120,7 +120,7 @@ def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
     assert (words + 1) * 8192 > 65536
     left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
     assert left == set(before) - {*record.inner, *record.outer}
-    assert record.traffic.saved > 0
+    assert record.traffic.apart > record.traffic.total
 
 
 def norms_in_a_chain(cols: int) -> Graph:
@@ -175,7 +175,6 @@ def test_traffic_of_a_norm_is_what_one_counts_by_hand() -> None:
     assert moved.written == full + 2 * col  # dx; dw, db
     assert moved.workspace == 2 * splits * cols * 4
     assert moved.apart == (2 * full + 2 * row + col + full) + (2 * full + 2 * row + 2 * col)
-    assert moved.saved == moved.apart - moved.total
 
 
 def test_a_later_nest_may_read_what_an_earlier_one_has_stored() -> None:
