@@ -12,7 +12,7 @@ from ..errors import Decline
 from ..record import RegionRecord
 from ..region.peak_memory import PIECE
 from ..region.provenance import Provenance
-from .findings import Findings
+from .findings import Findings, Norm
 from .legend import legend
 
 T = TypeVar("T")
@@ -37,8 +37,9 @@ def text(report: Findings, details: bool = False) -> str:
             parts.append(legend(report.regions, WIDTH))
     if report.misses:
         parts.append(near_misses(report.misses))
-    if any(norm.reason for norm in report.norms):
-        parts.append(norms(report))
+    told = {"", *(f"{miss.reason.value}: {miss.detail}" for miss in report.misses)}
+    if others := [norm for norm in report.norms if norm.reason not in told]:
+        parts.append(norms(others))
     return "\n\n".join([*parts, origin(report)])
 
 
@@ -160,10 +161,10 @@ def near_misses(misses: Sequence[Decline]) -> str:
     return "\n".join(lines)
 
 
-def norms(report: Findings) -> str:
-    """The norms that are in no region, by reason: how many of each class, and the first paths."""
-    lines = ["Norms in no region"]
-    for reason, found in _by([norm for norm in report.norms if norm.reason], lambda n: n.reason).items():
+def norms(others: Sequence[Norm]) -> str:
+    """Norms of which no pair was found, by reason: how many of each class, and the first paths."""
+    lines = ["Norms without a pair"]
+    for reason, found in _by(others, lambda norm: norm.reason).items():
         counts = Counter(norm.kind for norm in found)
         kinds = ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
         where = _listed(norm.path or "the model itself" for norm in found)

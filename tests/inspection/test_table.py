@@ -87,6 +87,7 @@ def test_advice_is_given_once_and_details_are_listed_below_it() -> None:
     said = " ".join(str(found).split())
     assert len({miss.detail for miss in found.misses if miss.reason is reason}) > 1
     assert said.count(reason.remedy) == 1 == said.count(reason.explanation)
+    assert all(said.count(miss.detail) == 1 for miss in found.misses)
 
 
 def test_nothing_is_called_by_the_name_of_a_node(report: Report, shared: Report) -> None:
