@@ -60,16 +60,12 @@ from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
 from .schedule.predicted import check_size
 from .transform.fma import form_fma
-from .transform.held_packed import hold_packed
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
 from .transform.operators import contract
 from .transform.reorder import merge, reorder
-from .transform.rows_ahead import rows_ahead
 from .transform.same_bits import same_bits_sooner
-from .transform.sooner import compute_sooner
 from .transform.split import split_outer
-from .transform.tile_split import split_spanning
 
 
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
@@ -251,7 +247,7 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         for region in tried:
             try:
                 plans = plans_of(region, make, runner)
-                is_pair = bool(region.inner) and not plans[0].loops.blocked
+                is_pair = bool(region.inner) and not plans[0].strategy.blocked
                 runner.step("gate", check_size, plans[0].facts, runner.options.min_numel, is_pair)
                 fitting.append(fastest_within_peak(plans, timeline, runner))
             except Decline as decline:
@@ -324,7 +320,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     device = setting.device or step("device", device_info, device_of(region))
     lowered, merged = loops_of(region, device, runner)
     copied: tuple[str, ...] = ()
-    if not merged.blocked and (across := step("layout", cost.across_memory, merged)):
+    if region.orders is None and (across := step("layout", cost.across_memory, merged)):
         copied, free = step("layout", check_layout, region, merged, across)
         if free:
             lowered, _ = loops_of(with_contiguous(region, free), device, runner)
@@ -352,20 +348,14 @@ def _joined(region: Region) -> list[str]:
 
 
 def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopProgram, LoopProgram]:
-    """The region's loops as lowered, and as merged into one nest over rows and the finalisation."""
+    """The region's loops as lowered, and merged into one nest over rows and the finalisation."""
     step, show = runner.step, runner.show
     show("region.txt", region)
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
         pairs = step("contract", contracted, region)
-        loops = step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
-        loops = step("ahead", rows_ahead, loops)
-        loops = step("split", split_spanning, loops)
-        loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
-        loops = step("sooner", compute_sooner, loops)
-        loops = step("held", hold_packed, loops)
-        return blocked, show("merged.txt", loops, Form.BLOCKED)
+        return blocked, step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = step("one_hot", sum_one_hot, lowered)

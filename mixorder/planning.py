@@ -123,7 +123,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
     whole = _possible(region, build, runner)
-    if whole.loops.blocked:
+    if whole.strategy.blocked:
         return _of_tile(whole, build, runner)
     if not _is_computing(whole):
         return [whole]
@@ -145,7 +145,7 @@ def _pays(plan: RegionPlan) -> bool:
 
 def _least_saved(plan: RegionPlan) -> float:
     """The share of Inductor's time that a plan has to save."""
-    if plan.loops.blocked:
+    if plan.strategy.blocked:
         return of_launches(plan.expected)
     return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)
 
@@ -190,7 +190,7 @@ def _is_computing(plan: RegionPlan) -> bool:
 
 def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
     """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor."""
-    if plan.loops.blocked or plan.region.nodes == whole.nodes:
+    if plan.strategy.blocked or plan.region.nodes == whole.nodes:
         return plan
     left_us = outside_us(whole, plan.region, plan.device)
     return dataclasses.replace(plan, expected=dataclasses.replace(plan.expected, outside_us=left_us))
@@ -246,7 +246,7 @@ def by_first_strategy(
             continue
         try:
             step("applies", strategy.applies, merged)
-            loops = step("transform", strategy.transform, merged)
+            loops = step("transform", strategy.transform, merged, device)
             facts = step("facts", strategy.facts, loops)
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
             if not runner.options.split_size:
@@ -313,7 +313,7 @@ def check_time(plan: RegionPlan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, min_numel, _least_saved(plan))
-        if not plan.loops.blocked:  # a tile may spare accesses across memory
+        if not plan.strategy.blocked:  # a tile may spare accesses across memory
             check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
@@ -325,7 +325,7 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
     """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
     options = runner.options
     try:
-        if plan.loops.blocked or not runner.step("tune", tuner.wanted, options):
+        if plan.strategy.blocked or not runner.step("tune", tuner.wanted, options):
             return plan
         device = legality.device_of(plan.region)
         start = tuner.Start(plan.strategy, plan.loops, plan.facts, plan.schedule)

@@ -343,9 +343,9 @@ def kernels(region: Region, device: DeviceInfo = H200) -> tuple[LoopProgram, Pla
 
 
 def run_by(strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan]:
-    """A merged program as a strategy runs it, and the schedule it chooses."""
+    """A program that `merged` made as a strategy runs it, and the schedule it chooses."""
     strategy.applies(program)
-    loops = strategy.transform(program)
+    loops = program if strategy.blocked else strategy.transform(program, device)
     schedule = strategy.choose(strategy.facts(loops), device, 0, FITTED)
     return strategy.place(loops, schedule), schedule
 

@@ -78,7 +78,7 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
     merged = graphs.merged(graphs.only(WIDE[norm]))
     try:
         strategy.applies(merged)
-        loops = strategy.transform(merged)
+        loops = strategy.transform(merged, H200)
         facts = strategy.facts(loops)
         schedule = strategy.choose(facts, H200, 0, FITTED)
     except Decline:
@@ -110,7 +110,7 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     assert record.strategy == "short sums" and len(record.outer) == 3
     assert -(-16384 // record.schedule.splits) <= SHORT_ROWS
     merged = graphs.merged(graphs.only(graphs.layer_norm_backward(16384, 4096, f32)))
-    loops = SHORT_SUMS.transform(merged)
+    loops = SHORT_SUMS.transform(merged, H200)
     facts = SHORT_SUMS.facts(loops)
     assert facts.held_words == PERSISTENT.facts(merged).held_words - 2
     schedule = SHORT_SUMS.choose(facts, H200, 0, FITTED)
@@ -136,7 +136,7 @@ def test_a_program_whose_reductions_end_within_a_tile() -> None:
     program = lower_tile(graphs.within_tile(graphs.block_scales(4096, 2048)))
     (strategy,) = (s for s in STRATEGIES if s.blocked)
     strategy.applies(program)
-    facts = strategy.facts(strategy.transform(program))
+    facts = strategy.facts(strategy.transform(program, H200))
     assert facts.numel == 4096 * 2048 and facts.load_bytes == 2
     schedule = strategy.choose(facts, H200, 0, FITTED)
     (source,) = strategy.generate(verify(program, strategy.form), schedule, "test")

@@ -70,11 +70,12 @@ FX graph of forward or backward, after Inductor's own passes
 FX graph with kernel launches in place of the region, mostly two; Inductor carries on
 ```
 
-Casts by blocks have other stages between `lower` (`lowering/tile.py`) and `transform`: `contract`, products
-and sums of one operator become fused multiply-adds, as in eager's kernels; `ahead`, values of whole rows,
-which other programs of the same kernel compute first; `split`, sums over all rows become partial results;
-`same_bits`; `sooner`, statements that need no reduction come first, if fewer values are live then; `held`,
-loaded words stay in registers while a program waits, and are converted again behind the wait.
+Casts by blocks have one stage between `lower` (`lowering/tile.py`) and `transform`: `contract`, products
+and sums of one operator become fused multiply-adds, as in eager's kernels. Their strategy
+(`strategies/tile.py`) transforms the rest: values of whole rows are computed by other programs of the same
+kernel; sums over all rows become partial results; instructions become cheaper; statements that need no
+reduction come first, if fewer values are live then; loaded words stay in registers while a program waits,
+and are converted again behind the wait.
 
 Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
 {ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks

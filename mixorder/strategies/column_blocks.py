@@ -25,5 +25,5 @@ COLUMN_BLOCKS = dataclasses.replace(
     meaning="a program has a part of the columns, since no reduction runs along a row",
     rank=10,
     applies=_can_be_divided,
-    transform=lambda merged: in_blocks(merged, block_of(facts_of(merged))),
+    transform=lambda merged, device: in_blocks(merged, block_of(facts_of(merged))),
 )

@@ -47,5 +47,5 @@ SHORT_SUMS = dataclasses.replace(
     starts=lambda facts, device, split_size: iter(()),
     space=lambda facts, device, start, _: PersistentSpace(facts, device, start, pinned=True),
     applies=_has_known_rows,
-    transform=without_compensation,
+    transform=lambda merged, device: without_compensation(merged),
 )

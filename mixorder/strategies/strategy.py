@@ -24,7 +24,7 @@ def _applies(program: LoopProgram) -> None:
     """Accepts every merged program."""
 
 
-def _unchanged(program: LoopProgram) -> LoopProgram:
+def _unchanged(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
     return program
 
 
@@ -37,10 +37,10 @@ class Strategy:
     """One way of running a merged program; `meaning` says which, for the user.
 
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
-    cannot be run in this way. `transform` makes the loops, which then have `form`. `place` does what depends
-    on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in addition to
-    the chosen one; `space` has those near one. `emit` writes the main kernel. `in_place`: whether an output
-    of loops may reuse the memory of an input that is read before.
+    cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
+    what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
+    addition to the chosen one; `space` has those near one. `emit` writes the main kernel. `in_place`: whether
+    an output of loops may reuse the memory of an input that is read before.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Strategy:
     starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
     space: Callable[[Facts, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
     applies: Callable[[LoopProgram], None] = _applies
-    transform: Callable[[LoopProgram], LoopProgram] = _unchanged
+    transform: Callable[[LoopProgram, DeviceInfo], LoopProgram] = _unchanged
     form: Form = Form.MERGED
     facts: Callable[[LoopProgram], Facts] = facts_of
     place: Callable[[LoopProgram, Plan], LoopProgram] = _with_nothing_more

@@ -7,13 +7,24 @@ from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
 from ..ir.verify import Form
 from ..schedule import tile
+from ..schedule.device import DeviceInfo
+from ..transform.held_packed import hold_packed
+from ..transform.rows_ahead import rows_ahead
+from ..transform.same_bits import same_bits_sooner
+from ..transform.sooner import compute_sooner
 from ..transform.staged import staged
+from ..transform.tile_split import split_spanning
 from .strategy import Strategy
 
 
 def _ends_within_blocks(program: LoopProgram) -> None:
     if not program.blocked:
         raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
+
+
+def _transformed(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
+    divided = split_spanning(rows_ahead(program))
+    return hold_packed(compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx)))
 
 
 TILE = Strategy(
@@ -24,6 +35,7 @@ TILE = Strategy(
     choose=tile.choose,
     emit=tile_kernel,
     applies=_ends_within_blocks,
+    transform=_transformed,
     form=Form.BLOCKED,
     facts=tile.facts_of_tile,
     place=lambda loops, plan: staged(loops, tile.staged_results(loops, plan)),

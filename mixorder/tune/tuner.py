@@ -161,7 +161,7 @@ def variants(problem: Problem) -> dict[str, Start]:
 def _starts(strategy: Strategy, problem: Problem) -> Iterator[Start]:
     with contextlib.suppress(Decline):
         strategy.applies(problem.merged)
-        loops = strategy.transform(problem.merged)
+        loops = strategy.transform(problem.merged, problem.info)
         facts = strategy.facts(loops)
         for schedule in strategy.starts(facts, problem.info, problem.split_size):
             yield Start(strategy, strategy.place(loops, schedule), facts, schedule)

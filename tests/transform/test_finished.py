@@ -52,7 +52,7 @@ def test_blocks_of_columns_finish_as_well() -> None:
         return product, product.sum(0)
 
     full = ((4096, 384), bf16)
-    program = COLUMN_BLOCKS.transform(merged(only(traced(product, full, full))))
+    program = COLUMN_BLOCKS.transform(merged(only(traced(product, full, full))), H200)
     schedule = choose(facts_of(program), H200).changed(splits=1)
     (kernel,) = COLUMN_BLOCKS.generate(program, schedule, "test")
     assert "ws0_ptr" not in kernel.text and "tl.store(out1_ptr" in kernel.text

@@ -16,7 +16,7 @@ import torch
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule.constants import FITTED
-from mixorder.schedule.device import DeviceInfo, device_info
+from mixorder.schedule.device import H200, DeviceInfo, device_info
 from mixorder.schedule.facts import Facts
 from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
@@ -49,7 +49,7 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
     for strategy in STRATEGIES:
         with contextlib.suppress(Decline):
             strategy.applies(program)
-            loops = strategy.transform(program)
+            loops = strategy.transform(program, device)
             facts = strategy.facts(loops)
             if facts.exchanges and facts.cols <= SHARE_FROM:
                 continue
@@ -118,5 +118,5 @@ def measured(target: Target, limit_us: float, rows: Sequence[Row]) -> Measured:
     for strategy in STRATEGIES:
         with contextlib.suppress(Decline):
             strategy.applies(target.program)
-            facts[strategy.name] = strategy.facts(strategy.transform(target.program))
+            facts[strategy.name] = strategy.facts(strategy.transform(target.program, H200))
     return Measured(target.name, str(target.dtype), limit_us, facts, tuple(rows))
