@@ -27,8 +27,8 @@ class DeclineReason(Enum):
     )
     SLOWER = (
         "slower",
-        "Inductor's kernels are predicted to take about as long or less, or to move as many bytes in as many "
-        "launches; with `mixorder_autotune`, they were timed and take less.",
+        "mixorder's kernels are predicted to save too little time, or none; with `mixorder_autotune`, both "
+        "ways were timed.",
         "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
         "fuses it even if it is slower.",
     )

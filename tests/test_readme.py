@@ -72,6 +72,15 @@ def test_the_tested_pairs() -> None:
     assert TESTED[release(pinned[0])] == pinned[1]
 
 
+def test_the_models_that_gain_are_those_of_the_page_on_whole_models() -> None:
+    lines = (ROOT / "docs" / "duels.md").read_text().splitlines()
+    rows = table("model")
+    for name, recipe, step, gpu, peak in rows:
+        found = [line for line in lines if all(f"| {cell} " in line for cell in (step, gpu))]
+        assert len(found) == 1 and recipe in found[0] and found[0].endswith(f"| {peak} |"), name
+    assert len(rows) in range(5, 9)
+
+
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
 

@@ -40,6 +40,7 @@ install() {
   "$PY" -m pip install "$quiet" --disable-pip-version-check --constraint "$BOUNDS" "$@" >&2
 }
 
+has pip || "$PY" -m ensurepip >&2
 has_torch || install "torch==$TORCH_VERSION" "triton==$TRITON_VERSION"
 has triton || install "triton==$TRITON_VERSION"
 # Triton's interpreter needs numpy, which a CPU build of torch does not ask for.

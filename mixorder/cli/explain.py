@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mixorder.inspection.findings import GraphRecord
 
 DESCRIPTION = """\
-Show what mixorder would do to a model's forward and backward: each region that it fuses, from which modules,
-with which kernels, and each pair that it leaves to Inductor, with the reason and what to change.
+Say how much time a training step is predicted to save with mixorder: which operators of which modules become
+one kernel (a region), what is left to Inductor, why, and what to change.
 
 The model runs once, op by op. Without --time and --check no kernel is compiled or run. Without a GPU
 schedules are chosen for an H200. With --device meta nothing is computed, so the model may be of any size.
@@ -39,6 +39,7 @@ EPILOG = f"""\
 examples:
   python -m mixorder explain train:factory
   python -m mixorder explain train:factory --device meta --html report.html
+  python -m mixorder explain train:factory --details         how each kernel runs, and what the words mean
   python -m mixorder explain train:factory --kernel 0        the Triton text of region 0
   python -m mixorder explain train:factory --min-numel 0     whatever the size
   python -m mixorder explain train:factory --time            on a GPU: a step without and with mixorder
