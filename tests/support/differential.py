@@ -213,9 +213,17 @@ def places(t: torch.Tensor, dim: int, number: int) -> torch.Tensor:
     return torch.sort(torch.arange(size, device=t.device) * 7919 % 1009, stable=True).indices
 
 
+def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A cast to float8. On a CPU, what is beyond its range becomes the largest number, as in kernels of GPUs:
+    eager gives NaN or an infinity there, which depends on the version of torch."""
+    limits = torch.finfo(dtype)
+    return (t if t.is_cuda else t.clamp(limits.min, limits.max)).to(dtype)
+
+
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
-    return function_from(program.source(), {"torch": torch, "F": F, "effects": effects, "places": places})
+    known = {"torch": torch, "F": F, "effects": effects, "places": places, "saturated": saturated}
+    return function_from(program.source(), known)
 
 
 class _Trial:

@@ -93,7 +93,7 @@ _MIXED: dict[str, Op] = {
     f"{name}_{dtype[7:]}": op("full.q", args, text.replace("FP8", f"torch.{dtype}"))
     for dtype in FP8
     for name, args, text in (
-        ("fp8", "input", "{0}.detach().to(FP8)"),
+        ("fp8", "input", "saturated({0}.detach(), FP8)"),
         ("fp8_of_whole", "full.z", "({0} * 0.25).to(FP8)"),
     )
 }

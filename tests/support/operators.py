@@ -174,7 +174,9 @@ MOVES: dict[str, Op] = {
 
 # Zeros of both signs, subnormal numbers, few bits, and comparisons of what half precision has rounded.
 EDGES: dict[str, Op] = {
-    "through_fp8": op(FULL, "input full", "{1} + ({0} * 0.5).detach().to(torch.float8_e4m3fn).to(x.dtype)"),
+    "through_fp8": op(
+        FULL, "input full", "{1} + saturated(({0} * 0.5).detach(), torch.float8_e4m3fn).to(x.dtype)"
+    ),
     "through_int8": op(
         FULL,
         "input full",
