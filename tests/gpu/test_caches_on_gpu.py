@@ -124,11 +124,14 @@ def start(tmp_path, *options, cache="cache", package=PACKAGE, env=None, popen=No
     )
 
 
-def result(process):
+def result(process, may_fail=False):
+    """What a process found for each set of options; where it `may_fail`, an exception as text as well."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
     results = json.loads(out.splitlines()[-1])
-    assert all(isinstance(r, str) or r["error"] < 3e-6 for r in results), (results, err[-3000:])
+    failed = [r for r in results if isinstance(r, str)]
+    assert may_fail or not failed, (failed, err[-3000:])
+    assert all(r["error"] < 3e-6 for r in results if r not in failed), (results, err[-3000:])
     return results
 
 
@@ -147,13 +150,14 @@ def test_a_second_process_finds_what_the_first_made(tmp_path, caches, cpp_wrappe
     (first,) = result(start(tmp_path, env=caches, cpp_wrapper=cpp_wrapper))
     assert first["fused"] == 1 and hits(first, caches) == 0
     again, other = result(
-        start(tmp_path, {}, {"mixorder_split_size": 3}, env=caches, cpp_wrapper=cpp_wrapper)
+        start(tmp_path, {}, {"mixorder_split_size": 3}, env=caches, cpp_wrapper=cpp_wrapper),
+        may_fail=cpp_wrapper,
     )
     if cpp_wrapper and isinstance(again, str):
         asked = {"cache": "stock", "env": caches, "cpp_wrapper": True}
-        stock = [*result(start(tmp_path, {"mixorder": False}, **asked))]
-        stock += result(start(tmp_path, {"mixorder": False}, **asked))
-        if stock[1] == again:
+        result(start(tmp_path, {"mixorder": False}, **asked))
+        (stock,) = result(start(tmp_path, {"mixorder": False}, **asked), may_fail=True)
+        if stock == again:
             pytest.skip(f"stock Inductor fails as well: {again}")  # 2.11: invalid device context
     assert isinstance(again, dict), again
     assert again["fused"] == 0 and hits(again, caches) > 0 and again["digest"] == first["digest"]
