@@ -121,16 +121,6 @@ class Decline(Exception):
         return f"{self.reason.value}: {self.detail}{at}"
 
 
-class TooWide(Decline):
-    """A region holds too much for any schedule: `words`, 32 bits each, per element. A smaller one may fit."""
-
-    def __init__(
-        self, words: int, detail: str, reason: DeclineReason = DeclineReason.TOO_MANY_LIVE_TILES
-    ) -> None:
-        super().__init__(reason, detail)
-        self.words = words
-
-
 class GainsNothing(Decline):
     """A strategy is of no use for a program, whatever its size. Users are not told: it is no reason."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from torch.fx import Graph, Node
 
 from .codegen.op_printer import check_printable
-from .errors import Decline, DeclineReason, MixorderError, TooWide
+from .errors import Decline, DeclineReason, MixorderError
 from .inductor.config import emulates_precision_casts
 from .inductor.graphs import leave_to_inductor, round_as_eager, save_for_backward
 from .inductor.symbols import guarded
@@ -312,9 +312,9 @@ def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Ti
     return dataclasses.replace(loops, buffers=tuple(buffers))
 
 
-def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> RegionPlan | TooWide:
-    """The loops of a region and their schedule, by the first strategy that accepts it. Returns `TooWide` if
-    the region needs too many registers; raises every other `Decline`."""
+def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> RegionPlan | Decline:
+    """The loops of a region and their schedule, by the first strategy that accepts it. Returns a `Decline`
+    if none has a plan, and raises every other one."""
     step, show = runner.step, runner.show
     across: tuple[str, ...] = ()
     device = setting.device or step("device", device_info, device_of(region))
@@ -327,7 +327,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
         region = with_contiguous(region, across)
         _, merged = loops_of(region, device, runner)  # Inductor needs no copies: `lowered` is without
     found = by_first_strategy(merged, device, setting.strategies, runner)
-    if isinstance(found, TooWide):
+    if isinstance(found, Decline):
         return found
     strategy, loops, facts, schedule = found
     show("plan.txt", schedule)

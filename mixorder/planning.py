@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from .codegen.source import KernelSource
-from .errors import Decline, DeclineReason, GainsNothing, MixorderError, TooWide
+from .errors import Decline, DeclineReason, GainsNothing, MixorderError
 from .ir.program import LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
@@ -115,8 +115,10 @@ class RegionPlan:
         )
 
 
-Build = Callable[[Hashable | None, Region], RegionPlan | TooWide]
-"""Makes the plan of a region; returns `TooWide` if it needs too many registers, raises other `Decline`s."""
+TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)  # a smaller region may have a plan
+
+Build = Callable[[Hashable | None, Region], RegionPlan | Decline]
+"""Makes the plan of a region; returns a `Decline` if no strategy has one, and raises every other one."""
 
 
 def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
@@ -173,7 +175,7 @@ def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) 
     """The plan of a tile's region with the values of whole rows, for which Inductor has one kernel more than
     for `whole`. Raises `Decline` where rows are too wide."""
     answer = _remembered(larger, build, runner)
-    if isinstance(answer, TooWide):
+    if isinstance(answer, Decline):
         raise answer
     left_us = outside_us(larger, whole.region, whole.device)
     takes = dataclasses.replace(answer.expected, apart_us=whole.expected.apart_us + left_us)
@@ -210,24 +212,32 @@ def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a region or, if it needs too many registers, of its part that saves the most bytes."""
-    tried = [region]
-    while True:
-        answers = [(part, _remembered(part, build, runner)) for part in tried]
-        plans = [answer for _, answer in answers if isinstance(answer, RegionPlan)]
+    """The plan of a region or, if no strategy has one, of its part that saves the most time."""
+    refusal: Decline | None = None
+    for parts in _smaller(region, runner):
+        plans = []
+        for part in parts:
+            answer = _remembered(part, build, runner)
+            if isinstance(answer, Decline):
+                refusal = answer
+            else:
+                plans.append(runner.step("cost", _with_outside, answer, region))
         if plans:
-            return max(
-                (runner.step("cost", _with_outside, plan, region) for plan in plans),
-                key=lambda plan: plan.expected.saved_us,
-            )
-        refusals = [(refusal, part) for part, refusal in answers if isinstance(refusal, TooWide)]
-        _, narrowest = min(refusals, key=lambda one: one[0].words)
-        tried = runner.step("partition", partition, narrowest)
-        if not tried:
-            raise refusals[-1][0]
+            return max(plans, key=lambda plan: plan.expected.saved_us)
+    assert refusal is not None
+    raise refusal
 
 
-def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | TooWide:
+def _smaller(region: Region, runner: Runner) -> Iterator[list[Region]]:
+    """The region, the parts that it can be reduced to, those of the smallest of these, and so on."""
+    parts = [region]
+    while parts:
+        yield parts
+        smallest = min(parts, key=lambda part: len(part.nodes))
+        parts = runner.step("partition", partition, smallest)
+
+
+def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | Decline:
     """The plan of this region. It is reused if a region with the same key was planned before."""
     runner.step("legality", legality.check, region)
     key = runner.step("key", structural_key, region)
@@ -237,9 +247,9 @@ def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | To
 
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
-) -> tuple[Strategy, LoopProgram, Facts, Plan] | TooWide:
-    """The first strategy that accepts a merged program, with its loops, their facts and their schedule. If
-    all decline, returns the first `TooWide`; if there is none, raises the first `Decline`."""
+) -> tuple[Strategy, LoopProgram, Facts, Plan] | Decline:
+    """The first strategy that accepts a merged program, with its loops, their facts and their schedule.
+    Returns a `Decline` if a row of it is too wide for all, and raises every other one."""
     step, refusals = runner.step, list[Decline]()
     for strategy in strategies:
         if strategy.blocked != merged.blocked:
@@ -254,15 +264,14 @@ def by_first_strategy(
             return strategy, step("place", strategy.place, loops, schedule), facts, schedule
         except Decline as refusal:
             refusals.append(refusal)
-    too_wide = [one for one in refusals if isinstance(one, TooWide)]
     if not refusals:
         raise Decline(DeclineReason.AXIS_CLASS, "no strategy in force runs such a program")
-    if not too_wide:
+    told = [one for one in refusals if not isinstance(one, GainsNothing)]
+    while told and told[0].reason not in TOO_WIDE:
+        told = told[1:]
+    if not told:
         raise refusals[0]
-    others = refusals[refusals.index(too_wide[0]) :]
-    told = (refusal.detail for refusal in others if not isinstance(refusal, GainsNothing))
-    details = "; ".join(dict.fromkeys(told))
-    return TooWide(too_wide[0].words, details, too_wide[0].reason)
+    return Decline(told[0].reason, "; ".join(dict.fromkeys(one.detail for one in told)))
 
 
 def improved(

@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Iterator
 
-from ..errors import Decline, DeclineReason, TooWide
+from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from .constants import FITTED, Constants
 from .device import DeviceInfo
@@ -45,14 +45,14 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     """The plan for rows that two to `MAX_PARTS` programs share.
 
     `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
-    `TooWide` if no plan fits, and `Decline` for a device without the exchange.
+    `Decline` if no plan fits, and for a device without the exchange.
     """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row on {device.name}")
     if found := layouts(facts, device, constants):
         return found[0] if not split_size else _with_groups(found[0], math.ceil(facts.rows / split_size))
     detail = f"{MAX_PARTS} programs that share a row hold at most {_widest(facts, device, constants)} columns"
-    raise TooWide(facts.column_words + facts.carried_bytes, detail)
+    raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
 
 
 def _widest(facts: Facts, device: DeviceInfo, constants: Constants) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from ..errors import DeclineReason, TooWide
+from ..errors import Decline, DeclineReason
 from ..ir.hardware import ACCESS, MAX_REGISTERS
 from .constants import FITTED, Constants
 from .device import DeviceInfo
@@ -139,15 +139,15 @@ def choose(
 ) -> Plan:
     """The plan of a persistent kernel, with `split_size` rows per program if that is not 0.
 
-    `spill_factor`: how many times the device's registers a row may take. Raises `TooWide` beyond that.
+    `spill_factor`: how many times the device's registers a row may take. Raises `Decline` beyond that.
     """
     if facts.cols > MAX_COLS:
         detail = f"{facts.cols} columns, and one program holds at most {MAX_COLS}"
-        raise TooWide(facts.held_words, detail, DeclineReason.ROW_TOO_WIDE)
+        raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
     r0_block, chunks = lanes_of(facts, constants)
     if facts.held_words * r0_block + r0_block // chunks > spill_factor * device.registers:
         detail = f"{facts.held_words} tiles of {facts.cols} columns in {device.registers} registers"
-        raise TooWide(facts.held_words, detail)
+        raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
     if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
         tile, per_sm = _of_sums(facts, r0_block, device, constants)

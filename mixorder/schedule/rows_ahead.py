@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ..errors import TooWide
+from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from ..ir.program import Nest
 from .device import DeviceInfo
@@ -65,12 +65,14 @@ def groups_of(sizes: Sequence[int], row_axes: int, plan: Plan) -> Groups:
 
 def with_rows_ahead(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo) -> Plan:
     """A tile's plan with programs for the values of rows. `loads`: full tensors that it reads. Raises
-    `TooWide` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
+    `Decline` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
     if not device.exchanges:
-        raise TooWide(1, f"on a {device.name}, programs do not exchange values")
+        raise Decline(
+            DeclineReason.TOO_MANY_LIVE_TILES, f"on a {device.name}, programs do not exchange values"
+        )
     whole = [extent == n for n, extent in zip(sizes, plan.extents, strict=True)]
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
-        raise TooWide(1, "rows or columns of a tile that are apart")
+        raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, "rows or columns of a tile that are apart")
     threads = WARP * plan.launch.num_warps
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ..errors import TooWide
+from ..errors import Decline, DeclineReason
 from ..ir.hardware import LINE, SECTOR, WARP
 from ..ir.program import (
     Axis,
@@ -90,11 +90,12 @@ def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ..
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
-    """The tile of a blocked program. Raises `TooWide` for blocks that do not fit a program."""
+    """The tile of a blocked program. Raises `Decline` for blocks that do not fit a program."""
     assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
-        raise TooWide(1, f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program")
+        detail = f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program"
+        raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     while True:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
@@ -239,11 +240,12 @@ def with_finalisation(
     plan: Plan, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
 ) -> Plan:
     """A plan with the number of partial results that its tiles leave, and how these are reduced. Raises
-    `TooWide` for more than a program holds."""
+    `Decline` for more than a program holds."""
     if not facts.summed:
         return plan
     if plan.splits > most_partials(device):
-        raise TooWide(1, f"{plan.splits} partial results, at most {most_partials(device)} fit a program")
+        detail = f"{plan.splits} partial results, at most {most_partials(device)} fit a program"
+        raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
     block, warps = final(plan.splits, next_power_of_2(cols), cols, device, constants)
     return plan.changed(block=block, warps=warps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..errors import Decline, DeclineReason
+from ..errors import DeclineReason, GainsNothing
 from ..ir.program import LoopProgram
 from ..schedule.facts import facts_of
 from ..schedule.persistent import block_of
@@ -16,7 +16,8 @@ def _can_be_divided(program: LoopProgram) -> None:
     check_divisible(program)
     facts = facts_of(program)
     if block_of(facts) == facts.cols:
-        raise Decline(DeclineReason.ROW_TOO_WIDE, f"no block of {facts.cols} columns has fewer idle lanes")
+        detail = f"no block of {facts.cols} columns has fewer idle lanes"
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
 
 
 COLUMN_BLOCKS = dataclasses.replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..errors import DeclineReason, GainsNothing, TooWide
+from ..errors import Decline, DeclineReason, GainsNothing
 from ..ir.program import LoopProgram
 from ..schedule import persistent
 from ..schedule.constants import FITTED, Constants
@@ -34,7 +34,8 @@ def _choose_few_rows(
         return chosen
     few = persistent.choose(facts, device, SHORT_ROWS, constants)
     if split_size or facts.rows > SHORT_ROWS * few.splits:
-        raise TooWide(facts.held_words, f"plain sums in fp32 have at most {SHORT_ROWS} rows")
+        detail = f"plain sums in fp32 have at most {SHORT_ROWS} rows"
+        raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     return few
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy
 
-from ..errors import Decline, DeclineReason
+from ..errors import DeclineReason, GainsNothing
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -42,7 +42,7 @@ def check_divisible(program: LoopProgram) -> None:
     }
     if not all(missing.values()):
         needed = next(name for name, found in missing.items() if not found)
-        raise Decline(DeclineReason.ROW_TOO_WIDE, f"blocks of columns need {needed}")
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, f"blocks of columns need {needed}")
 
 
 def in_blocks(program: LoopProgram, width: int) -> LoopProgram:

@@ -12,7 +12,7 @@ from graphs import bf16, f32, phases_facts, tile_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
 from mixorder.schedule.cooperative import choose as choose_shared
@@ -88,8 +88,8 @@ def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int
     work = Facts(exchanges=1, **numbers)
     try:
         schedule = choose_shared(work, device)
-    except TooWide as refusal:
-        assert refusal.words == work.column_words + work.carried_bytes
+    except Decline as refusal:
+        assert refusal.reason is DeclineReason.TOO_MANY_LIVE_TILES
     else:
         check_schedule(work, device, schedule)
 
@@ -138,7 +138,7 @@ CHOSEN: list[tuple[Facts, tuple[int, ...] | None]] = [
 @pytest.mark.parametrize(("work", "chosen"), CHOSEN)
 def test_what_is_chosen(work: Facts, chosen: tuple[int, ...] | None) -> None:
     if chosen is None:
-        with pytest.raises(TooWide):
+        with pytest.raises(Decline):
             choose_shared(work, H200)
     else:
         schedule = choose_shared(work, H200)
@@ -146,7 +146,7 @@ def test_what_is_chosen(work: Facts, chosen: tuple[int, ...] | None) -> None:
 
 
 def test_too_many_columns_say_how_many_fit() -> None:
-    with pytest.raises(TooWide, match="32 programs that share a row hold at most 262144 columns"):
+    with pytest.raises(Decline, match="32 programs that share a row hold at most 262144 columns"):
         choose_shared(dataclasses.replace(RMS, cols=2**20), H200)
 
 
@@ -159,7 +159,7 @@ def test_a_device_without_exchange_declines() -> None:
     alone = dataclasses.replace(H200, exchanges=False)
     with pytest.raises(Decline) as caught:
         choose_shared(RMS, alone)
-    assert caught.value.reason is DeclineReason.ROW_TOO_WIDE and not isinstance(caught.value, TooWide)
+    assert caught.value.reason is DeclineReason.ROW_TOO_WIDE
 
 
 def test_workload_of_norms() -> None:

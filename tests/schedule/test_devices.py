@@ -10,7 +10,7 @@ import pytest
 import torch
 from devices import A100, B200, H200, REAL, DeviceInfo
 
-from mixorder.errors import TooWide
+from mixorder.errors import Decline
 from mixorder.schedule import device as device_module
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import device_info
@@ -81,7 +81,7 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_that_no_program_holds_says_so() -> None:
-    with pytest.raises(TooWide):
+    with pytest.raises(Decline):
         choose(dataclasses.replace(LAYER, cols=16384), A100)
 
 

@@ -15,7 +15,7 @@ from graphs import bf16, f32
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mixorder.errors import Decline, DeclineReason, TooWide
+from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.hardware import MAX_REGISTERS
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.facts import Facts, facts_of
@@ -197,7 +197,7 @@ def test_threads_share_the_registers_that_a_limit_leaves() -> None:
 
 def test_a_row_that_spills_can_be_asked_for() -> None:
     wide = dataclasses.replace(RMS, cols=16384)
-    with pytest.raises(TooWide):
+    with pytest.raises(Decline):
         choose(wide, H200)
     assert choose(wide, H200, spill_factor=1.5).lanes == 16384
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from mixorder.errors import TooWide
+from mixorder.errors import Decline
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.plan import Launch, Plan, Produced, in_tiles
 from mixorder.schedule.rows_ahead import Groups, groups_of, with_rows_ahead
@@ -60,11 +60,11 @@ def test_no_more_rows_ahead_than_there_are(blocks: int, row_tiles: int, needed: 
 
 @pytest.mark.parametrize("extents", [(2, 16, 2, 32), (2, 32, 2, 16)])
 def test_rows_that_are_apart_have_none(extents: tuple[int, ...]) -> None:
-    with pytest.raises(TooWide, match="that are apart"):
+    with pytest.raises(Decline, match="that are apart"):
         planned(extents)
 
 
 def test_devices_whose_programs_cannot_wait() -> None:
     alone = dataclasses.replace(H200, exchanges=False)
-    with pytest.raises(TooWide, match="do not exchange"):
+    with pytest.raises(Decline, match="do not exchange"):
         planned((2, 32, 2, 32), device=alone)

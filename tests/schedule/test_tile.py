@@ -12,7 +12,7 @@ from graphs import bf16, f32, merged, traced, within_tile
 from support import quantised
 from support.quantised import RECIPES
 
-from mixorder.errors import TooWide
+from mixorder.errors import Decline
 from mixorder.ir.hardware import SECTOR
 from mixorder.lowering.tile import lower_tile
 from mixorder.schedule import tile
@@ -141,7 +141,7 @@ def test_small_tensors_keep_multiprocessors_busy_or_have_short_runs(rows: int) -
 
 def test_blocks_that_do_not_fit_are_declined() -> None:
     facts = dataclasses.replace(facts_of(quantised.squares), whole=frozenset({0, 1, 3}))
-    with pytest.raises(TooWide):
+    with pytest.raises(Decline):
         tile.choose(facts, H200)
 
 

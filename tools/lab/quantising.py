@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mixorder.errors import TooWide
+from mixorder.errors import Decline
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import tile
@@ -183,7 +183,7 @@ def _near(plan: Plan, facts: TileFacts) -> Iterator[Plan]:
         elements = math.prod(sides)
         inside = all(1 <= side <= next_power_of_2(n) for side, n in zip(sides, facts.sizes, strict=True))
         if inside and warps <= tile.MOST_WARPS and 32 * warps <= elements <= tile.MOST_ELEMENTS:
-            with contextlib.suppress(TooWide):
+            with contextlib.suppress(Decline):
                 yield tile.with_finalisation(tile.completed(sides, warps, facts, H200), facts, H200)
 
 
