@@ -17,9 +17,9 @@ from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
 from .region.partition import lighter, partition, without_culprit, without_gathers
+from .region.producers import with_row_values
 from .region.region import Region
 from .region.row_values import behind_row_values
-from .region.rows_ahead import with_row_values
 from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner

@@ -116,9 +116,9 @@ def _given_back(regions: list[RegionRecord], error: Exception) -> None:
 
 
 def _interpreted_assembly(text: str, args: list[Any]) -> list[Any] | None:
-    from .codegen import bfloat16, branchless, exchange, quotients, rows_ahead
+    from .codegen import bfloat16, branchless, exchange, producers, quotients
 
-    for module in (branchless, bfloat16, quotients, rows_ahead, exchange):
+    for module in (branchless, bfloat16, quotients, producers, exchange):
         if (results := module.interpreted(text, args)) is not None:
             return results
     return None

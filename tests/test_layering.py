@@ -46,7 +46,7 @@ FORBIDDEN = {
     "transform/cooperative.py": ("torch._inductor", "torch.fx", "triton"),
     "schedule/persistent.py": ("torch", "triton"),
     "schedule/limits.py": ("torch", "triton"),
-    "schedule/unstaged.py": ("torch", "triton"),
+    "schedule/no_prefetch.py": ("torch", "triton"),
     "schedule/persistent_space.py": ("torch", "triton"),
     "schedule/cooperative.py": ("torch", "triton"),
     "tune/search.py": ("torch", "triton"),

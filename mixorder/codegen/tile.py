@@ -34,14 +34,14 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..schedule.plan import Launch, Plan, Produced, in_tiles
-from ..schedule.rows_ahead import Groups, groups_of, row_axes_of
+from ..schedule.producers import Groups, groups_of, row_axes_of
 from ..transform.cooperative import MAILBOX
 from . import lanes
 from .exchange import word
 from .maxima import Maxima
 from .op_printer import OpPrinter
+from .producers import FUNCTION, awaited, branches, looked_at, roles
 from .registers import HELPER, WORD, along_columns
-from .rows_ahead import FUNCTION, awaited, branches, looked_at, roles
 from .source import KernelSource, LaunchConfig
 from .tile_access import Dim, Part, TileAccesses
 from .writer import buffers_of, filler, identity, named
@@ -153,7 +153,7 @@ class _TileWriter(TileAccesses):
             before *= tiles
 
     def begin_groups(self, ahead: Nest) -> None:
-        """Begin a kernel whose programs come in groups (`codegen.rows_ahead`)."""
+        """Begin a kernel whose programs come in groups (`codegen.producers`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(ahead, sizes)
         producers, launch = self.plan.produced, self.plan.launch

@@ -321,7 +321,7 @@ class LoopProgram:
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
     where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
     blocks of the one nest's axes, of which a program has whole ones. `ahead`: of a blocked program, what
-    other programs of its kernel compute for whole rows, and its tiles wait for (`transform.rows_ahead`).
+    other programs of its kernel compute for whole rows, and its tiles wait for (`transform.producers`).
     """
 
     buffers: tuple[Buffer, ...]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from .facts import Facts
 from .limits import MAX_STAGES
+from .no_prefetch import stalls
 from .plan import Plan
 from .space import Space
-from .unstaged import stalls
 
 GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 ROUNDS = 6

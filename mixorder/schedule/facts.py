@@ -34,7 +34,7 @@ from ..ir.program import (
 from .layout import along_rows, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
-NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`unstaged.py`)
+NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`no_prefetch.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
 # Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the

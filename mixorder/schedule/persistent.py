@@ -23,8 +23,8 @@ from .limits import (
     registers_of,
     spilled,
 )
+from .no_prefetch import loads_again, stalls, without_prefetch
 from .plan import Launch, Plan, SecondStage, Walk, next_power_of_2
-from .unstaged import loads_again, stalls, unstaged
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
@@ -151,7 +151,7 @@ def choose(
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
     if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
         tile, per_sm = _of_sums(facts, r0_block, device, constants)
-    tile, per_sm = unstaged(facts, tile, per_sm, r0_block, device)
+    tile, per_sm = without_prefetch(facts, tile, per_sm, r0_block, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, per_sm * device.num_sm // facts.batch)

@@ -104,7 +104,7 @@ class Exchanged:
 
 @dataclasses.dataclass(frozen=True)
 class Produced:
-    """Other programs of the same kernel compute the totals of whole rows (`codegen.rows_ahead`)."""
+    """Other programs of the same kernel compute the totals of whole rows (`codegen.producers`)."""
 
     lag: int
     """Groups of programs between these and the tiles that need the totals."""

@@ -31,7 +31,7 @@ from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .plan import Launch, Layout, Order, Plan, Workspace, in_tiles, next_power_of_2
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
-from .rows_ahead import with_rows_ahead
+from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
 from .tile_registers import most_registers
@@ -119,7 +119,7 @@ def completed(extents: Sequence[int], warps: int, facts: TileFacts, device: Devi
     """The plan of a tile of these elements, but for the second stage."""
     chosen = _ordered(schedule_of(extents, warps, facts), facts)
     if facts.row_axes:
-        chosen = with_rows_ahead(chosen, facts.sizes, facts.row_axes, facts.loads, device)
+        chosen = with_producers(chosen, facts.sizes, facts.row_axes, facts.loads, device)
     return _with_staging(chosen, facts, device)
 
 

@@ -19,7 +19,7 @@ from ..ir.program import (
     is_full,
 )
 from .facts import Facts, cost_of
-from .rows_ahead import row_axes_of
+from .producers import row_axes_of
 from .staged import Small
 
 LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32

@@ -9,7 +9,7 @@ from ..ir.verify import Form
 from ..schedule import tile
 from ..schedule.device import DeviceInfo
 from ..transform.held_packed import hold_packed
-from ..transform.rows_ahead import rows_ahead
+from ..transform.producers import with_producers
 from ..transform.same_bits import same_bits_sooner
 from ..transform.sooner import compute_sooner
 from ..transform.staged import staged
@@ -23,7 +23,7 @@ def _ends_within_blocks(program: LoopProgram) -> None:
 
 
 def _transformed(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
-    divided = split_spanning(rows_ahead(program))
+    divided = split_spanning(with_producers(program))
     return hold_packed(compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import graphs
 import pytest
-from test_rows_ahead import kernel_of
+from test_producers import kernel_of
 from test_wide_offsets import TILES, WHOLE
 
 from mixorder.codegen.exchange import Record, word

@@ -17,7 +17,7 @@ import torch
 from graphs import bf16, f32, i64, traced, traced_rows
 from index_intervals import overflows
 from support import quantised
-from test_rows_ahead import kernel_of
+from test_producers import kernel_of
 
 from mixorder.codegen.programmatic_launch import released
 from mixorder.codegen.source import KernelSource, LaunchConfig

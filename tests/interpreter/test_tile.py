@@ -17,10 +17,10 @@ from support.quantised import RECIPES, different, inputs
 from test_docs import blocks as code_of
 
 from mixorder import planning
-from mixorder.codegen import rows_ahead as codegen_rows_ahead
+from mixorder.codegen import producers as writing
 from mixorder.codegen import tile as codegen_tile
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule import rows_ahead
+from mixorder.schedule import producers
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
@@ -358,8 +358,8 @@ def test_padding_of_rows_counts_for_nothing(
     numbers, and not three."""
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     if in_parts:
-        monkeypatch.setattr(rows_ahead, "ELEMENTS", 1)
-        monkeypatch.setattr(rows_ahead, "MOST_ELEMENTS", 2)
+        monkeypatch.setattr(producers, "ELEMENTS", 1)
+        monkeypatch.setattr(producers, "MOST_ELEMENTS", 2)
     x, dy = torch.rand(256, 544).to(bf16) + 1, -torch.rand(256, 544).to(bf16) - 1
 
     def function(x: Any, dy: Any) -> Any:
@@ -387,13 +387,13 @@ def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch:
     """A NaN is awaited as any number is: no tile gives up."""
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     monkeypatch.setattr(planning, "outside_us", lambda *_: 1e6)  # a kernel of its own for the rows
-    branches = codegen_rows_ahead.branches
+    branches = writing.branches
 
     def failing(*args: Any) -> Iterator[str]:
         return (line.replace("row_values(", "a_tile_gave_up(") for line in branches(*args))
 
     monkeypatch.setattr(codegen_tile, "branches", failing)
-    monkeypatch.setattr(codegen_rows_ahead, "POLLS", 1)
+    monkeypatch.setattr(writing, "POLLS", 1)
     x, dy = torch.rand(256, 512) + 1, torch.rand(256, 512)
     dy.view(torch.int32)[3] = bits
     with collect() as records, np.errstate(invalid="ignore"):
@@ -410,11 +410,11 @@ def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch:
 def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compute these themselves, with the same bits. Here no program ahead does so."""
     monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
-    monkeypatch.setattr(codegen_rows_ahead, "POLLS", 3)
+    monkeypatch.setattr(writing, "POLLS", 3)
     x, dy = (torch.randn(480, 544).to(bf16) for _ in range(2))
     args, function = (x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5), cast_behind(gradient)
     expected = run_fused(function, args)
-    roles = codegen_rows_ahead.roles
+    roles = writing.roles
 
     def without_values(*args: Any) -> Iterator[str]:
         return (re.sub(r"row_values\(.*\)", "pass", line) for line in roles(*args))

@@ -15,10 +15,10 @@ from mixorder.codegen import bfloat16
 from mixorder.ir.program import Compute, Load, LoopProgram, PartialAccumulate, Statement, Store, operands
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.tile import lower_tile
-from mixorder.region.rows_ahead import with_row_values
+from mixorder.region.producers import with_row_values
 from mixorder.transform.cooperative import MAILBOX
 from mixorder.transform.held_packed import UNPACKED, UNPACKED_AGAIN, hold_packed
-from mixorder.transform.rows_ahead import rows_ahead
+from mixorder.transform.producers import with_producers
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.tile_split import split_spanning
 
@@ -29,7 +29,7 @@ def program_of(
     specs = [((512, 1024), dtype), ((512, 1024), dtype), ((1024,), dtype), ((512, 1), f32), *others]
     region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
     assert region is not None
-    return same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
+    return same_bits_sooner(split_spanning(with_producers(lower_tile(region))), True, True)
 
 
 def waits(body: tuple[Statement, ...]) -> list[int]:

@@ -25,8 +25,8 @@ from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
+from mixorder.region.producers import with_row_values
 from mixorder.region.region import Region
-from mixorder.region.rows_ahead import with_row_values
 from mixorder.rewrite.alone import alone
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
@@ -39,10 +39,10 @@ from mixorder.transform.finished import finished
 from mixorder.transform.fma import form_fma
 from mixorder.transform.held_packed import hold_packed
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
+from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.rounding import round_at_once
-from mixorder.transform.rows_ahead import rows_ahead
 from mixorder.transform.saturation import without_clamps
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
@@ -321,7 +321,7 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     assert region is not None
     lowered = lower_tile(region)
     inputs = inputs_of(region, lowered)
-    ahead = rows_ahead(lowered)
+    ahead = with_producers(lowered)
     assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
     kept(
         split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),

@@ -1,7 +1,7 @@
 """A tile's region together with the values of whole rows that its tiles need.
 
 Such as a norm's backward in front of block-wise casts: a tile needs sums of whole rows, which are wider than
-it. Other programs of the same kernel compute them, ahead of the tiles (`transform.rows_ahead`).
+it. Other programs of the same kernel compute them, ahead of the tiles (`transform.producers`).
 
 Takes a region, gives a larger one. Reads the graph, never writes it.
 """

@@ -9,7 +9,7 @@ import pytest
 from mixorder.errors import Decline
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.plan import Launch, Plan, Produced, in_tiles
-from mixorder.schedule.rows_ahead import Groups, groups_of, with_rows_ahead
+from mixorder.schedule.producers import Groups, groups_of, with_producers
 
 SIZES = (512, 32, 128, 32)
 
@@ -17,7 +17,7 @@ SIZES = (512, 32, 128, 32)
 def planned(
     extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, loads: int = 2, device: DeviceInfo = H200
 ) -> Plan:
-    return with_rows_ahead(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, loads, device)
+    return with_producers(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, loads, device)
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,19 @@ from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
 from support.quantised import norm_backward
 
 from mixorder.codegen.exchange import POLLS
-from mixorder.codegen.rows_ahead import awaited, branches, interpreted, looked_at, roles
+from mixorder.codegen.producers import awaited, branches, interpreted, looked_at, roles
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
-from mixorder.region.rows_ahead import with_row_values
+from mixorder.region.producers import with_row_values
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
-from mixorder.schedule.rows_ahead import Groups
+from mixorder.schedule.producers import Groups
 from mixorder.strategies.tile import TILE
 from mixorder.transform.cooperative import EMPTY
 from mixorder.transform.held_packed import hold_packed
-from mixorder.transform.rows_ahead import rows_ahead
+from mixorder.transform.producers import with_producers
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.tile_split import split_spanning
@@ -39,7 +39,7 @@ def kernel_of(rows: int, cols: int, staged: bool = True) -> tuple[LoopProgram, P
     specs = [((rows, cols), bf16), ((rows, cols), bf16), ((cols,), bf16), ((rows, 1), f32)]
     region = with_row_values(within_tile(traced(lambda *x: norm_backward(*x), *specs)))
     assert region is not None
-    program = same_bits_sooner(split_spanning(rows_ahead(lower_tile(region))), True, True)
+    program = same_bits_sooner(split_spanning(with_producers(lower_tile(region))), True, True)
     program = hold_packed(compute_sooner(program))
     facts = tile.facts_of_tile(program)
     schedule = tile.choose(facts if staged else dataclasses.replace(facts, small=()), H200)

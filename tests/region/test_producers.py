@@ -11,8 +11,8 @@ from graphs import bf16, f32, traced, within_tile
 from support.quantised import mx_both
 
 from mixorder.region.nodes import reduction_kind
+from mixorder.region.producers import with_row_values
 from mixorder.region.region import Region
-from mixorder.region.rows_ahead import with_row_values
 
 ROWS, COLS = 512, 1024
 SPECS = [((ROWS, COLS), bf16), ((ROWS, COLS), bf16), ((COLS,), bf16), ((ROWS, 1), f32)]

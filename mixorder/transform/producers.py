@@ -39,7 +39,7 @@ _ROW = sympy.Symbol("r", integer=True, nonnegative=True)
 _COLUMN = sympy.Symbol("c", integer=True, nonnegative=True)
 
 
-def rows_ahead(program: LoopProgram) -> LoopProgram:
+def with_producers(program: LoopProgram) -> LoopProgram:
     """Move each reduction over whole rows to the programs ahead, and what is computed from these alone.
     Raises `Decline` where one depends on another, is in no float32, or reads what does not lie row by row."""
     nest = program.nests[0]

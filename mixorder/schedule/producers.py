@@ -63,7 +63,7 @@ def groups_of(sizes: Sequence[int], row_axes: int, plan: Plan) -> Groups:
     return Groups(rows, values, math.prod(tiles[row_axes:]), math.prod(tiles[:row_axes]), needed)
 
 
-def with_rows_ahead(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo) -> Plan:
+def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo) -> Plan:
     """A tile's plan with programs for the values of rows. `loads`: full tensors that it reads. Raises
     `Decline` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
     if not device.exchanges:

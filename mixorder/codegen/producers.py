@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..schedule.rows_ahead import Groups
+from ..schedule.producers import Groups
 from ..transform.cooperative import EMPTY
 from .assembly import inline, mark_of
 from .exchange import POLLS

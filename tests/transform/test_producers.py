@@ -11,8 +11,8 @@ from support.quantised import mx_both
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
-from mixorder.region.rows_ahead import with_row_values
-from mixorder.transform.rows_ahead import rows_ahead
+from mixorder.region.producers import with_row_values
+from mixorder.transform.producers import with_producers
 
 ROWS, COLS = 512, 1024
 SPECS = [((ROWS, COLS), bf16), ((ROWS, COLS), bf16), ((COLS,), bf16), ((ROWS, 1), f32)]
@@ -26,7 +26,7 @@ def lowered(function: Any, specs: Any = SPECS) -> LoopProgram:
 
 def test_a_program_without_values_of_rows_stays_as_it_is() -> None:
     program = lowered_tile(mx_both, SPECS[0])
-    assert rows_ahead(program) is program
+    assert with_producers(program) is program
 
 
 def test_a_value_that_needs_another_one() -> None:
@@ -35,7 +35,7 @@ def test_a_value_that_needs_another_one() -> None:
         return mx_both((first * first.sum(-1, keepdim=True) + dy.float()).to(bf16))
 
     with pytest.raises(Decline, match="needs another one"):
-        rows_ahead(lowered(two))
+        with_producers(lowered(two))
 
 
 def test_a_value_in_float64() -> None:
@@ -43,4 +43,4 @@ def test_a_value_in_float64() -> None:
         return mx_both((x * dy * (x.double() * dy).sum(-1, keepdim=True)).to(bf16))
 
     with pytest.raises(Decline, match="no float32"):
-        rows_ahead(lowered(wide))
+        with_producers(lowered(wide))
