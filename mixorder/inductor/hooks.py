@@ -31,6 +31,7 @@ from . import (
     stock,
     tiling,
     versions,
+    viewed,
 )
 from .config import without_autograd_cache
 from .fallback import Untouched
@@ -146,11 +147,16 @@ def _wrap_inductor(plugin: Plugin) -> None:
     for name, path, wrapper_of in (
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
-        ("graph", "GraphLowering.run_node", functools.partial(effect_order.ordered, plugin.loses_order)),
+        ("graph", "GraphLowering.run_node", functools.partial(_lowered, plugin)),
         ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),
         ("codegen.wrapper", "PythonWrapperCodegen.define_kernel", launch_options.defined),
     ):
         wrap(importlib.import_module(f"torch._inductor.{name}"), path, wrapper_of)
+
+
+def _lowered(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Inductor's method that lowers a node."""
+    return viewed.settled(effect_order.ordered(plugin.loses_order, original))
 
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
