@@ -141,6 +141,30 @@ def test_programs_in_which_a_bug_was_found(program: Program) -> None:
     check(program, "interpreter")
 
 
+# In one row the mean square rounds to 1 or, as eager sums it, to the number behind: `y - y * v2` is 0 or not.
+JUMP = Program(
+    shape=(3, 2, 12),
+    inner=(2,),
+    outer=(1,),
+    steps=(
+        Step("v2", "row_sum", ("y", "y"), 3),
+        Step("v4", "sub_mul_row", ("y", "y", "v2"), 3),
+        Step("v7", "col_sum_flat", ("v4", "v4"), 5),
+        Step("v9", "signed_zero", ("x", "v4"), 2),
+    ),
+    outputs=(("v7", "plain"), ("v9", "plain")),
+    dtype="bfloat16",
+    weight_dtype="bfloat16",
+    backward=True,
+    split_size=1,
+    seed=501772,
+)
+
+
+def test_what_jumps_beside_the_inputs_in_eager_as_well_is_no_failure() -> None:
+    assert run(JUMP, "interpreter").status == "torch"
+
+
 @pytest.mark.parametrize(
     ("strategy", "found"),
     [
