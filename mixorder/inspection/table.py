@@ -101,7 +101,7 @@ def source(records: Iterable[RegionRecord | Decline]) -> str:
 
 
 def _listed(paths: Iterable[str], most: int = 2) -> str:
-    """The first paths; where some differ in numbers alone, with `*` for each number."""
+    """The first paths; where some differ in numbers of parents alone, with `*` for these."""
     paths = list(dict.fromkeys(paths))
     patterns = list(dict.fromkeys(map(_pattern, paths)))
     shown = patterns if len(patterns) < len(paths) else paths
@@ -232,7 +232,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _pattern(path: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", path)
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", path)
 
 
 def _short(line: str) -> str:

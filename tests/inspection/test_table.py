@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import mixorder
+from mixorder.errors import Decline, DeclineReason
 from mixorder.inspection import table
 from mixorder.inspection.explanation import Report
 from mixorder.inspection.legend import terms
 from mixorder.inspection.page import page
+from mixorder.region.provenance import Provenance
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
 
@@ -78,6 +80,17 @@ def test_modules_with_the_same_kernels_share_a_line(report: Report) -> None:
     inputs = tuple(dataclasses.replace(tensor, name=f"{tensor.name}_1") for tensor in region.inputs)
     renamed = dataclasses.replace(region, kernels=kernels, inputs=inputs)
     assert table.grouped([region, other, renamed]) == [[0, 2], [1]]
+
+
+def test_of_paths_only_the_numbers_of_parents_are_left_out() -> None:
+    def named(*paths: str) -> str:
+        decline = Decline(DeclineReason.CYCLE, "")
+        decline.provenance = Provenance(tuple((path, "Linear") for path in paths))
+        return table.source([decline])
+
+    assert named("0.1", "0.0", "1.1", "1.0") == "*.1, *.0" and named("layers.0.norm") == "layers.0.norm"
+    assert named("layers.0.norm", "layers.11.norm") == "layers.*.norm"
+    assert named("mix.7", "norm.8") == "mix.7, norm.8" and named("a", "b", "c") == "a, b and 1 more"
 
 
 def test_advice_is_given_once_and_details_are_listed_below_it() -> None:
