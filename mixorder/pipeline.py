@@ -354,6 +354,8 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     if region.orders is not None:
         blocked = show("loops.txt", step("lower", lower_tile, region), Form.BLOCKED)
         step("lower", check_printable, blocked)
+        if blocked.over_slabs:
+            return blocked, blocked
         pairs = step("contract", contracted, region)
         return blocked, step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)

@@ -125,6 +125,8 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
     whole = _possible(region, build, runner)
+    if whole.strategy.over_slabs:
+        return [whole]
     if whole.strategy.blocked:
         return _of_tile(whole, build, runner)
     if not _is_computing(whole):
@@ -252,7 +254,7 @@ def by_first_strategy(
     Returns a `Decline` if a row of it is too wide for all, and raises every other one."""
     step, refusals = runner.step, list[Decline]()
     for strategy in strategies:
-        if strategy.blocked != merged.blocked:
+        if (strategy.blocked, strategy.over_slabs) != (merged.blocked, merged.over_slabs):
             continue
         try:
             step("applies", strategy.applies, merged)

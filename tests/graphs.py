@@ -255,6 +255,39 @@ def rms_norm_backward(
     return traced(function, full, full, ((rows, 1), f32), ((cols,), weight_dtype or dtype))
 
 
+def group_norm_backward(
+    samples: int, places: int, channels: int, groups: int, dtype: torch.dtype = bf16
+) -> Graph:
+    """With the channels last. The statistics are of each group of channels of a sample."""
+
+    def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        shape = (samples, places, groups, channels // groups)
+        of_groups = (samples, 1, groups, 1)
+        normed = (x.to(f32).view(shape) - mean.view(of_groups)) * rstd.view(of_groups)
+        gradient, weight = dy.to(f32).view(shape), w.view(groups, -1)
+        dw, db = (gradient * normed).sum(1), gradient.sum(1)
+        count = places * channels // groups
+        scale, shift = ((t * weight).sum(-1).view(of_groups) / count for t in (dw, db))
+        dx = (gradient * weight - normed * scale - shift) * rstd.view(of_groups)
+        return dx.view(samples, places, channels).to(dtype), dw.sum(0).view(-1), db.sum(0).view(-1)
+
+    full, statistics = ((samples, places, channels), dtype), ((samples, groups), f32)
+    return traced(function, full, full, statistics, statistics, ((channels,), f32))
+
+
+def batch_norm_backward(rows: int, channels: int, dtype: torch.dtype = bf16) -> Graph:
+    """With the channels last, behind a ReLU."""
+
+    def function(dy: Any, x: Any, y: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        gradient = torch.where(y <= 0, 0.0, dy).to(f32)
+        normed = (x.to(f32) - mean) * rstd
+        dw, db = (gradient * normed).sum(0), gradient.sum(0)
+        return ((gradient - normed * (dw / rows) - db / rows) * (rstd * w)).to(dtype), dw, db
+
+    full, of_channels = ((rows, channels), dtype), ((channels,), f32)
+    return traced(function, full, full, full, of_channels, of_channels, of_channels)
+
+
 def rope_backward(batch: int, tokens: int, heads: int, dim: int, dtype: torch.dtype = bf16) -> Graph:
     """The backward of Q's RMSNorm and the rotary embedding behind it: (b, h, t, d) in, (b, t, h, d) out."""
     moved, half = (batch, heads, tokens, dim), dim // 2

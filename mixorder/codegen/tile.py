@@ -51,7 +51,7 @@ _CASTS = ("to_dtype", "to_dtype_bitcast")
 
 def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of a blocked program."""
-    writer = _TileWriter(program, plan)
+    writer = TileWriter(program, plan)
     writer.begin()
     if program.ahead is not None:
         writer.begin_groups(program.ahead)
@@ -66,7 +66,7 @@ def row_values(
     """The text of a function that computes and stores values of whole rows, and its pointers."""
     row, column = ahead.loops
     plan = Plan(in_tiles([int(axis.size) for axis in ahead.loops], [own.rows, own.cols]), launch)
-    writer = _TileWriter(dataclasses.replace(program, nests=(ahead,)), plan)
+    writer = TileWriter(dataclasses.replace(program, nests=(ahead,)), plan)
     writer.apart, writer.maxima = frozenset({row}), maxima
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
@@ -85,7 +85,7 @@ def row_values(
 def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
     """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
     is its last parameter."""
-    writer = _TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
+    writer = TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
     pointers = ", ".join(b.pointer for b in writer.buffers)
     writer.code.writeline("@triton.jit")
     writer.code.writeline(f"def {name}({pointers}, program):")
@@ -98,11 +98,16 @@ def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tu
     return f"{writer.code.getvalue()}\n\n", [b.name for b in writer.buffers], writer.tiles_in_all
 
 
-class _TileWriter(TileAccesses):
+class TileWriter(TileAccesses):
+    """Writes one kernel. `exact`: results have eager's bits, as scales and bytes need."""
+
+    exact = True
+
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         super().__init__(program, plan)
-        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, exact=True)
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, self.exact)
         self.deps = self.nest.dependence()
+        self.numbered = self.axes  # outermost first, as programs go along them
         self.buffers = buffers_of(program, self.nest)
         if plan.produced and program.ahead is not None:
             read = buffers_of(program, program.ahead)
@@ -144,7 +149,7 @@ class _TileWriter(TileAccesses):
     def number_tiles(self) -> None:
         """Define the number of the tile along each axis."""
         before = 1
-        for axis in reversed(self.axes):
+        for axis in reversed(self.numbered):
             tiles = self.tiles(axis)
             if tiles > 1:
                 number = "program" if before == 1 else f"program // {before}"
@@ -190,7 +195,7 @@ class _TileWriter(TileAccesses):
             written = (*written, MAILBOX)
             grid = (self._groups.row_tiles + producers.lag) * self._groups.programs
         most = self.plan.launch.max_registers
-        return KernelSource(name, text, names, written, (), grid, config, exact=True, registers=most)
+        return KernelSource(name, text, names, written, (), grid, config, exact=self.exact, registers=most)
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():

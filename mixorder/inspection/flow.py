@@ -140,7 +140,8 @@ def _gradient(tensor: TensorRecord, has_rows: bool, graph: GraphRecord) -> str:
 def _has_rows(loops: LoopProgram, buffer: str) -> bool:
     """Whether a result has an element for each row."""
     if loops.blocked:
-        return any(s in loops.nests[0].body for s in _stores(loops, buffer))
+        small = loops.nests[1].body if len(loops.nests) > 1 else ()
+        return any(s not in small for s in _stores(loops, buffer))
     row = loops.tile_axes[0].symbol
     return any(row in store.index.free_symbols for store in _stores(loops, buffer))
 

@@ -320,8 +320,9 @@ class LoopProgram:
 
     `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
     where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
-    blocks of the one nest's axes, of which a program has whole ones. `ahead`: of a blocked program, what
-    other programs of its kernel compute for whole rows, and its tiles wait for (`transform.producers`).
+    blocks of the one nest's axes, of which a program has whole ones. `over_slabs`: it is blocked, but its
+    reductions are over slabs, of which no program has a whole one. `ahead`: of a blocked program, what other
+    programs of its kernel compute for whole rows, and its tiles wait for (`transform.producers`).
     """
 
     buffers: tuple[Buffer, ...]
@@ -329,6 +330,7 @@ class LoopProgram:
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
     phase: AlignmentPhase | None = None
     blocked: bool = False
+    over_slabs: bool = False
     ahead: Nest | None = None
 
     @property

@@ -36,6 +36,7 @@ class Form(enum.Enum):
     REORDERED = "reordered"
     MERGED = "merged"
     COOPERATIVE = "cooperative"
+    SLABS = "slabs"  # in three nests: sums, what follows from them, and what that is needed for
     BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
 
 
@@ -49,9 +50,13 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     stored = [name for name in stored if name not in staged]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), "outputs {} are stored as {}", outputs, stored)
-    _require(not staged or form is Form.BLOCKED, "{} are staged", staged)
+    _require(not staged or form in (Form.BLOCKED, Form.SLABS), "{} are staged", staged)
     if form is Form.BLOCKED:
         _verify_blocked(program)
+        return program
+    if form is Form.SLABS:
+        _require(len(program.nests) == 3, "{} nests instead of three", len(program.nests))
+        _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the last nest reduces")
         return program
     if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")

@@ -34,6 +34,7 @@ from ..region.nodes import (
 )
 from ..region.region import Region
 from ..region.sizes import product
+from ..region.slabs import SlabSeed
 from .index_map import Index
 from .tracer import Traced, Tracer
 
@@ -59,7 +60,8 @@ def lower_tile(region: Region) -> LoopProgram:
             store = tracer.store(f"out{i}", node)
             body += [*tracer.body[len(body) - i :], store]
         buffers, hints = tracer.buffers(), tracer.hints()
-    return LoopProgram(buffers, (Nest(tuple(axes), tuple(body)),), hints, blocked=True)
+    over_slabs = isinstance(region.seed, SlabSeed)
+    return LoopProgram(buffers, (Nest(tuple(axes), tuple(body)),), hints, blocked=True, over_slabs=over_slabs)
 
 
 def _axes(space: Space) -> list[Axis]:

@@ -22,6 +22,7 @@ from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduce
 from .provenance import about
 from .region import Region, Seed
 from .sizes import Size, product
+from .slabs import may_be_over_slab, slab_seed
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed
@@ -53,7 +54,12 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
                 outers.append((node, analysis))
     numbered = _Numbered(analyses, joining)
     yield from numbered.tiles(within_tile, tile_seed)
+    paired = numbered.paired(outers)
+    over_slabs = [node for node in graph.nodes if may_be_over_slab(node) and node not in joining]
+    yield from numbered.tiles([n for n in over_slabs if n not in paired], slab_seed)
     yield from numbered.pairs(outers)
+    left = paired - numbered.grown
+    yield from numbered.tiles([n for n in graph.nodes if n in left and may_be_over_slab(n)], slab_seed)
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)
     yield from numbered.alone(outers)
@@ -69,8 +75,8 @@ def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline
 
 
 class _Numbered:
-    """Grows and numbers regions: of reductions within a tile first, then of pairs, then of results that are
-    turned, then of outer reductions whose operand is written anyway."""
+    """Grows and numbers regions: of reductions within a tile first, then over slabs that no pair needs, then
+    of pairs, then of results that are turned, then of outer reductions whose operand is written anyway."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]]) -> None:
         self.analyses = analyses
@@ -78,6 +84,7 @@ class _Numbered:
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
+        self.grown: set[Node] = set()  # those of regions
 
     def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
         """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
@@ -100,6 +107,12 @@ class _Numbered:
                     analysis.forget(used)
             except Decline as decline:
                 yield about(decline, by_position(used))
+
+    @staticmethod
+    def paired(outers: list[tuple[Node, SpaceAnalysis]]) -> set[Node]:
+        """The reductions that a pair may take."""
+        pairs = (pair(analysis, node) for node, analysis in outers if analysis.inner)
+        return {n for inner, outer in pairs if inner for n in (*inner, *outer)}
 
     def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:
@@ -153,6 +166,7 @@ class _Numbered:
                 region = grow(seed, f"region{self.count}")
                 self.count += 1
                 self.answered |= used
+                self.grown |= used
                 taken = yield region
                 used = set((taken or region).nodes)
         except Decline as decline:

@@ -38,6 +38,7 @@ from .nodes import (
 from .padding import has_gaps
 from .region import Region, Seed
 from .sizes import product
+from .slabs import SlabSeed, grow_slab
 from .space_analysis import takes_operands
 from .tile import TileSeed, grow_tile
 from .walk import ancestors, by_position, descendants, needed_for, position, sweep
@@ -46,7 +47,10 @@ from .walk import ancestors, by_position, descendants, needed_for, position, swe
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed, without what is made for reductions that did not join."""
     while True:
-        region = grow_tile(seed, name) if isinstance(seed, TileSeed) else _best(seed, name)
+        if isinstance(seed, SlabSeed):
+            region = grow_slab(seed, name)
+        else:
+            region = grow_tile(seed, name) if isinstance(seed, TileSeed) else _best(seed, name)
         members = set(region.nodes)
         left = (made for reduction, made in seed.made_for.items() if reduction not in members)
         without = seed.without.union(*(made for made in left if not members.isdisjoint(made)))

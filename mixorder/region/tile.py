@@ -180,10 +180,10 @@ def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[
 
 def grow_tile(seed: TileSeed, name: str) -> Region:
     """The region of a seed. Raises `Decline` where it cannot be one kernel."""
-    return _Growth(seed).grow(name)
+    return Growth(seed).grow(name)
 
 
-class _Growth:
+class Growth:
     """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
     computed from them. A node joins if nothing outside that it uses depends on the region.
 
@@ -218,15 +218,21 @@ class _Growth:
         reductions = [n for n in nodes if reduction_kind(n) is not None]
         self.check_left(nodes, reductions)
         space = self.space(nodes)
-        outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
-        if reductions and not outer:
-            raise Decline(DeclineReason.AXIS_CLASS, "the reductions that are left are all along rows")
-        inner = tuple(n for n in reductions if n not in outer)
+        inner, outer = self.sides(reductions)
         orders = {n: self.orders[n] for n in self.orders if n in self.members or self.is_read(n)}
-        region = Region(name, space, nodes, tuple(outputs), inner, tuple(outer), self.seed, orders=orders)
+        region = Region(
+            name, space, nodes, tuple(outputs), tuple(inner), tuple(outer), self.seed, orders=orders
+        )
         for read in region.inputs:
             self.analysis.check(read)
         return region
+
+    def sides(self, reductions: list[Node]) -> tuple[list[Node], list[Node]]:
+        """The reductions along rows, and the others."""
+        outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
+        if reductions and not outer:
+            raise Decline(DeclineReason.AXIS_CLASS, "the reductions that are left are all along rows")
+        return [n for n in reductions if n not in outer], outer
 
     def check_left(self, nodes: Collection[Node], reductions: Collection[Node]) -> None:
         """Raise `Decline` if what the region is for could not join."""

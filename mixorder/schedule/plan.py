@@ -9,9 +9,10 @@ have a `group` on each of these, and exchange a vector: a sum for each element o
 
 **Where.** `totals` says how the total of a reduction comes to what needs it, and so where the operands of
 that wait: the total is found `Within` a program; or it is `Exchanged`, while a program keeps the operands; or
-it is `Produced` by other programs, and operands are loaded again. Two passes, which reduce and then apply,
-are one more such record. `results` has those that are not simply stored: another place of a result, such as a
-slice of a tensor that others are stored into as well, is one more such record.
+it is `Produced` by other programs, and operands are loaded again; or it is in memory before a kernel of a
+second pass begins, which loads the operands again (`Applied`). `results` has those that are not simply
+stored: another place of a result, such as a slice of a tensor that others are stored into as well, is one
+more such record.
 
 **In which order.** `order` is that of the tiles, `layout` that of the elements in a tile, and `launch` says
 what runs at once.
@@ -117,6 +118,22 @@ class Produced:
 
 
 @dataclasses.dataclass(frozen=True)
+class Applied:
+    """A kernel behind the second stage has what needs totals. It loads the operands again."""
+
+    tile: tuple[int, ...]
+    """Elements of its tile along each axis."""
+
+    warps: int
+
+    results: tuple[int, ...]
+    """Elements of the second stage's tile along each axis of the totals."""
+
+    together: bool = False
+    """Whether all slabs are computed at the same time, and not one after the other, as they were summed."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
     """In which order programs compute tiles."""
 
@@ -164,7 +181,7 @@ class Plan:
 
     launch: Launch
     second: SecondStage = SecondStage()
-    totals: Within | Exchanged | Produced = Within()
+    totals: Within | Exchanged | Produced | Applied = Within()
     order: Order = Order()
     layout: Layout = Layout()
     results: tuple[Workspace, ...] = ()
@@ -265,7 +282,7 @@ def _told(value: Any) -> str:
     if isinstance(value, tuple):
         return "; ".join(map(_told, value))
     numbers = ", ".join(f"{f.name} {getattr(value, f.name)}" for f in dataclasses.fields(value))
-    named = isinstance(value, Exchanged | Produced | Workspace)
+    named = isinstance(value, Exchanged | Produced | Applied | Workspace)
     return f"{type(value).__name__.lower()}, {numbers}" if named else numbers
 
 

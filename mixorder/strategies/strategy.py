@@ -39,8 +39,9 @@ class Strategy:
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
     what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
-    addition to the chosen one; `space` has those near one. `emit` writes the main kernel. `in_place`: whether
-    an output of loops may reuse the memory of an input that is read before.
+    addition to the chosen one; `space` has those near one. `emit` writes the main kernel, `kernels` that and
+    those behind it. `in_place`: whether an output of loops may reuse the memory of an input that is read
+    before.
     """
 
     name: str
@@ -58,15 +59,20 @@ class Strategy:
     describe: Callable[[Plan], str] = lambda plan: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     predict: Callable[..., Expected] = expected
+    kernels: Callable[..., tuple[KernelSource, ...]] = generate
 
     @property
     def blocked(self) -> bool:
-        """Whether it runs programs whose reductions end within blocks; it then runs no others."""
-        return self.form is Form.BLOCKED
+        """Whether it runs programs whose reductions end within blocks or slabs; it then runs no others."""
+        return self.form in (Form.BLOCKED, Form.SLABS)
+
+    @property
+    def over_slabs(self) -> bool:
+        return self.form is Form.SLABS
 
     def generate(self, loops: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
         """The kernels of loops that `place` returned, in the order of their launches."""
-        return generate(self.emit, loops, plan, label)
+        return self.kernels(self.emit, loops, plan, label)
 
     def is_titled(self, title: str) -> bool:
         """Whether `title` made a title."""

@@ -18,7 +18,7 @@ from .strategy import Strategy
 
 
 def _ends_within_blocks(program: LoopProgram) -> None:
-    if not program.blocked:
+    if not program.blocked or program.over_slabs:
         raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
 
 

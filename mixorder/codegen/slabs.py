@@ -1,0 +1,175 @@
+"""Write the kernels of a program over slabs: sums of a part each, a little arithmetic, and a second pass.
+
+The second and the third kernel are those of a tile (`codegen.tile`): the second has the totals of its slabs
+whole in a tile. A program of the first one loops over tiles of its part, and adds them up element by element.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..inductor.printing import offset_text, printing_triton, triton_compute_type
+from ..inductor.symbols import FloorDiv, ModularIndexing
+from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
+from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
+from .kernel import MainKernel
+from .source import KernelSource
+from .tile import TileWriter
+from .writer import identity
+
+
+def slab_kernels(
+    main_kernel: MainKernel, program: LoopProgram, plan: Plan, label: str
+) -> tuple[KernelSource, ...]:
+    """The kernels, in the order of their launches."""
+    totals = plan.totals
+    assert isinstance(totals, Applied)
+    _, second, third = program.nests
+    results = Plan(_tiles(second, totals.results), Launch(plan.second.warps))
+    applied = Plan(_tiles(third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards))
+    with printing_triton():
+        return (
+            main_kernel(program, plan, f"{label}_sums"),
+            _kernel(program, second, results, f"{label}_results"),
+            _kernel(program, third, applied, f"{label}_apply", _summed(program) if totals.together else ()),
+        )
+
+
+def _tiles(nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
+    return in_tiles([int(axis.size) for axis in nest.loops], extents)
+
+
+def _summed(program: LoopProgram) -> tuple[Axis, ...]:
+    """The axes that the first nest reduces."""
+    first, _, third = program.nests
+    kept = {s for stmt in first.body if isinstance(stmt, PartialAccumulate) for s in stmt.index.free_symbols}
+    return tuple(axis for axis in third.loops if axis.symbol not in kept)
+
+
+def _kernel(
+    program: LoopProgram, nest: Nest, plan: Plan, label: str, outermost: tuple[Axis, ...] = ()
+) -> KernelSource:
+    """A kernel without a loop, whose programs go along the axes `outermost` last."""
+    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
+    writer.numbered = [*outermost, *(axis for axis in writer.axes if axis not in outermost)]
+    writer.begin()
+    for stmt in nest.statements:
+        writer.statement(stmt)
+    return writer.finish(f"triton_mixorder_{label}")
+
+
+def sums_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
+    """The first kernel."""
+    nest = program.nests[0]
+    forwards = dataclasses.replace(plan, order=Order())
+    writer = _SumsWriter(dataclasses.replace(program, nests=(nest,)), forwards)
+    writer.begin()
+    writer.loop()
+    source = writer.finish(f"triton_mixorder_{label}")
+    return dataclasses.replace(source, grid=writer.programs)
+
+
+class _SlabWriter(TileWriter):
+    """Writes a kernel whose axes may be several dims of small tensors. Products are contracted as Inductor's
+    kernels have them."""
+
+    exact = False
+
+    def load(self, stmt: Load) -> None:
+        if not stmt.index.has(FloorDiv, ModularIndexing):
+            super().load(stmt)
+            return
+        own = [axis for axis in self.axes if axis.symbol in stmt.index.free_symbols]
+        masks = []
+        for axis in own:
+            self.define_index(axis)
+            if int(axis.size) % self.extents[axis]:
+                masks.append(f"({axis.symbol} < {axis.size})")
+        mask = f", {' & '.join(masks)}, other=0" if masks else ""
+        buffer = self.program.buffer(stmt.buffer)
+        text = f"tl.load({buffer.pointer} + ({offset_text(stmt.index)}){mask})"
+        if buffer.dtype != stmt.dtype:
+            text += f".to({triton_compute_type(stmt.dtype)})"
+        self.ops.define(text, stmt.dtype, stmt.name)
+
+
+class _SumsWriter(_SlabWriter):
+    """Writes a kernel that loops over its part of the axes that are reduced."""
+
+    def __init__(self, program: LoopProgram, plan: Plan) -> None:
+        super().__init__(program, plan)
+        self.partials = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
+        kept = self.partials[0].index.free_symbols
+        self.gone = [axis for axis in self.axes if axis.symbol not in kept]
+        self.kept = [axis for axis in self.axes if axis.symbol in kept]
+        self._tiles = {axis: -(-int(axis.size) // self.extents[axis]) for axis in self.axes}
+        self.steps = math.prod(self.tiles(axis) for axis in self.gone)
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.tiles(axis) for axis in self.kept) * self.plan.splits
+
+    def number_tiles(self) -> None:
+        """Define the number of the tile along each axis that is kept, and of the program's part. Programs
+        next to each other have neighbours in memory."""
+        splits, rest, divisor = self.plan.splits, self.programs, 1
+        for axis in reversed(self.axes):
+            if axis in self.gone and str(SPLIT_SYMBOL) in self._known:
+                continue
+            name, count = self.number(axis), self.tiles(axis)
+            if axis in self.gone:
+                name, count = str(SPLIT_SYMBOL), splits
+                self._known.add(name)
+            if count > 1 or axis in self.gone:
+                number = "program" if divisor == 1 else f"program // {divisor}"
+                number += f" % {count}" * (divisor * count != rest)
+                self.code.writeline(f"{name} = {number}")
+            divisor *= count
+
+    def loop(self) -> None:
+        gone, body = {axis.symbol for axis in self.gone}, self.nest.body
+        for stmt in body:
+            if isinstance(stmt, Value) and gone.isdisjoint(self.deps[stmt.name]):
+                self.statement(stmt)
+        totals = {}
+        for one in self.partials:
+            dtype = self.program.buffer(one.buffer).dtype
+            empty = f"tl.full({self.shape(self.tiled)}, {identity(one.kind, dtype)})"
+            totals[one] = str(self.ops.line(empty, dtype))
+        for axis in self.kept:
+            self.define_index(axis)
+        known = set(self._known)
+        stages = f", num_stages={self.plan.launch.num_stages}"
+        self.code.writeline(
+            f"for step in tl.range({SPLIT_SYMBOL}, {self.steps}, {self.plan.splits}{stages}):"
+        )
+        with self.code.indent():
+            divisor = 1
+            for axis in reversed(self.gone):
+                count = self.tiles(axis)
+                if count > 1:
+                    number = "step" if divisor == 1 else f"step // {divisor}"
+                    number += f" % {count}" * (divisor * count != self.steps)
+                    wide = axis.symbol in self.wide_symbols
+                    self.code.writeline(
+                        f"{self.number(axis)} = {f'({number}).to(tl.int64)' if wide else number}"
+                    )
+                divisor *= count
+            for stmt in body:
+                if isinstance(stmt, PartialAccumulate):
+                    self.add(stmt, totals[stmt])
+                elif not isinstance(stmt, Value) or not gone.isdisjoint(self.deps[stmt.name]):
+                    self.statement(stmt)
+        self._known = known
+        along = [axis for axis in self.tiled if axis in self.gone]
+        varies = frozenset(axis.symbol for axis in self.tiled if axis not in self.gone)
+        for one, total in totals.items():
+            dtype = self.program.buffer(one.buffer).dtype
+            self.store(one, self.reduced(one.kind, dtype, total, along), varies)
+
+    def add(self, stmt: PartialAccumulate, total: str) -> None:
+        dtype = self.program.buffer(stmt.buffer).dtype
+        along = [axis for axis in self.tiled if axis in self.gone]
+        value = self.within(self.spread(stmt.value.name, self.tiled), along, stmt.kind, dtype)
+        self.code.writeline(f"{total} = {self.ops.combine(stmt.kind.combine, total, value, dtype)}")

@@ -1,0 +1,128 @@
+"""Regions that reduce over slabs, and then compute with every element of these again: the backward of batch,
+group and instance norm.
+
+All of a region's sums of full size are over the same axes. What follows from them is small: a few values for
+each channel, group or sample, some of which are reduced again. These are needed for every element, as by dx.
+
+Takes the FX graph; finds seeds, and grows a `Region` around each by the rules of `tile.py`. Reads the graph,
+never writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from ..ir.program import AxisClass
+from .axes import Space, space_of
+from .factors import Run, boundaries, flat
+from .nodes import is_moment, is_variance, operands, reduced, reduction_kind, shape_of
+from .orders import Orders, is_loop
+from .region import Region
+from .sizes import product
+from .space_analysis import SpaceAnalysis
+from .tile import Growth, TileSeed, above, is_row_major
+from .walk import by_position, dependents, needed_for, position, sweep
+
+SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
+SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlabSeed(TileSeed):
+    """Sums over the same axes of what is computed from the elements of `root` and of other tensors."""
+
+
+def may_be_over_slab(node: Node) -> bool:
+    """Whether a node is a sum over some axes of a tensor of known sizes."""
+    what, kind = reduced(node), reduction_kind(node)
+    if what is None or kind is None or not kind.compensable or is_variance(node) or is_moment(node):
+        return False
+    if not all(isinstance(n, int) and n > 0 for n in what.shape) or not what.run:
+        return False
+    return product(factor.size for factor in what.run) != product(what.shape)
+
+
+def slab_seed(node: Node) -> SlabSeed | None:
+    """The seed that a sum belongs to; None if no element is computed from sums over its axes, or if Inductor
+    has one kernel for it all."""
+    size = product(shape_of(operands(node)[0]) or ())
+    computed = above([node])
+    sources = by_position(n for n in computed if not is_loop(n) and product(shape_of(n) or ()) == size)
+    if not sources:
+        return None
+    orders = Orders(sources[0])
+    orders.spread(by_position({node, *filter(is_loop, computed)}))
+    found, below = [node], list[Node]()
+
+    def is_below(one: Node) -> bool:
+        known = is_loop(one) or reduced(one) is not None
+        if not known or not orders.find(one) or not orders.agrees(one):
+            return False
+        below.append(one)
+        if one is not node and may_be_over_slab(one) and orders.reduced(one) == orders.reduced(node):
+            found.append(one)
+        return True
+
+    if node not in orders or not orders.agrees(node):
+        return None
+    sweep({user for n in sources if n in orders for user in n.users}, is_below)
+    behind = dependents(found, below)
+    first = [n for n in found if behind.isdisjoint(operands(n))]
+    later = dependents(first, below)
+    elements = [n for n in later if orders.size_of(n) == size and is_loop(n)]
+    if node not in first or not elements:
+        return None
+    between = needed_for(elements, since=position(node)).intersection(later)
+    again = any(reduced(n) is not None and orders.size_of(operands(n)[0]) != size for n in between)
+    if not again and _is_short(orders.reduced(node), sources[0]):
+        return None
+    return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
+
+
+def _is_short(run: Run, source: Node) -> bool:
+    """Whether one kernel of Inductor's may reduce such axes, and compute with every element again."""
+    length = product(factor.size for factor in run)
+    is_row = len(run) == 1 and run[0].stride == 1 and is_row_major(source)
+    return isinstance(length, int) and length <= (SHORT_ROW if is_row else SHORT)
+
+
+class SlabGrowth(Growth):
+    """Grows one region around sums over slabs."""
+
+    def joins(self, node: Node, args: list[Node]) -> bool:
+        if node in self.above or node in self.wanted:
+            return self.fits(node, args)
+        if not any(self.members.get(a, False) for a in args):
+            return False
+        small = reduced(node) is not None and not self.analysis.is_full(args[0])
+        return (is_loop(node) or small) and self.fits(node, args)
+
+    def sides(self, reductions: list[Node]) -> tuple[list[Node], list[Node]]:
+        return [], reductions
+
+    def check_left(self, nodes: Collection[Node], reductions: Collection[Node]) -> None:
+        if lost := by_position(self.wanted.difference(nodes)):
+            raise Decline(
+                DeclineReason.CYCLE, "a sum depends on another one through a node outside", lost[0].name
+            )
+
+    def space(self, nodes: tuple[Node, ...]) -> Space:
+        """The axes that the tensors tell apart: rows are those that the sums reduce, columns the others."""
+        known = {*nodes, *(a for n in nodes for a in operands(n))}
+        cuts = set().union(*(boundaries(flat(self.orders[n])) | self.gaps(n) for n in known))
+        runs = [self.orders.reduced(n) for n in by_position(self.wanted)]
+        kinds = {AxisClass.ROW: AxisClass.ROW}
+        axes = space_of(self.analysis.numel, [], runs, cuts).axes
+        return Space(tuple((size, kinds.get(kind, AxisClass.COLUMN)) for size, kind in axes))
+
+
+def grow_slab(seed: SlabSeed, name: str) -> Region:
+    """The region of a seed. Raises `Decline` where its kernels cannot be."""
+    region = SlabGrowth(seed).grow(name)
+    if not any(seed.analysis.is_full(n) for n in region.outputs):
+        raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
+    return region

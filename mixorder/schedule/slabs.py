@@ -1,0 +1,244 @@
+"""Choose how a program over slabs is divided, and predict its time. Nothing is timed.
+
+The programs of the first kernel have a part of the reduced axes each. They are as many as keep all
+multiprocessors busy, but leave few partial sums. A tile fills whole lines of memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import sympy
+
+from ..errors import Decline, DeclineReason
+from ..ir.hardware import WARP
+from ..ir.program import (
+    AxisClass,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Store,
+    closure,
+)
+from . import baseline
+from .constants import FITTED, Constants
+from .cost import Traffic
+from .device import H200, DeviceInfo
+from .facts import Facts, cost_of
+from .kernel_time import TIMES, Kind, Times
+from .plan import Applied, Launch, Order, Plan, SecondStage, Walk, next_power_of_2
+from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .work import Work, computing
+
+ELEMENTS = 4096  # of a tile
+SUMMED = 2048  # of a tile of columns that are summed
+COLUMNS = 64  # of a tile, where memory is contiguous along an axis that is kept: a line of half precision
+LONGEST, SHORTEST = 4096, 64  # elements of a tile along a contiguous axis that is reduced
+ALONE = 256  # elements of a row, from which on a tile has no others: a value of the row is then read once
+IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
+WARPS = 4
+PER_THREAD = 8  # elements, at least
+PROGRAMS = 4  # of the first kernel, for each multiprocessor
+RESULT_WARPS = 4
+MOST_RESULTS = 32768  # partial sums of a program of the second kernel, and as many as it prefers
+RESULTS = 4096
+RESULT_COLUMNS = 32  # of such a program, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class SlabFacts(Facts):
+    """Facts of a program over slabs."""
+
+    sizes: tuple[int, ...] = ()
+    """Of the axes of the first and the third nest, outermost first."""
+
+    summed: frozenset[int] = frozenset()
+    """The places of those that are reduced."""
+
+    results: tuple[int, ...] = ()
+    """Sizes of the axes of the totals."""
+
+    whole: frozenset[int] = frozenset()
+    """The places of those that the second nest reduces."""
+
+
+def facts_of_slabs(program: LoopProgram) -> SlabFacts:
+    first, second, third = program.nests
+    (partial, *_) = (s for s in first.body if isinstance(s, PartialAccumulate))
+    sizes = tuple(int(axis.size) for axis in third.loops)
+    summed = [i for i, axis in enumerate(third.loops) if axis.symbol not in partial.index.free_symbols]
+    kept = [axis for axis in second.loops if axis.kind is not AxisClass.SPLIT]
+    reduced = {s for stmt in second.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    loads = {s.buffer for s in full(first) if isinstance(s, Load)}
+    items = [program.buffer(name).dtype.itemsize for name in loads]
+    rows = math.prod(sizes[i] for i in summed)
+    return SlabFacts(
+        rows,
+        math.prod(sizes) // rows,
+        load_bytes=sum(items),
+        instructions=sum(cost_of(s.op) for s in third.body if isinstance(s, Compute)),
+        item_bytes=min(items, default=2),
+        sizes=sizes,
+        summed=frozenset(summed),
+        results=tuple(int(axis.size) for axis in kept),
+        whole=frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
+    )
+
+
+def full(nest: Nest) -> list[Load | Store]:
+    """The accesses over all axes of the first or the third nest."""
+    every = {axis.symbol for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
+    return [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
+
+
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
+    """The plan of a program over slabs. Raises `Decline` where a kernel cannot hold what it needs."""
+    assert isinstance(facts, SlabFacts)
+    in_columns = len(facts.sizes) - 1 not in facts.summed
+    extents = tile_of(facts, SUMMED if in_columns else ELEMENTS)
+    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
+    steps = math.prod(tiles[i] for i in facts.summed)
+    programs = math.prod(tiles) // steps
+    most = MOST_RESULTS // math.prod(next_power_of_2(facts.results[i]) for i in facts.whole)
+    if not most:
+        detail = f"{[facts.results[i] for i in sorted(facts.whole)]} results are reduced together"
+        raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
+    most_programs = PROGRAMS * device.num_sm
+    wanted = -(-most_programs // programs)
+    if split_size:
+        wanted = -(-facts.rows // split_size)
+    splits = max(1, min(wanted, steps, most))
+    splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
+    first = min(facts.summed)
+    walks = [
+        Walk(split=splits if i == first else 1, tile=extent)
+        if i in facts.summed
+        else Walk(grid=tiles[i], tile=extent)
+        for i, extent in enumerate(extents)
+    ]
+    results = _results(facts, splits)
+    order = Order(backwards=True)
+    second = SecondStage(results[-1], RESULT_WARPS)
+    applied = tile_of(facts, ELEMENTS)
+    totals = Applied(applied, warps_of(applied), results, together=programs < most_programs)
+    return Plan(tuple(walks), Launch(warps_of(extents)), second, totals, order)
+
+
+def warps_of(extents: tuple[int, ...]) -> int:
+    return max(1, min(WARPS, math.prod(extents) // (WARP * PER_THREAD)))
+
+
+def tile_of(facts: SlabFacts, elements: int) -> tuple[int, ...]:
+    """The elements of a tile along each axis: first along the contiguous one, then along those before it."""
+    last = len(facts.sizes) - 1
+    extents, left = [1] * (last + 1), elements
+    for place in range(last, -1, -1):
+        size = facts.sizes[place]
+        if place < last and last in facts.summed and extents[last] >= ALONE:
+            break
+        if place < last:
+            extents[place] = min(left, next_power_of_2(size))
+        elif place in facts.summed:
+            extents[place] = _least_idle(size)
+        else:
+            extents[place] = min(COLUMNS, next_power_of_2(size))
+        left //= extents[place]
+    return tuple(extents)
+
+
+def _least_idle(size: int) -> int:
+    """The longest part of a row, of those that leave nearly as few lanes idle as any."""
+    lengths = [2**n for n in range(LONGEST.bit_length() - 1, SHORTEST.bit_length() - 2, -1)]
+    lanes = {n: -(-size // n) * n for n in lengths}
+    return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
+
+
+def _results(facts: SlabFacts, splits: int) -> tuple[int, ...]:
+    """The second kernel's tile, along the parts and each axis of the totals."""
+    extents = [next_power_of_2(n) if i in facts.whole else 1 for i, n in enumerate(facts.results)]
+    found = [next_power_of_2(splits), *extents]
+    free = [i for i in range(len(extents)) if i not in facts.whole and facts.results[i] > 1]
+    if free:
+        inner = free[-1]
+        room = max(1, RESULTS // math.prod(found))
+        found[inner + 1] = min(RESULT_COLUMNS, room, next_power_of_2(facts.results[inner]))
+    return tuple(found)
+
+
+def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
+    """The program with the number of parts that the second nest adds up."""
+    first, second, third = program.nests
+    split, *axes = second.loops
+    parts = dataclasses.replace(split, size=sympy.Integer(plan.splits), kind=AxisClass.ROW)
+    body = second.body
+    if plan.splits == 1:
+        only = {split.symbol: sympy.S.Zero}
+        body = tuple(
+            dataclasses.replace(s, index=s.index.xreplace(only)) if isinstance(s, Load) else s for s in body
+        )
+    return dataclasses.replace(program, nests=(first, Nest((parts, *axes), body), third))
+
+
+def expected_of_slabs(
+    lowered: LoopProgram,
+    loops: LoopProgram,
+    plan: Plan,
+    facts: Facts,
+    moved: Traffic,
+    device: DeviceInfo,
+    times: Times = TIMES,
+) -> Expected:
+    """The prediction for a program over slabs. Inductor has a kernel of the sums, one that adds up their
+    parts, one of what is small, and one of what has all elements."""
+    first, second, third = loops.nests
+    sums, applied = _work(loops, first), _work(loops, third)
+    small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
+    launch = times.start_us + 2 * times.launch_us
+
+    def ours(one: Work, other: Work) -> float:
+        return launch + small + sum(times.us(Kind.POINTWISE, w, device) for w in (one, other))
+
+    others = _inductors(loops, facts, sums, applied, device)
+    return Expected(
+        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
+        ours(sums, applied),
+        baseline.microseconds(others, device, times),
+        ours(sums.idle(), applied.idle()),
+        len(loops.nests),
+        sum(kernel.launches for kernel in others),
+        measured=device.name == H200.name,
+    )
+
+
+def _work(program: LoopProgram, nest: Nest) -> Work:
+    moves = baseline.total(baseline.moved_once(program, dict.fromkeys(s.buffer for s in full(nest))))
+    return moves + computing(program, nest, nest.body)
+
+
+def _inductors(
+    loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
+) -> list[baseline.Kernel]:
+    """Inductor's kernels. It has one of all where it does not divide the sums, and nothing else is reduced
+    before the elements: that reads them again from L2."""
+    assert isinstance(facts, SlabFacts)
+    blocks = facts.numel // baseline.BLOCK + 1
+    second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
+    handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
+    between = {a for s in closure(second.body, handed) if isinstance(s, Reduce) for a in s.axes}
+    in_rows = facts.summed == {len(facts.sizes) - 1}
+    least = baseline.FEW_OUTPUTS if in_rows else baseline.OUTPUTS
+    if len(between) == 1 and facts.cols >= least * device.num_sm:
+        read = Work(0, sums.l2, sums.instructions)
+        return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
+    reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
+    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
+    return [
+        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + reductions, ()),
+        *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
+        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
+    ]

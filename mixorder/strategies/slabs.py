@@ -1,0 +1,34 @@
+"""Two passes over slabs: sums of parts, a little arithmetic on their totals, and every element again."""
+
+from __future__ import annotations
+
+from ..codegen.slabs import slab_kernels, sums_kernel
+from ..errors import Decline, DeclineReason
+from ..ir.program import LoopProgram
+from ..ir.verify import Form
+from ..schedule import slabs
+from ..transform.slabs import reduce_then_apply
+from .strategy import Strategy
+
+
+def _is_over_slabs(program: LoopProgram) -> None:
+    if not program.over_slabs:
+        raise Decline(DeclineReason.AXIS_CLASS, "no sums of slabs")
+
+
+SLABS = Strategy(
+    "reduce, then apply",
+    "a kernel adds up parts of slabs, such as a channel's elements; a small one computes with the totals; a "
+    "third one computes every element from its operands again",
+    rank=60,
+    choose=slabs.choose,
+    emit=sums_kernel,
+    kernels=slab_kernels,
+    applies=_is_over_slabs,
+    transform=lambda program, device: reduce_then_apply(program),
+    form=Form.SLABS,
+    facts=slabs.facts_of_slabs,
+    place=slabs.placed,
+    in_place=lambda loops: False,  # the third kernel reads its inputs tile by tile
+    predict=slabs.expected_of_slabs,
+)

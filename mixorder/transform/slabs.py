@@ -1,0 +1,209 @@
+"""Divide a program over slabs into three nests: sums, a little arithmetic on their results, and what is
+computed with every element again.
+
+Takes a program as lowered, with one nest whose sums of full size are all over the same axes. The first nest
+adds up a part of these axes into a workspace. The second adds up the parts, and computes what has fewer
+elements; values that the third one needs go through a workspace as well. The third computes the elements from
+the operands once more.
+
+The axes are in the order of memory. Where no access of the first and the third nest tells two axes apart,
+they are one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+
+import sympy
+
+from ..errors import Decline, DeclineReason
+from ..inductor.symbols import FloorDiv, ModularIndexing
+from ..ir.program import (
+    NUM_SPLITS,
+    SPLIT_SYMBOL,
+    Axis,
+    AxisClass,
+    Buffer,
+    BufferRole,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+    Value,
+    closure,
+    operands,
+)
+
+
+def reduce_then_apply(program: LoopProgram) -> LoopProgram:
+    """The program's three nests. Raises `Decline` where these are not enough."""
+    (nest,) = program.nests
+    return _Phases(program, nest).program()
+
+
+class _Phases:
+    def __init__(self, whole: LoopProgram, nest: Nest) -> None:
+        self.whole, self.nest = whole, nest
+        self.deps = nest.dependence()
+        self.behind = _behind(nest.body)
+        self.sums = [s for s in nest.body if isinstance(s, Reduce) and self.behind.isdisjoint(operands(s))]
+        self.common = frozenset(self.sums[0].axes)
+        self.check()
+        self.axes = self.in_memory_order()
+        self.kept = tuple(axis for axis in self.axes if axis.symbol not in self.common)
+        self.numel = sympy.prod(axis.size for axis in self.kept)
+        self.buffers: list[Buffer] = []
+
+    def check(self) -> None:
+        for stmt in (s for s in self.nest.body if isinstance(s, Reduce)):
+            if stmt in self.sums:
+                same = self.common == set(stmt.axes)
+            else:
+                same = self.common.isdisjoint({*stmt.axes, *self.deps[stmt.value.name]})
+            if not same:
+                raise Decline(DeclineReason.AXIS_CLASS, "sums that need three passes", stmt.name)
+
+    def in_memory_order(self) -> tuple[Axis, ...]:
+        """The axes as they lie in most bytes of full tensors, outermost first."""
+        every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
+        for stmt in self.nest.body:
+            if isinstance(stmt, Load | Store) and every <= stmt.index.free_symbols:
+                strides = {a: int(sympy.expand(stmt.index).coeff(a.symbol)) for a in self.nest.loops}
+                order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a]))
+                sizes[order] = sizes.get(order, 0) + self.whole.buffer(stmt.buffer).dtype.itemsize
+        if not sizes:
+            raise Decline(DeclineReason.AXIS_CLASS, "no tensor is as large as the slabs")
+        return max(sizes, key=lambda order: sizes[order])
+
+    def program(self) -> LoopProgram:
+        body, stores = self.nest.body, [s for s in self.nest.body if isinstance(s, Store)]
+        small = [
+            s for s in stores if self.is_small(s.value.name) and self.common.isdisjoint(s.index.free_symbols)
+        ]
+        early = [s for s in stores if s.value.name not in self.behind and s not in small]
+        late = [s for s in stores if s not in small and s not in early]
+        if not late:
+            raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
+        places = {s.name: self.workspace(s, parts=True) for s in self.sums}
+        partials = [PartialAccumulate(*places[s.name], s.kind, s.value) for s in self.sums]
+        first = closure(body, [*partials, *early])
+        values = {s.name: s for s in body if isinstance(s, Value)}
+        handed = {name: self.workspace(values[name]) for name in self.needed(late)}
+        totals: list[Statement] = []
+        for one in self.sums:
+            partial = Load(f"{one.name}.partial", *places[one.name], one.dtype)
+            totals += [partial, dataclasses.replace(one, value=Ref(partial.name), axes=(SPLIT_SYMBOL,))]
+        rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
+        copies = [Store(*place, Ref(name)) for name, place in handed.items()]
+        second = closure([*totals, *rest], [*small, *copies])
+        loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
+        third = closure([*loads, *(s for s in body if getattr(s, "name", None) not in handed)], late)
+        split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
+        groups = _groups(self.axes, [*first, *third], self.common)
+        axes = tuple(map(_long, groups))
+        nests = (
+            Nest((split, *axes), _renamed(first, groups)),
+            Nest((split, *self.kept), second),
+            Nest(axes, _renamed(third, groups)),
+        )
+        return dataclasses.replace(self.whole, buffers=(*self.whole.buffers, *self.buffers), nests=nests)
+
+    def is_small(self, name: str) -> bool:
+        return self.common.isdisjoint(self.deps[name])
+
+    def needed(self, late: Collection[Store]) -> list[str]:
+        """The small values that are computed from sums, and that elements are computed from."""
+        found = dict[str, None]()
+        for stmt in closure(self.nest.body, late):
+            if not isinstance(stmt, Value) or not self.is_small(stmt.name):
+                used = (n for n in operands(stmt) if n in self.behind and self.is_small(n))
+                found |= dict.fromkeys(used)
+        return list(found)
+
+    def workspace(self, value: Value, parts: bool = False) -> tuple[str, sympy.Expr]:
+        """A new buffer with an element for each index of the axes that are kept, and the index into it."""
+        shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, self.numel) if parts else (self.numel,)
+        index, stride = SPLIT_SYMBOL * self.numel if parts else sympy.S.Zero, sympy.S.One
+        for axis in reversed(self.kept):
+            index, stride = index + stride * axis.symbol, stride * axis.size
+        name = f"ws{len(self.buffers)}"
+        strides = (self.numel, sympy.S.One)[-len(shape) :]
+        self.buffers.append(Buffer(name, BufferRole.WORKSPACE, value.dtype, shape, strides))
+        return name, index
+
+
+def _behind(body: Iterable[Statement]) -> set[str]:
+    """The reductions, and the values that are computed from one."""
+    found: set[str] = set()
+    for stmt in body:
+        if isinstance(stmt, Value) and (isinstance(stmt, Reduce) or not found.isdisjoint(operands(stmt))):
+            found.add(stmt.name)
+    return found
+
+
+def _groups(
+    axes: Sequence[Axis], body: Sequence[Statement], reduced: Collection[sympy.Symbol]
+) -> list[list[Axis]]:
+    """The axes, with neighbours in a group where all accesses that run over both do so without a gap."""
+    indices = [sympy.expand(s.index) for s in body if isinstance(s, Load | Store | PartialAccumulate)]
+    groups: list[list[Axis]] = []
+    for axis in axes:
+        before = groups[-1][-1] if groups else None
+        if before is not None and (axis.symbol in reduced) == (before.symbol in reduced):
+            over = [i for i in indices if {axis.symbol, before.symbol} <= i.free_symbols]
+            if all(i.coeff(before.symbol) == axis.size * i.coeff(axis.symbol) for i in over):
+                groups[-1].append(axis)
+                continue
+        groups.append([axis])
+    return groups
+
+
+def _long(group: Sequence[Axis]) -> Axis:
+    """One axis for all of a group."""
+    return dataclasses.replace(group[-1], size=sympy.prod(axis.size for axis in group))
+
+
+def _along(index: sympy.Expr, groups: Iterable[Sequence[Axis]]) -> sympy.Expr:
+    """An index along the axes of some groups, by one axis for each group."""
+    index = sympy.expand(index)
+    for group in (one for one in groups if len(one) > 1):
+        inner = sympy.S.One
+        runs = list[tuple[sympy.Expr, sympy.Expr, sympy.Expr]]()  # the step, elements inside, elements
+        for axis in reversed(group):
+            if axis.symbol in index.free_symbols:
+                step = index.coeff(axis.symbol)
+                if runs and runs[-1][1] * runs[-1][2] == inner and step == runs[-1][0] * runs[-1][2]:
+                    runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] * axis.size)
+                else:
+                    runs.append((step, inner, axis.size))
+            inner *= axis.size
+        own = {axis.symbol for axis in group}
+        rest = index - sum((index.coeff(s) * s for s in own), sympy.S.Zero)
+        if not own.isdisjoint(rest.free_symbols):
+            raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {index}")
+        long = _long(group)
+        index = sympy.expand(rest)
+        for step, inside, size in runs:
+            whole = inside * size == long.size
+            at = long.symbol if whole and inside == 1 else ModularIndexing(long.symbol, inside, size)
+            index += step * (FloorDiv(long.symbol, inside) if whole and inside != 1 else at)
+    return index
+
+
+def _renamed(body: Iterable[Statement], groups: Sequence[Sequence[Axis]]) -> tuple[Statement, ...]:
+    """Statements by one axis for each group."""
+    found = list[Statement]()
+    for stmt in body:
+        if isinstance(stmt, Load | Store | PartialAccumulate):
+            stmt = dataclasses.replace(stmt, index=_along(stmt.index, groups))
+        elif isinstance(stmt, Compute):
+            args = tuple(_along(a, groups) if isinstance(a, sympy.Expr) else a for a in stmt.args)
+            stmt = dataclasses.replace(stmt, args=args)
+        found.append(stmt)
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""Norms whose sums span slabs: a channel's elements, a group's or a sample's. Gradients of fused regions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from graphs import bf16, f32, randomised
+from running import ON, Tensors, check, compiled, exact_gradients, gradients, unfused
+from torch import nn
+
+from mixorder.errors import Decline
+from mixorder.report import RegionRecord, collect
+from mixorder.strategies.slabs import SLABS
+
+Make = Callable[[], nn.Module]
+
+
+class Added(nn.Module):
+    """The end of a residual block: its gradient goes on to two tensors."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(x) + x * 0.5)
+
+
+NORMS: dict[str, tuple[Make, tuple[int, ...]]] = {
+    "batch": (lambda: nn.Sequential(nn.BatchNorm2d(24), nn.ReLU()), (4, 24, 18, 16)),
+    "batch, 13 channels": (lambda: nn.Sequential(nn.BatchNorm2d(13), nn.ReLU()), (5, 13, 17, 15)),
+    "batch of one": (lambda: nn.BatchNorm2d(16), (1, 16, 40, 30)),
+    "batch of vectors": (lambda: nn.Sequential(nn.BatchNorm1d(24), nn.ReLU()), (1200, 24)),
+    "batch of sequences": (lambda: nn.BatchNorm1d(24), (5, 24, 300)),
+    "batch, no running statistics": (lambda: nn.BatchNorm2d(16, track_running_stats=False), (4, 16, 20, 16)),
+    "batch, no parameters": (lambda: nn.BatchNorm2d(16, affine=False), (4, 16, 20, 16)),
+    "batch, added": (lambda: Added(16), (4, 16, 20, 16)),
+    "group": (lambda: nn.Sequential(nn.GroupNorm(8, 64), nn.SiLU()), (3, 64, 12, 8)),
+    "groups of 10": (lambda: nn.Sequential(nn.GroupNorm(4, 40), nn.SiLU()), (3, 40, 7, 9)),
+    "group, no parameters": (lambda: nn.GroupNorm(4, 32, affine=False), (3, 32, 12, 8)),
+    "instance": (
+        lambda: nn.Sequential(nn.InstanceNorm2d(17, affine=True), nn.LeakyReLU()),
+        (2, 17, 40, 30),
+    ),
+}
+
+
+def lying(shape: tuple[int, ...], dtype: torch.dtype, last: bool) -> torch.Tensor:
+    x = (torch.randn(shape) * 2 + 1).to(dtype)
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
+def of_slabs(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[Tensors, list[RegionRecord]]:
+    """Gradients, and the records of regions over slabs."""
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    return ours, [r for r in records if not isinstance(r, Decline) and r.strategy == SLABS.name]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients(name: str, last: bool) -> None:
+    make, shape = NORMS[name]
+    if last and len(shape) != 4:
+        pytest.skip("no images")
+    torch.manual_seed(1)
+    module = randomised(make(), f32)
+    x, dy = (lying(shape, f32, last) for _ in range(2))
+    ours, found = of_slabs(module, x, dy)
+    inductors = name in ("instance", "batch of one") and not last  # it reads a row again from L2
+    assert len(found) == (0 if inductors else 1)
+    assert all(len(one.kernels) == 3 for one in found)
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
+    assert all(g.stride() == r.stride() for g, r in zip(ours, unfused(module, x, dy), strict=True))
+
+
+@pytest.mark.parametrize("name", ["batch", "group", "groups of 10"])
+def test_half_precision_and_the_same_bits(name: str) -> None:
+    make, shape = NORMS[name]
+    torch.manual_seed(2)
+    module = randomised(make(), bf16)
+    x, dy = (lying(shape, bf16, True) for _ in range(2))
+    ours, found = of_slabs(module, x, dy)
+    assert len(found) == 1
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
+    for mine, again in zip(ours, gradients(module, x, dy, ON), strict=True):
+        assert torch.equal(mine, again)
+
+
+def test_a_frozen_weight() -> None:
+    """Only the gradient of the input is computed."""
+    torch.manual_seed(3)
+    module = randomised(nn.Sequential(nn.BatchNorm2d(16), nn.ReLU()), f32).requires_grad_(False)
+    x, dy = (lying((4, 16, 20, 16), f32, True) for _ in range(2))
+
+    def gradient(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Tensors:
+        own = x.detach().to(dtype).requires_grad_()
+        return torch.autograd.grad(function(own), own, dy.to(dtype))
+
+    with collect() as records:
+        ours = gradient(compiled(ON)(module), f32)
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [SLABS.name]
+    stock, exact = gradient(module, f32), gradient(copy.deepcopy(module).double(), torch.float64)
+    check(ours, stock, exact, x.numel() // 16)
+
+
+LEFT: dict[str, tuple[Make, tuple[int, ...]]] = {
+    "in evaluation": (lambda: nn.BatchNorm2d(16).eval(), (4, 16, 20, 16)),
+    "no elements": (lambda: nn.GroupNorm(4, 16), (0, 16, 20, 16)),
+    "one element for each channel": (lambda: nn.BatchNorm2d(64), (16, 64, 1, 1)),
+    "a short column": (lambda: nn.Softmax(1), (4, 64, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_inductor(name: str) -> None:
+    """Nothing is summed before elements are computed, or one of Inductor's kernels does it all."""
+    make, shape = LEFT[name]
+    torch.manual_seed(4)
+    module = make()
+    x, dy = (lying(shape, f32, True) for _ in range(2))
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    assert not any(isinstance(r, RegionRecord) and r.strategy == SLABS.name for r in records)
+    for mine, eager in zip(ours, unfused(module, x, dy), strict=True):
+        assert torch.allclose(mine, eager, 1e-4, 1e-4)
