@@ -106,8 +106,8 @@ GOLDEN = {
         lambda: traced(statistics_in_bf16, *full(10000, 1024), ((10000, 1), bf16)),
     ),
     "rows_without_a_finalisation": Golden(
-        "a pair of sums at each of 32 indices of a batch, 32x16",
-        lambda: traced(finished, *[((32, 32, 16), f32)] * 2, ((32, 16), f32)),
+        "a pair of sums at each of 640 indices of a batch, 32x16",
+        lambda: traced(finished, *[((32, 640, 16), f32)] * 2, ((640, 16), f32)),
     ),
     "rows_shared_in_two_stages": Golden(
         "a row's scale, then a sum that needs it, 4096x20000: parts that are no power of two",
