@@ -3,6 +3,7 @@ that rounds once, and what is not in a region is eager there."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients import NORMS, as_exact, case, errors, exact, grads
+from gradients import NORMS, case, errors, exact, grads
 from graphs import bf16, f16, f32, pair
 from support.compilers import STRICT
 from torch._inductor.utils import run_and_get_code
@@ -28,10 +29,16 @@ def compiled(function: Callable[..., Any], fuse: bool) -> Callable[..., Any]:
 @pytest.mark.parametrize("shape", [(2048, 2048), (2048, 8192), (1000, 1001), (512, 20000)])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_dx_is_as_exact_as_from_a_kernel_of_its_own(norm: str, shape: tuple[int, int]) -> None:
-    """In fp32, where Inductor's product is not rounded before something is subtracted from it."""
-    module, x, dy = case(NORMS[norm], shape, f32)
-    ours, stock = (grads(compiled(module, fuse), module, x, dy) for fuse in (True, False))
-    as_exact(ours, stock, exact(module, x, dy), 1.02, 0)
+    """In fp32, where Inductor's product is not rounded before something is subtracted from it. From one draw
+    to the next, the ratio to Inductor's error varies by 4%."""
+    ours, stock = list[list[float]](), list[list[float]]()
+    for _ in range(4):
+        module, x, dy = case(NORMS[norm], shape, f32)
+        truth = exact(module, x, dy)
+        for fuse, found in ((True, ours), (False, stock)):
+            found.append(errors(grads(compiled(module, fuse), module, x, dy), truth))
+    for mine, theirs in zip(zip(*ours, strict=True), zip(*stock, strict=True), strict=True):
+        assert math.hypot(*mine) <= 1.02 * math.hypot(*theirs)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])
