@@ -9,8 +9,10 @@ gets a launch and its buffers as one node.
 Inductor tries several orders, and keeps the one that it expects to take least memory. Its estimate counts a
 result twice that is written where an operand lay, and in torch 2.11 it leaves out what the graph returns. So
 the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's
-logits were copied, for a product, while all else was still saved, and the peak was 30% higher. The orders of
-a graph with our launches are compared by an estimate without these errors.
+logits were copied, for a product, while all else was still saved, and the peak was 30% higher. It also takes
+an input that a launch writes to for free from there on, and kept a buffer for later that did not fit: 28.1 MB
+instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
+errors.
 """
 
 from __future__ import annotations
@@ -57,13 +59,15 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function of Inductor's that estimates what an order of kernels takes."""
+    """Wraps the function of Inductor's that estimates what an order of kernels takes. Inductor also asks it
+    whether a buffer may be kept until another of its size is made."""
 
     def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
         tried = _tried.get()
-        if tried is None:
+        if tried is not None:
+            tried.append(nodes)
+        elif not any(map(launches_ours, nodes)):
             return original(nodes, *args)
-        tried.append(nodes)
         held = held_at(nodes, tensors(nodes, memory.compute_memory_timeline(nodes, *args)[0]))
         return max(held), held
 
