@@ -12,10 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-# Lanes from which on a result that is computed with goes through memory. Of 4, MXFP8 both ways has 872
-# instructions and 165 registers, by shuffles 768 and 121. One that is only stored always does: a sum beside
-# `dy * x` has 1080 instructions then, 1128 by shuffles, and 1056 and 18 barriers instead of 16 if all do.
-MANY = 8
 # Triton gives the operand of a split a layout in which a thread has both parts. The layout of the result
 # would be carried on to what is computed from it, in all lanes again. A reduction of one element keeps it.
 KEPT = """\

@@ -25,7 +25,8 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
     x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
     columns = _columns(last, plan, phase is not None)
     several = not row.size.is_number or int(row.size) > rows * plan.splits
-    writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several)
+    keeps = several and plan.order.keeps
+    writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several, keeps=keeps)
     writer.has_rows = _has_rows(writer, plan)
     writer.begin(("XBLOCK", "NUM_STAGES"))
     code = writer.code

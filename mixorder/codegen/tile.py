@@ -335,11 +335,12 @@ class TileWriter(TileAccesses):
 
     def goes_through_memory(self, kind: ReductionKind, dtype: torch.dtype, axis: Axis, used: bool) -> bool:
         """Whether partial results along an axis are combined through shared memory."""
-        if not (self.plan.layout.through_shared and self._deals and axis is self.rows):
+        least = self.plan.layout.through_shared
+        if not (least and self._deals and axis is self.rows):
             return False
         if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
             return False
-        return self.extents[axis] >= self.plan.layout.thread_rows * (lanes.MANY if used else 2)
+        return self.extents[axis] >= self.plan.layout.thread_rows * (least if used else 2)
 
     def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
         """A value reduced along one of its dims, which it loses."""

@@ -107,13 +107,14 @@ class Writer:
         dims: tuple[TileDim, ...],
         num_splits: int,
         spread_columns: bool = True,
+        keeps: bool = False,
     ) -> None:
         self.spread_columns = self.spread_columns and spread_columns
         self.program = program
         self.nest = nest
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
-        self.eviction = Eviction(program, nest, self.tiled, dims[1].extent, self.spread_columns)
+        self.eviction = Eviction(program, nest, self.tiled, keeps)
         self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
         batch = program.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol

@@ -46,6 +46,7 @@ HOT_TABLE = 8192
 # 8192 indices, 32 pieces: a finalisation with 150 loads 445 us, and 692 in the main kernel, whose programs
 # then take twice the registers. 14 others, with 0 to 2 loads, take 0.5 to 7% less time without one.
 FINAL_LOADS = 4
+SHARED_ROWS = 8  # bytes of which rows of a batch are a multiple where they share few sectors of memory
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -72,7 +73,8 @@ class Facts:
     that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
     `both_ways`: full tensors that are read lie so, and others do not. `repeated_bytes`: `staged_bytes`
     without what a piece does not read. `hot`: a table of a few kilobytes would be loaded ahead. `common`: the
-    reductions over rows are over the columns as well.
+    reductions over rows are over the columns as well. `shared_bytes`: those of an element that lie in sectors
+    which programs of another index of the batch read as well.
     """
 
     rows: int
@@ -102,6 +104,7 @@ class Facts:
     repeated_bytes: int = 0
     hot: bool = False
     common: bool = False
+    shared_bytes: int = 0
 
     @property
     def numel(self) -> int:
@@ -166,6 +169,7 @@ class _Reader:
             repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
             hot=any(map(self.is_hot, self.whole)),
             common=self.col.kind is AxisClass.COMMON,
+            shared_bytes=self.shared_bytes(),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
@@ -200,6 +204,19 @@ class _Reader:
         share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
         in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
         return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
+
+    def shared_bytes(self) -> int:
+        """Bytes of an element of tensors that are read once, in rows of a batch that fill no whole parts of
+        a sector."""
+        batch = self.program.axis(AxisClass.BATCH)
+        if batch is None:
+            return 0
+        reads = collections.Counter(s.buffer for s in self.main.statements if isinstance(s, Load))
+        full = (s for s in (*self.full[False], *self.full[True]) if isinstance(s, Load))
+        once = (s for s in full if reads[s.buffer] == 1)
+        inputs = (s for s in once if self.program.buffer(s.buffer).role is BufferRole.INPUT)
+        items = (self.item(s) for s in inputs if batch.symbol in s.index.free_symbols)
+        return sum(item for item in items if int(self.col.size) * item % SHARED_ROWS)
 
     def is_hot(self, load: Load) -> bool:
         """Whether all programs load the same few bytes ahead, past the first-level cache."""

@@ -135,13 +135,16 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """In which order programs compute tiles."""
+    """In which order programs compute tiles, and what caches keep meanwhile."""
 
     backwards: bool = False
     """They begin at the last tile, whose inputs L2 may still have from the kernel before."""
 
     grouped: int = 1
     """Tiles along the first axis that follow one another before the next one along the second."""
+
+    keeps: bool = False
+    """Whether caches keep what a program with several tiles has read once: others read sectors of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +160,9 @@ class Layout:
     column_words: bool = False
     """Whether casts to one byte make words of a column's elements (`codegen.registers`)."""
 
-    through_shared: bool = False
-    """Whether partial results in several lanes are combined through shared memory (`codegen.lanes`)."""
+    through_shared: int = 0
+    """Lanes with partial results of one value, from which on these are combined through shared memory
+    (`codegen.lanes`); of what is only stored, 2. 0 where none are."""
 
 
 @dataclasses.dataclass(frozen=True)

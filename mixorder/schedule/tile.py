@@ -58,6 +58,10 @@ PER_THREAD_OF_NORM = 16
 # thread. H200, dGELU 134.5 and 130.7 us. Of two results, ptxas spills: dSwiGLU 195 and 203,
 # H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
 MOST_THROUGH_MEMORY = 64
+# Lanes from which on a result that is computed with goes through memory. Of 4, MXFP8 both ways has 872
+# instructions and 165 registers, by shuffles 768 and 121. One that is only stored always does: a sum beside
+# `dy * x` has 1080 instructions then, 1128 by shuffles, and 1056 and 18 barriers instead of 16 if all do.
+MANY_LANES = 8
 # Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
 # sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
 MOST_WORDS = 64
@@ -186,9 +190,8 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     each, own = facts.per_access, math.prod(plan.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    layout = Layout(
-        rows, cols, own <= MOST_WORDS, through_shared=facts.turned == 1 and own <= MOST_THROUGH_MEMORY
-    )
+    through_shared = MANY_LANES if facts.turned == 1 and own <= MOST_THROUGH_MEMORY else 0
+    layout = Layout(rows, cols, own <= MOST_WORDS, through_shared)
     limited = ordered.changed(max_registers=most_registers(facts, own))
     return dataclasses.replace(limited, layout=layout)
 

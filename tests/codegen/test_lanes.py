@@ -18,6 +18,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
+from mixorder.schedule.tile import MANY_LANES
 from mixorder.strategies.tile import TILE
 
 TL = types.SimpleNamespace(
@@ -51,7 +52,7 @@ def kernel_of(name: str, through_memory: bool | None = None) -> tuple[LoopProgra
     program = merged(within_tile(traced(lambda *x: recipe.function(*x), *recipe.like(16384, 4096))))
     schedule = tile.choose(TILE.facts(program), H200)
     if through_memory is not None:
-        layout = dataclasses.replace(schedule.layout, through_shared=through_memory)
+        layout = dataclasses.replace(schedule.layout, through_shared=MANY_LANES * through_memory)
         schedule = dataclasses.replace(schedule, layout=layout)
     placed = TILE.place(program, schedule)
     source, *_ = TILE.generate(placed, schedule, "test")
