@@ -85,6 +85,7 @@ WAYS = {
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
     "blocks in a tile": Way(lambda: graphs.block_scales(512, 1024)),
+    "reduce, then apply": Way(lambda: graphs.batch_norm_backward(4096, 64)),
     "spelled": Way(lambda: traced(with_largest, *[((512, 256), f32)] * 2)),
 }
 

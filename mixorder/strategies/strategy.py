@@ -59,7 +59,7 @@ class Strategy:
     describe: Callable[[Plan], str] = lambda plan: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     predict: Callable[..., Expected] = expected
-    kernels: Callable[..., tuple[KernelSource, ...]] = generate
+    kernels: Callable[..., tuple[KernelSource, ...]] = lambda *args: generate(*args)
 
     @property
     def blocked(self) -> bool:

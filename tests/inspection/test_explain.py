@@ -25,6 +25,8 @@ from mixorder.inspection.explanation import Report
 from mixorder.inspection.table import source
 from mixorder.ir.program import BufferRole
 from mixorder.record import RegionRecord
+from mixorder.region import find
+from mixorder.strategies.slabs import SLABS
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
 
@@ -514,8 +516,9 @@ class Grouped(nn.Module):
         return self.last(self.mix(self.first(x)).permute(0, 2, 3, 1))
 
 
-def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already() -> None:
+def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason, or a region, that is about less than the norm's input is not the norm's."""
+    monkeypatch.setattr(find, "may_be_over_slab", lambda node: False)
     x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
     for options in ({}, ANY_SIZE):
         found = mixorder.explain(Grouped().to("meta"), options=options)(x)
@@ -523,6 +526,13 @@ def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already() -> None:
         assert all(r.provenance.numel < x.numel() for r in about) and about
         first, last = (norm.reason for norm in found.norms)
         assert "no pair of reductions" in first and not last
+
+
+def test_a_group_norm_is_judged_by_its_region_over_slabs() -> None:
+    x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
+    found = mixorder.explain(Grouped().to("meta"))(x)
+    (one,) = (r for r in found.regions if "first" in str(r.provenance))
+    assert one.strategy == SLABS.name and [norm.reason for norm in found.norms] == ["", ""]
 
 
 class Captured(nn.Module):

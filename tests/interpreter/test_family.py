@@ -62,7 +62,6 @@ def test_results_are_bitwise_reproducible(name: str) -> None:
     ("make", "shape"),
     [
         (lambda: nn.LayerNorm(64, elementwise_affine=False), (3, 5, 64)),
-        (lambda: nn.GroupNorm(2, 4, affine=False), (3, 4, 5, 7)),
         (lambda: nn.Linear(64, 64), (3, 5, 64)),
         (lambda: nn.Softmax(-1), (3, 5, 64)),
     ],

@@ -247,8 +247,8 @@ def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
 
 
 def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
-    """The region after the sum over height and width: a small matrix of samples and channels."""
-    return [(f"row {n} x batch 2 x column {c // 2}", 1, 2)]
+    """The sums over height and width, and sums of these of a group of channels, and of all samples."""
+    return [(f"column {n} x column 2 x column {c // 2} x row {h * w}", 0, 6)]
 
 
 def pooled(b: int, s: int, d: int) -> list[Fused]:
