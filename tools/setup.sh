@@ -15,7 +15,7 @@ TRITON_VERSION=3.7.1
 export BOUNDS=${BOUNDS:-constraints.txt}
 PY=python3 WHERE="the active environment"
 if [ "${MIXORDER_ENV:-}" != active ]; then
-  PY=.venv/bin/python WHERE=.venv
+  PY=$PWD/.venv/bin/python WHERE=.venv
   if [ ! -x "$PY" ]; then
     python3 -m venv --system-site-packages --without-pip .venv
     # .venv sees the packages of the system; those of an active environment are others.
