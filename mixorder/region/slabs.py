@@ -76,17 +76,21 @@ def slab_seed(node: Node) -> SlabSeed | None:
     elements = [n for n in later if orders.size_of(n) == size and is_loop(n)]
     if node not in first or not elements:
         return None
-    between = needed_for(elements, since=position(node)).intersection(later)
-    again = any(reduced(n) is not None and orders.size_of(operands(n)[0]) != size for n in between)
-    if not again and _is_short(orders.reduced(node), sources[0]):
+    small = {n for n in later if reduced(n) is not None and orders.size_of(operands(n)[0]) != size}
+    again = not small.isdisjoint(needed_for(elements, since=position(node)))
+    if not again and _is_left(orders.reduced(node), sources[0], bool(small)):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
 
 
-def _is_short(run: Run, source: Node) -> bool:
-    """Whether one kernel of Inductor's may reduce such axes, and compute with every element again."""
+def _is_left(run: Run, source: Node, reduced_further: bool) -> bool:
+    """Whether sums over such axes, with which elements are computed right away, are left to Inductor and to
+    the strategies for rows. A contiguous row is a slab only where results of several rows are reduced
+    further, as for a channel of several samples."""
     length = product(factor.size for factor in run)
     is_row = len(run) == 1 and run[0].stride == 1 and is_row_major(source)
+    if is_row and not reduced_further:
+        return True
     return isinstance(length, int) and length <= (SHORT_ROW if is_row else SHORT)
 
 

@@ -70,16 +70,25 @@ class _Phases:
                 raise Decline(DeclineReason.AXIS_CLASS, "sums that need three passes", stmt.name)
 
     def in_memory_order(self) -> tuple[Axis, ...]:
-        """The axes as they lie in most bytes of full tensors, outermost first."""
+        """The axes as they lie in all full tensors, outermost first. Raises `Decline` where these differ in
+        the axis along which they are contiguous: a tile's lanes are along one."""
         every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
+        innermost: dict[Axis | None, Buffer] = {}
         for stmt in self.nest.body:
             if isinstance(stmt, Load | Store) and every <= stmt.index.free_symbols:
                 strides = {a: int(sympy.expand(stmt.index).coeff(a.symbol)) for a in self.nest.loops}
                 order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a]))
-                sizes[order] = sizes.get(order, 0) + self.whole.buffer(stmt.buffer).dtype.itemsize
+                buffer = self.whole.buffer(stmt.buffer)
+                sizes[order] = sizes.get(order, 0) + buffer.dtype.itemsize
+                innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
         if not sizes:
             raise Decline(DeclineReason.AXIS_CLASS, "no tensor is as large as the slabs")
-        return max(sizes, key=lambda order: sizes[order])
+        chosen = max(sizes, key=lambda order: sizes[order])
+        for axis, buffer in innermost.items():
+            if axis != chosen[-1]:
+                detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}, and others differ"
+                raise Decline(DeclineReason.LAYOUT, detail)
+        return chosen
 
     def program(self) -> LoopProgram:
         body, stores = self.nest.body, [s for s in self.nest.body if isinstance(s, Store)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from graphs import bf16, f32, randomised
 from running import ON, Tensors, check, compiled, exact_gradients, gradients, unfused
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mixorder.errors import Decline
+from mixorder.errors import Decline, DeclineReason
 from mixorder.report import RegionRecord, collect
 from mixorder.strategies.slabs import SLABS
 
@@ -70,7 +72,8 @@ def test_gradients(name: str, last: bool) -> None:
     module = randomised(make(), f32)
     x, dy = (lying(shape, f32, last) for _ in range(2))
     ours, found = of_slabs(module, x, dy)
-    inductors = name in ("instance", "batch of one") and not last  # it reads a row again from L2
+    inductors = name == "batch of one" and not last  # it reads a row again from L2
+    inductors |= name == "instance"  # that, or dy and dx are contiguous and x is not
     assert len(found) == (0 if inductors else 1)
     assert all(len(one.kernels) == 3 for one in found)
     check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
@@ -127,3 +130,41 @@ def test_what_is_left_to_inductor(name: str) -> None:
     assert not any(isinstance(r, RegionRecord) and r.strategy == SLABS.name for r in records)
     for mine, eager in zip(ours, unfused(module, x, dy), strict=True):
         assert torch.allclose(mine, eager, 1e-4, 1e-4)
+
+
+class Stored(nn.Module):
+    """A group norm whose result is stored in some format, and with it its gradient."""
+
+    def __init__(self, channels: int, memory_format: torch.memory_format) -> None:
+        super().__init__()
+        self.norm, self.format = nn.GroupNorm(8, channels), memory_format
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).contiguous(memory_format=self.format)
+
+
+@pytest.mark.parametrize(("of_x", "of_dy"), itertools.product([False, True], repeat=2))
+def test_full_tensors_are_contiguous_along_one_axis(of_x: bool, of_dy: bool) -> None:
+    """Of a channels-last x and a contiguous dy, one would be read across memory."""
+    torch.manual_seed(5)
+    module = randomised(Stored(64, torch.channels_last if of_dy else torch.contiguous_format), bf16)
+    x, dy = lying((3, 64, 12, 8), bf16, of_x), lying((3, 64, 12, 8), bf16, of_dy)
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    found = [r for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
+    refusals = [r.reason for r in records if isinstance(r, Decline)]
+    assert (len(found), DeclineReason.LAYOUT in refusals) == ((1, False) if of_x == of_dy else (0, True))
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // 64)
+
+
+@pytest.mark.parametrize("rows", [2, 300])
+@pytest.mark.parametrize("make", [nn.RMSNorm, nn.LayerNorm])
+def test_a_statistic_of_a_row_is_no_slab(make: Callable[[int], nn.Module], rows: int) -> None:
+    """Whatever the row's length. The strategies for rows have the backward of such a norm."""
+    torch.manual_seed(6)
+    module = make(131072)
+    with collect() as records, FakeTensorMode(allow_non_fake_inputs=True):
+        x, dy = (lying((rows, 131072), f32, False) for _ in range(2))
+        gradients(module, x, dy, ON)
+    found = [r.strategy for r in records if isinstance(r, RegionRecord)]
+    assert found == ["cooperative, 32 programs to a row"]
