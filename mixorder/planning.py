@@ -31,6 +31,7 @@ from .schedule.kernel_time import TIMES, moving_us
 from .schedule.outside import outside_us
 from .schedule.plan import Plan
 from .schedule.predicted import (
+    OF_SLABS,
     Expected,
     check_saves,
     check_spares,
@@ -149,6 +150,8 @@ def _pays(plan: RegionPlan) -> bool:
 
 def _least_saved(plan: RegionPlan) -> float:
     """The share of Inductor's time that a plan has to save."""
+    if plan.strategy.over_slabs:
+        return OF_SLABS
     if plan.strategy.blocked:
         return of_launches(plan.expected)
     return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)

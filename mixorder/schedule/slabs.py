@@ -194,11 +194,19 @@ def expected_of_slabs(
     times: Times = TIMES,
 ) -> Expected:
     """The prediction for a program over slabs. Inductor has a kernel of the sums, one that adds up their
-    parts, one of what is small, and one of what has all elements."""
+    parts, one of what is small, and one of what has all elements.
+
+    Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
+    memory."""
+    assert isinstance(facts, SlabFacts)
     first, second, third = loops.nests
     sums, applied = _work(loops, first), _work(loops, third)
     small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
     launch = times.start_us + 2 * times.launch_us
+    if len(facts.sizes) - 1 not in facts.summed:
+        rows = math.prod(plan.walk[i].tile for i in facts.summed)
+        partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
+        small += times.fused.tree_us * partials * math.log2(rows * plan.launch.num_warps + 1)
 
     def ours(one: Work, other: Work) -> float:
         return launch + small + sum(times.us(Kind.POINTWISE, w, device) for w in (one, other))
