@@ -92,7 +92,7 @@ def test_scripts_install_into_an_environment_of_their_own_and_use_the_torch_that
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
     shown = "import mixorder, sys, torch; print(sys.prefix, torch.__file__, mixorder.__file__, sep='\\n')"
-    script = f'. tools/setup.sh; cd /; "{source}/$PY" -c "{shown}"'
+    script = f'. tools/setup.sh; cd /; "$PY" -c "{shown}"'
     done = subprocess.run(
         ["bash", "-ec", script], cwd=source, env=env, capture_output=True, text=True, check=True
     )

@@ -31,9 +31,6 @@ OF_SUMS, OF_NARROW_SUMS = 0.08, 0.3
 # The same where results are copied behind the kernels. H100, RMSNorm of a part of a tensor: 63 us in
 # Inductor's kernels and 71 fused, which is predicted to save 8%.
 OF_JOINED = 0.1
-# The same of sums over slabs. H100, the backward of 12 norms: the 10 predicted to save 7 to 21% took 4 to 56%
-# less. Of the other two, one is predicted to save 2% and took 4% more, one to take 4% more and took 2% less.
-OF_SLABS = 0.05
 # Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
 # rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
 # whatever it computes. H200 and H100, 64 rows, 25 norms whose predictions are up to 18% longer than

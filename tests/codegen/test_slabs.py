@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 import graphs
 import pytest
-import torch
 from devices import H200
-from graphs import bf16, f32
+from graphs import f32
 from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
 
 from mixorder.codegen.source import KernelSource
@@ -50,25 +48,12 @@ def test_the_programs_of_a_plan() -> None:
     assert all("atomic" not in one.text for one in record.kernels)
 
 
-@pytest.mark.parametrize(("rows", "fused"), [(6272, False), (32768, True)])
-def test_sums_of_few_rows_are_left_to_inductor(rows: int, fused: bool) -> None:
-    """Each program adds up the rows of its tile at its end. H100: 6272x2048 took 4% more than Inductor's
-    kernels, 32768x2048 5% less."""
-
-    def function(dy: Any, x: Any, mask: Any, mean: Any, rstd: Any, w: Any) -> Any:
-        gradient = torch.where(mask, 0.0, dy).to(f32)
-        normed = (x.to(f32) - mean) * rstd
-        dw, db = (gradient * normed).sum(0), gradient.sum(0)
-        return ((gradient - normed * (dw / rows) - db / rows) * (rstd * w)).to(bf16), dw, db
-
-    full, of_channels = (rows, 2048), ((2048,), f32)
-    graph = graphs.traced(function, (full, bf16), (full, bf16), (full, torch.bool), *[of_channels] * 3)
-    device = dataclasses.replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
-    setting = dataclasses.replace(setting_in_force(), device=device)
+@pytest.mark.parametrize(("min_numel", "fused"), [(0, True), (4096, False)])
+def test_slabs_are_fused_where_the_user_asks_for_all(min_numel: int, fused: bool) -> None:
     with collect() as records:
-        run(graph, Options(interpret=True, strict=True), setting)
-    found = [r.reason if isinstance(r, Decline) else r.strategy for r in records]
-    assert found == [SLABS.name if fused else DeclineReason.SLOWER]
+        run(GRAPHS["batch"](), Options(interpret=True, strict=True, min_numel=min_numel), setting_in_force())
+    (found,) = (r.reason if isinstance(r, Decline) else r.strategy for r in records)
+    assert found == (SLABS.name if fused else DeclineReason.SLOWER)
 
 
 @needs_a_compiler

@@ -32,6 +32,7 @@ from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.finished import finished
 from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.slabs import reduce_then_apply
 from mixorder.transform.split import split_outer
 
 
@@ -46,6 +47,7 @@ def programs() -> dict[Form, LoopProgram]:
         Form.REORDERED: reordered,
         Form.MERGED: merge(reordered),
         Form.COOPERATIVE: share(merge(reordered), 2, 2),
+        Form.SLABS: reduce_then_apply(lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))),
         Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
     }
 
