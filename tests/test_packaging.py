@@ -115,7 +115,7 @@ def test_scripts_install_what_the_constraints_allow(script: str) -> None:
 def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
     described = read(wheel, "METADATA").partition("\n\n")[2]
     assert described.startswith("# mixorder") and "tested pairs (`docs/supported.md`)" in described
-    assert not re.findall(r"\]\((?!https?:)", described) and "`docs/benchmark.md` has\nthese" in described
+    assert not re.findall(r"\]\((?!https?:)", described) and "`docs/lab/benchmark.md` has\nthese" in described
     assert "![" not in described and "(`#" not in described
 
 

@@ -73,7 +73,7 @@ def test_the_tested_pairs() -> None:
 
 
 def test_the_models_that_gain_are_those_of_the_page_on_whole_models() -> None:
-    lines = (ROOT / "docs" / "duels.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "lab" / "duels.md").read_text().splitlines()
     rows = table("model")
     for name, recipe, step, gpu, peak in rows:
         found = [line for line in lines if all(f"| {cell} " in line for cell in (step, gpu))]

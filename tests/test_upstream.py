@@ -62,7 +62,7 @@ def assert_worth_it(record: RegionRecord, share: float) -> None:
 def test_each_issue_of_the_page_has_a_test_without_a_gpu() -> None:
     """By its number, and a reproduction at the issue's size for a GPU."""
     here = Path(__file__)
-    page = (here.parent.parent / "docs" / "robustness.md").read_text()
+    page = (here.parent.parent / "docs" / "lab" / "robustness.md").read_text()
     listed = re.findall(r"^\| (\d{6})(?: \(R\))? \| .* \| `test_(\d{6})_\*` \|$", page, re.MULTILINE)
     assert len(listed) == 11 and all(issue == test for issue, test in listed)
     files = (here, here.parent / "interpreter" / "test_upstream_numbers.py")
@@ -77,7 +77,7 @@ def test_185814_tiles_of_wide_rows_do_not_grow_with_the_number_of_rows(rows: int
     """Upstream: a program's rows at once are chosen by the number of rows alone; 2 or 4 rows of 16384
     columns do not fit the registers, and the kernel reaches 10% of the memory's rate. Here the tile is the
     same for all, and the pair is fused at every size (on an H200 with 92% of the limit, stock 6%:
-    docs/benchmark.md)."""
+    docs/lab/benchmark.md)."""
     (record,) = regions("185814", (rows, 16384))
     (smallest,) = regions("185814", (16384, 16384))
     same = ("tile_rows", "group", "lanes")

@@ -131,9 +131,10 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "text",
         "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
         "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
-        "`docs/tuning.md`). Axis 0 is the rows, which so many programs divide (`split`); each walks through "
-        "its rows, a tile after the other. Axis 1 is the columns; a tile has a power of two that holds them. "
-        "Each program of the second stage adds up the partial results of a block of columns. `dependent`: "
+        "`docs/lab/tuning.md`). Axis 0 is the rows, which so many programs divide (`split`); each walks "
+        "through its rows, a tile after the other. Axis 1 is the columns; a tile has a power of two that "
+        "holds them. Each program of the second stage adds up the partial results of a block of columns. "
+        "`dependent`: "
         "this stage is launched while the main kernel still runs. `schedule/plan.py` has the other levels "
         "and records.",
     ),

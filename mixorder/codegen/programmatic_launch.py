@@ -2,7 +2,7 @@
 
 A program of the first kernel releases the second after its last row; the second waits, before it reads
 anything, until the first has ended and its writes are visible. This saves the time between two launches
-(docs/tuning.md, "Launches").
+(docs/lab/tuning.md, "Launches").
 
 NVIDIA, sm_90 on; both instructions do nothing where the launch does not ask for it (Triton's `launch_pdl`),
 as under AOTInductor. The compiler takes both as pure, like the assembly of `codegen.exchange`. Each therefore

@@ -165,7 +165,7 @@ def test_it_compiles(name: str, target: str, known: Known, tmp_path: Path) -> No
 
 def check_rows_of_a_thread(ttgir: str) -> None:
     """Rows next to each other are of one thread. With such rows in two warps, and one block of rows, Triton
-    3.6 gives wrong maxima of columns (docs/tuning.md, "Open")."""
+    3.6 gives wrong maxima of columns (docs/lab/tuning.md, "Open")."""
     blocked = dict(re.findall(r"(#\w+) = #ttg\.blocked<\{(.*?)\}>", ttgir))
     loads = re.findall(r"tt\.load .*: tensor<([0-9x]+)x!tt\.ptr<\w+>, (#\w+)>", ttgir)
     dealt = [blocked[name] for shape, name in loads if shape.count("x") >= 2]

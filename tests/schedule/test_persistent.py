@@ -185,7 +185,7 @@ def test_a_rule_that_few_graphs_meet(facts: Facts, chosen: tuple[int, ...]) -> N
 
 
 def test_threads_share_the_registers_that_a_limit_leaves() -> None:
-    """docs/tuning.md, "Sums alone, and short rows"."""
+    """docs/lab/tuning.md, "Sums alone, and short rows"."""
     work = Facts(16384, 1024, 4, 2, 4, instructions=44, levels=0, batch=16)
     schedule = choose(work, H200)
     per_sm = -(-schedule.splits * work.batch // H200.num_sm)

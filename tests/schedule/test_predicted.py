@@ -104,8 +104,8 @@ def test_arithmetic_is_part_of_the_time() -> None:
 
 
 def benchmarked() -> Iterator[tuple[str, int, int, float]]:
-    """Norm, rows, columns, and stock's time over mixorder's, of the first table of docs/benchmark.md."""
-    page = (ROOT / "docs" / "benchmark.md").read_text().partition("| M x N |")[2].partition("\n\n")[0]
+    """Norm, rows, columns, and stock's time over mixorder's, of the first table of docs/lab/benchmark.md."""
+    page = (ROOT / "docs" / "lab" / "benchmark.md").read_text().partition("| M x N |")[2].partition("\n\n")[0]
     for line in page.splitlines()[2:]:
         cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
         rows, cols = map(int, cells[0].split(" x "))
@@ -132,7 +132,9 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
 
 def test_rows_off_a_boundary_take_longer() -> None:
     aligned, odd = (record_of("rms", 32768, cols).expected for cols in (4096, 4097))
-    assert odd.share == pytest.approx(0.70, abs=0.1)  # docs/tuning.md, "First-level cache and narrow loads"
+    assert odd.share == pytest.approx(
+        0.70, abs=0.1
+    )  # docs/lab/tuning.md, "First-level cache and narrow loads"
     assert aligned.share > 0.85
     assert record_of("rms", 16384, 16384).strategy.startswith("cooperative, ")
     assert record_of("rms", 32768, 768).strategy == "persistent"

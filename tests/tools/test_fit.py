@@ -121,6 +121,6 @@ def test_the_committed_constants_are_the_fit(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "fitted.json").read_text() == FILE.read_text()
     assert read() == FITTED != BY_HAND
     _, mean, summary = capsys.readouterr().out.strip().partition("before: mean")
-    assert mean + summary in (TOOLS.parent / "docs" / "tuning.md").read_text()
+    assert mean + summary in (TOOLS.parent / "docs" / "lab" / "tuning.md").read_text()
     regret = json.loads(FILE.read_text())["regret_percent"]
     assert regret["fitted"]["mean"] < regret["left_out"]["mean"] < regret["before"]["mean"]
