@@ -1,9 +1,9 @@
 """Keeps the strides of a buffer that views were made of, where a launch of ours reads it.
 
-Inductor makes a view of a buffer whose strides are still open, with the strides that these are to have: those
-with gaps, in torch 2.11 and 2.12. A launch then asks for the strides that the graph states, which the open
-ones become, and what reads the view is wrong. H100, torch 2.11, LayerNorm of 1030 columns in bf16 behind
-padded products: all rows of a gradient but the first. Once they are settled, the launch gets a copy.
+Inductor makes a view of a buffer whose strides are still open, with the strides that the buffer has so far.
+Torch 2.11 puts gaps between rows into these. A launch then asks for the strides that the graph states, the
+buffer gets them, and what reads the view is wrong. H100, torch 2.11, LayerNorm of 1030 columns in bf16 behind
+padded products: all rows of a gradient but the first. With final strides, the launch gets a copy instead.
 """
 
 from __future__ import annotations
