@@ -51,12 +51,17 @@ def awaited(places: Mapping[str, str]) -> Iterator[str]:
     """Lines that load words, each at its addresses, again until none is empty, but not for ever: all at once,
     as each would take the time of a load (H100, a norm in front of MXFP8 both ways, 16384x4096: 178 us, so
     172). The loop is around the whole tensor: of one for each word, Triton makes a copy for each layout, up
-    to seven."""
+    to seven.
+
+    Several threads may have a copy of one word, of which the loop looks at one, and it may have been loaded
+    later than the others: these are loaded once more behind the loop."""
     yield f"polls = tl.full([], {POLLS}, tl.int32)"
     for words, pointers in places.items():
+        again = f"{words} = {_again(words, pointers)}"
         yield f"while (tl.min(({words} != {EMPTY}).to(tl.int32)) == 0) & (polls > 0):"
-        yield f"    {words} = {_again(words, pointers)}"
+        yield f"    {again}"
         yield "    polls -= 1"
+        yield again
 
 
 def branches(

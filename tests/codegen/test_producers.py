@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from graphs import bf16, f32, traced, within_tile
 from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
 from support.quantised import norm_backward
@@ -108,10 +109,26 @@ def told(text: str) -> str:
 def test_what_is_awaited() -> None:
     assert looked_at("at", "") == "tl.load(at, volatile=True)"
     assert looked_at("at", "m") == "tl.load(at, m, other=0, volatile=True)"
-    polls, loop, again, one_less = awaited({"words": "at"})
+    polls, loop, again, one_less, _ = awaited({"words": "at"})
     assert polls == f"polls = tl.full([], {POLLS}, tl.int32)" and one_less == "    polls -= 1"
     assert loop == f"while (tl.min((words != {EMPTY}).to(tl.int32)) == 0) & (polls > 0):"
     assert again.startswith("    words = ") and "is_pure=False" in again
+
+
+@pytest.mark.parametrize("looked_at", [0, 1])
+def test_of_every_copy_of_a_word_none_is_empty(looked_at: int) -> None:
+    """Of 128 words, 256 threads have two copies. One was loaded before the word was there, one later."""
+    text = "\n".join(awaited({"words": "at"}))
+    there = torch.tensor([7, 8])
+
+    def again(text: str, constraints: str, args: list[Any], **_: Any) -> Any:
+        return torch.where(args[1] == EMPTY, there, args[1])
+
+    known = {"full": lambda shape, value, dtype: value, "min": lambda words: words[looked_at].min()}
+    tl = SimpleNamespace(int32=torch.int32, int64=torch.int64, inline_asm_elementwise=again, **known)
+    names = {"tl": tl, "at": there, "words": torch.tensor([[EMPTY, 8], [7, 8]])}
+    exec(text, names)
+    assert names["words"].tolist() == [[7, 8], [7, 8]]
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -135,13 +135,16 @@ def function(x, dy):
 torch.manual_seed(0)
 x, dy = (torch.rand(4096, 4096, device="cuda") + 1 for _ in range(2))
 dy.view(torch.int32)[1001] = -1  # its largest is NaN, with the bits of an empty slot
+compiled = torch.compile(lambda *a: function(*a), options={options}, dynamic=False)
 with collect() as records:
-    results = torch.compile(lambda *a: function(*a), options={options}, dynamic=False)(x, dy)
+    compiled(x, dy)
 (record,) = (r for r in records if isinstance(r, RegionRecord))
 assert record.schedule.produced and record.kernels[0].text.count("row_values(") == (2 if {late} else 3)
 *casts, sums = function(x, dy)
-assert all(quantised.different(a, b) == 0 for a, b in zip(results[:-1], casts, strict=True))
-assert results[-1].isnan().all()
+for _ in range(10):  # who waits for whom is another matter each time
+    results = compiled(x, dy)
+    assert all(quantised.different(a, b) == 0 for a, b in zip(results[:-1], casts, strict=True))
+    assert results[-1].isnan().all()
 """
 
 

@@ -59,7 +59,7 @@ def only(a, b):
 
 
 @triton.jit
-def triton_mixorder_sum_9158f504(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
+def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
     number = tl.atomic_add(mailbox_ptr + 2048, 1, sem="relaxed") + 1
     group = number // 126
     turn = number % 126
@@ -88,6 +88,7 @@ def triton_mixorder_sum_9158f504(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
         while (tl.min((tmp8 != -1).to(tl.int32)) == 0) & (polls > 0):
             tmp8 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp8], dtype=tl.int32, is_pure=False, pack=1)
             polls -= 1
+        tmp8 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp8], dtype=tl.int32, is_pure=False, pack=1)
         if tl.inline_asm_elementwise("{ .reg .b32 mixorder_late; .reg .pred p; setp.eq.s32 p, $1, 0; bar.red.or.pred p, 0, p; selp.b32 $0, 1, 0, p; }", "=r,r", [polls], dtype=tl.int32, is_pure=False, pack=1) == 0:
             tmp9 = tl.reshape(tmp8, [32, 1, 1])
             tmp10 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
