@@ -10,8 +10,9 @@ from pathlib import Path
 import graphs
 import pytest
 import torch
-from lab import corpus, subgraphs
+from lab import corpus, recipes, subgraphs
 from lab.corpus_tables import norms_of
+from torch import nn
 from torch.fx import Graph, Interpreter, Node
 
 from mixorder.region.region import Region
@@ -161,3 +162,13 @@ def test_command_takes_a_family_through_recipes(tmp_path: Path) -> None:
     assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in autocast)  # CUDA's lists
     again = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "loops/tiny" not in again.stderr  # nothing is left to do
+
+
+def test_channels_last() -> None:
+    """Weights of convolutions and images; the step computes in bf16."""
+    model = recipes.step(nn.Conv2d(4, 8, 3), "channels_last")
+    inputs = {"input": torch.zeros(2, 4, 5, 5), "labels": torch.zeros(2, 3)}
+    recipes.mark(inputs, "channels_last")
+    tensors = [*model.parameters(), inputs["input"]]
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors if t.dim() == 4)
+    assert isinstance(model, recipes.Step) and model.autocast and model.dtype is torch.float32

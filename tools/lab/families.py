@@ -1,7 +1,7 @@
 """Model families of transformers and timm, and hand-written ones, on the meta device with two layers.
 
 A family of transformers is a model type with its config's defaults, but for the number of layers; one of
-timm is a module of `timm.models`, represented by its first plain model. Nothing is said of single models.
+timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
 One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`).
 """
 
@@ -202,6 +202,9 @@ def _side(config: Any) -> tuple[int, int]:
 def _timm(family: str) -> tuple[nn.Module, dict[str, Any]]:
     import timm
 
+    if timm.is_model(family):
+        model = timm.create_model(family)
+        return model, {"x": torch.zeros(IMAGES, *_input_size(model))}
     choice = timm.list_models(module=family)
     plain = [name for name in choice if "base" in name or "_b" in name or "small" in name] or choice
     name = min(plain, key=len)
@@ -214,14 +217,18 @@ def _shallow(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     import timm
 
     whole = timm.create_model(name)
-    size = whole.default_cfg["input_size"] if isinstance(whole.default_cfg, dict) else None
-    size = tuple(size or whole.default_cfg.input_size)
+    size = _input_size(whole)
     for change in _fewer(whole):
         try:
             return timm.create_model(name, **change), size
         except Exception:  # noqa: BLE001, S112  the class takes no such argument
             continue
     return whole, size
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    given = model.default_cfg
+    return tuple(given["input_size"] if isinstance(given, dict) else given.input_size)  # type: ignore[index, union-attr]
 
 
 def _fewer(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ways to train: dtypes, autocast, activation checkpointing, a dynamic batch."""
+"""Ways to train: dtypes, autocast, activation checkpointing, a dynamic batch, autocast in channels-last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-RECIPES = ("bf16", "autocast", "fp32", "checkpoint", "dynamic")
+RECIPES = ("bf16", "autocast", "fp32", "checkpoint", "dynamic", "channels_last")
 
 
 class Step(nn.Module):
@@ -52,15 +52,20 @@ def step(model: nn.Module, recipe: str) -> nn.Module:
     model.train()
     if recipe == "checkpoint":
         checkpointed(model)
-    dtype = torch.float32 if recipe in ("fp32", "autocast") else torch.bfloat16
-    return Step(model, recipe == "autocast", dtype)
+    if recipe == "channels_last":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    autocast = recipe in ("autocast", "channels_last")
+    return Step(model, autocast, torch.float32 if autocast or recipe == "fp32" else torch.bfloat16)
 
 
 def mark(inputs: Any, recipe: str) -> None:
-    """Tell `torch.compile` that the batch, the first dim of every input, is dynamic in that recipe."""
-    for x in tree_leaves(inputs) if recipe == "dynamic" else ():
-        if isinstance(x, Tensor) and x.dim():
+    """What a recipe says of inputs: the batch, the first dim of every one, is dynamic; images have their
+    channels last."""
+    for x in tree_leaves(inputs):
+        if recipe == "dynamic" and isinstance(x, Tensor) and x.dim():
             torch._dynamo.maybe_mark_dynamic(x, 0)
+        if recipe == "channels_last" and isinstance(x, Tensor) and x.dim() == 4:
+            x.data = x.data.contiguous(memory_format=torch.channels_last)
 
 
 def checkpointed(model: nn.Module) -> None:
