@@ -27,22 +27,22 @@ class DeclineReason(Enum):
     )
     SLOWER = (
         "slower",
-        "mixorder's kernels are predicted to save too little time, or none; with `mixorder_autotune`, both "
-        "ways were timed.",
-        "Leave it, or set `mixorder_autotune`, which times both. For experiments, `mixorder_min_numel` of 0 "
-        "fuses it even if it is slower.",
+        "mixorder's kernels save too little time, or none: as predicted, or as timed with "
+        "`mixorder_autotune`.",
+        "Leave it, or set `mixorder_autotune`, which times both versions. For experiments, "
+        "`mixorder_min_numel` of 0 fuses it even if it is slower.",
     )
     CYCLE = (
         "cycle",
-        "Fusing the region would make a node outside depend on its own result.",
-        "Leave it: the order of the computation asks for two kernels, unless what lies between can be "
-        "computed from the inputs.",
+        "The fused kernel and a node outside the region would each need the other's result.",
+        "Leave it: the order of the computation requires two kernels, unless the inputs suffice to "
+        "compute what lies between the reductions.",
     )
     ORDER = (
         "order",
         "One kernel would change the order of collectives, random operators or other effects.",
-        "In the model, start a collective or random operator that uses the region's results only after all "
-        "that the region reads has been computed.",
+        "In the model, compute everything that the region reads before you call a collective or random "
+        "operator on the region's results.",
     )
     INPUT_MUTATED = (
         "input-mutated",
@@ -56,7 +56,7 @@ class DeclineReason(Enum):
     )
     UNSUPPORTED_DTYPE = (
         "unsupported-dtype",
-        "The region has a dtype the kernels do not take.",
+        "The kernels do not support a dtype of the region.",
         "Cast before the norm. Compute a scale's exponent in uint8, and view that as e8m0.",
     )
     DYNAMIC_SHAPE = (
@@ -76,13 +76,13 @@ class DeclineReason(Enum):
     )
     MEMORY = (
         "memory",
-        "One kernel would hold more memory at the graph's peak than Inductor's kernels do.",
+        "The fused kernel would raise the graph's peak memory.",
         "Leave it. To fuse it, checkpoint the activations.",
     )
     NUMERICS = (
         "numerics",
-        "A setting of Inductor's promises results bit for bit, as only its own kernels give them.",
-        "Leave it. To fuse it, switch the setting off that the detail names.",
+        "A setting of Inductor guarantees exact bits, which only Inductor's own kernels give.",
+        "Leave it. To fuse it, switch off the setting that the detail names.",
     )
     MIXED_DEVICE = (
         "mixed-device",
@@ -92,7 +92,7 @@ class DeclineReason(Enum):
     AXIS_CLASS = (
         "axis-class",
         "The two reductions read the same elements, but these cannot be arranged as rows and columns.",
-        "Let both reductions read the same view of the tensor, and let the inner one reduce its last dims.",
+        "Let both reductions read the same view of the tensor, and let the inner one run over its last dims.",
     )
 
     def __new__(cls, value: str, explanation: str, remedy: str) -> "DeclineReason":
