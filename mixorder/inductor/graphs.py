@@ -62,6 +62,15 @@ def takes_stated_strides(target: object) -> bool:
     return target is triton_kernel_wrapper_functional
 
 
+def takes_any_strides(target: object) -> bool:
+    """Whether an operator that is no loop computes the same from a tensor of any strides, and Inductor gives
+    it those that the graph then states: a convolution, but none that looks at places in memory."""
+    by_place = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+    return isinstance(target, OpOverload) and not (
+        target.is_view or target in by_place or takes_stated_strides(target)
+    )
+
+
 DONATED = "mixorder_donated"
 """Metadata of an input whose memory its graph may reuse."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch._inductor.config as config
 from torch._guards import detect_fake_mode
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -17,6 +18,7 @@ __all__ = [
     "NEED_VALUES",
     "FakeTensorMode",
     "detect_fake_mode",
+    "is_dense",
     "make_contiguous_strides_for",
     "padded_strides",
     "tree_leaves",

@@ -234,9 +234,11 @@ class Tracer:
         return Traced(stmt.name, stmt.dtype)
 
     def strides(self, node: Node) -> tuple[int | torch.SymInt, ...]:
-        """A node's strides as the graph states them, but for nodes that are made contiguous or padded."""
+        """A node's strides as the graph states them, or those that the region gives it."""
         val = fake(node)
         assert val is not None
+        if node in self.region.laid:
+            return self.region.laid[node]
         if node in self.region.padded and (padded := padded_strides(val)) is not None:
             return padded
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()

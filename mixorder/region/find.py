@@ -56,9 +56,10 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     yield from numbered.tiles(within_tile, tile_seed)
     paired = numbered.paired(outers)
     over_slabs = [node for node in graph.nodes if may_be_over_slab(node) and node not in joining]
-    yield from numbered.tiles([n for n in over_slabs if n not in paired], slab_seed)
+    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, paired))
+    asked = frozenset(numbered.answered)
     yield from numbered.pairs(outers)
-    left = paired - numbered.grown
+    left = paired - numbered.grown - asked
     yield from numbered.tiles([n for n in graph.nodes if n in left and may_be_over_slab(n)], slab_seed)
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)

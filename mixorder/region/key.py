@@ -61,6 +61,7 @@ def structural_key(region: Region) -> Hashable | None:
             tuple(sorted(number[n] for n in region.widened)),
             tuple(sorted(number[n] for n in region.rounded)),
             tuple(sorted(number[n] for n in region.padded)),
+            tuple(sorted((number[n], stride) for n, stride in region.laid.items())),
         )
     except _Unknown:
         return None

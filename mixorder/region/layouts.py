@@ -6,15 +6,18 @@ its loops, unless an operator that is no loop reads it: that gets the strides th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+import torch
 from torch.fx import Node
 
-from ..inductor.graphs import takes_stated_strides
+from ..inductor.graphs import takes_any_strides, takes_stated_strides
 from .gathers import COPIES, is_gather_view
-from .nodes import fake, is_permutation, is_view, readers, shape_of, size_of, unviewed
+from .nodes import fake, is_pair, is_permutation, is_view, readers, shape_of, size_of, unviewed
 from .sizes import Size
 from .space_analysis import takes_operands
+
+aten = torch.ops.aten
 
 
 def is_free(node: Node) -> bool:
@@ -33,6 +36,56 @@ def has_stated_order(node: Node) -> bool:
     """Whether Inductor has to store a tensor in the order that the graph states: the graph's caller reads it,
     or an operator that takes the strides as stated. A matrix product does not."""
     return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node, _is_view))
+
+
+def may_lie_otherwise(node: Node, strides: tuple[int, ...]) -> bool:
+    """Whether the graph may state these strides of a tensor instead of others: its readers take them."""
+    val = fake(node)
+    assert val is not None
+    with val.fake_mode:  # type: ignore[attr-defined]
+        other = torch.empty_strided(val.shape, strides, dtype=val.dtype, device=val.device)
+    try:
+        read = list(readers_with(node, other))
+    except (RuntimeError, ValueError):  # a view that would need a copy
+        return False
+    return val.stride() != strides and all(_is_loop(n) or takes_any_strides(n.target) for n in read)
+
+
+def readers_with(node: Node, val: torch.Tensor) -> Iterator[Node]:
+    """The users of a node behind views and padding, if its value is `val`. Raises RuntimeError or ValueError
+    for a view that these strides do not allow."""
+    for user in node.users:
+        if user.target is aten.constant_pad_nd.default:
+            yield from user.users
+        elif is_strided(user):
+            yield from readers_with(user, _viewed(user, val))
+        else:
+            yield user
+
+
+def update_views(node: Node) -> None:
+    """Give the views of a node the strides that follow from its own."""
+    val = fake(node)
+    assert val is not None
+    for user in node.users:
+        if is_strided(user):
+            user.meta["val"] = _viewed(user, val)
+            update_views(user)
+
+
+def is_strided(node: Node) -> bool:
+    """Whether a node is its operand with other strides; a pair of results is not."""
+    return (is_view(node) and not is_pair(node)) or node.target is aten.permute.default
+
+
+def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:
+    """The value of a view of `val`. Raises RuntimeError or ValueError where it would be a copy."""
+    args = torch.fx.map_arg(view.args[1:], lambda n: n.meta["val"])
+    with val.fake_mode:  # type: ignore[attr-defined]
+        found: torch.Tensor = view.target(val, *args, **view.kwargs)  # type: ignore[operator]
+        if found.untyped_storage()._cdata != val.untyped_storage()._cdata:
+            raise RuntimeError("a view that is a copy")
+    return found
 
 
 def is_joined(node: Node, members: Collection[Node]) -> bool:

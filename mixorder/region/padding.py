@@ -8,13 +8,13 @@ ours writes has to have the gaps as well: nothing behind it can make them withou
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 
 import torch
 from torch.fx import Graph, Node
 
 from ..inductor.tensors import padded_strides
-from .nodes import fake, is_pair, is_view, leaves_the_graph, operands
+from .layouts import is_strided, readers_with
+from .nodes import fake, leaves_the_graph, operands
 from .space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def has_gaps(node: Node) -> bool:
     if val is None or leaves_the_graph(node) or not _are_between_rows(val) or not val.is_contiguous():
         return False
     try:
-        readers = list(_readers(node, with_gaps(val)))
+        readers = list(readers_with(node, with_gaps(val)))
     except (RuntimeError, ValueError):  # a view that would need a copy
         return False
     return any(r.target in PRODUCTS for r in readers) and all(
@@ -41,7 +41,7 @@ def is_filled(node: Node) -> bool:
     """Whether the graph pads an output that has gaps. Inductor then fills the gaps in place, but only of
     memory that it allocates itself; of an operator's or the caller's it makes a copy."""
     for user in node.users:
-        if user.target is aten.constant_pad_nd.default or (_is_strided(user) and is_filled(user)):
+        if user.target is aten.constant_pad_nd.default or (is_strided(user) and is_filled(user)):
             return True
     return False
 
@@ -79,18 +79,6 @@ def with_gaps(val: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(val.shape, stride, dtype=val.dtype, device=val.device)
 
 
-def _readers(node: Node, val: torch.Tensor) -> Iterator[Node]:
-    """The users of a node behind views and padding, if its value is `val`. Raises RuntimeError or ValueError
-    for a view that these strides do not allow."""
-    for user in node.users:
-        if user.target is aten.constant_pad_nd.default:
-            yield from user.users
-        elif _is_strided(user):
-            yield from _readers(user, _viewed(user, val))
-        else:
-            yield user
-
-
 def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
     """The strides of a forward graph's outputs as Inductor stores them: with gaps where a loop or a product
     makes an activation that only the backward reads. None for what is no tensor, or of symbolic strides."""
@@ -105,29 +93,4 @@ def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
         made = node.target in PRODUCTS or takes_operands(node)
         stride = padded_strides(val) if made and i not in seen else None
         found.append(stride if stride and val.is_contiguous() else tuple(val.stride()))
-    return found
-
-
-def update_views(node: Node) -> None:
-    """Give the views of a node the strides that follow from its own."""
-    val = fake(node)
-    assert val is not None
-    for user in node.users:
-        if _is_strided(user):
-            user.meta["val"] = _viewed(user, val)
-            update_views(user)
-
-
-def _is_strided(node: Node) -> bool:
-    """Whether a node is its operand with other strides; a pair of results is not."""
-    return (is_view(node) and not is_pair(node)) or node.target is aten.permute.default
-
-
-def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:
-    """The value of a view of `val`. Raises RuntimeError or ValueError where it would be a copy."""
-    args = torch.fx.map_arg(view.args[1:], lambda n: n.meta["val"])
-    with val.fake_mode:  # type: ignore[attr-defined]
-        found: torch.Tensor = view.target(val, *args, **view.kwargs)  # type: ignore[operator]
-        if found.untyped_storage()._cdata != val.untyped_storage()._cdata:
-            raise RuntimeError("a view that is a copy")
     return found

@@ -15,6 +15,7 @@ from .factors import Order, Run
 from .gathers import is_gather
 from .moves import moved
 from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
+from .sizes import Size
 from .space_analysis import SpaceAnalysis, takes_operands
 from .walk import dependents
 
@@ -53,7 +54,7 @@ class Region:
     their rows. `late`: the launch stands in front of the first use of a result, not behind the last input.
 
     `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
-    end within a tile; None in any other.
+    end within a tile; None in any other. `laid`: strides that outputs get, whatever the graph states.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Region:
     padded: frozenset[Node] = frozenset()
     late: bool = False
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
+    laid: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def named_after(self) -> tuple[Node, ...]:

@@ -11,18 +11,21 @@ never writes it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import operator
+from collections.abc import Collection, Sequence
 
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..inductor.tensors import is_dense
 from ..ir.program import AxisClass
 from .axes import Space, space_of
-from .factors import Run, boundaries, flat
-from .nodes import is_moment, is_variance, operands, reduced, reduction_kind, shape_of
+from .factors import Order, Run, boundaries, flat
+from .layouts import may_lie_otherwise
+from .nodes import fake, is_moment, is_variance, operands, reduced, reduction_kind, shape_of
 from .orders import Orders, is_loop
 from .region import Region
-from .sizes import product
+from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .tile import Growth, TileSeed, above, is_row_major
 from .walk import by_position, dependents, needed_for, position, sweep
@@ -46,9 +49,10 @@ def may_be_over_slab(node: Node) -> bool:
     return product(factor.size for factor in what.run) != product(what.shape)
 
 
-def slab_seed(node: Node) -> SlabSeed | None:
+def slab_seed(node: Node, paired: Collection[Node] = ()) -> SlabSeed | None:
     """The seed that a sum belongs to; None if no element is computed from sums over its axes, or if Inductor
-    has one kernel for it all."""
+    has one kernel for it all. No pair has sums that are reduced further before elements are computed; of
+    `paired`, there are no others."""
     size = product(shape_of(operands(node)[0]) or ())
     computed = above([node])
     sources = by_position(n for n in computed if not is_loop(n) and product(shape_of(n) or ()) == size)
@@ -78,7 +82,7 @@ def slab_seed(node: Node) -> SlabSeed | None:
         return None
     small = {n for n in later if reduced(n) is not None and orders.size_of(operands(n)[0]) != size}
     again = not small.isdisjoint(needed_for(elements, since=position(node)))
-    if not again and _is_left(orders.reduced(node), sources[0], bool(small)):
+    if not again and (node in paired or _is_left(orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
 
@@ -129,4 +133,43 @@ def grow_slab(seed: SlabSeed, name: str) -> Region:
     region = SlabGrowth(seed).grow(name)
     if not any(seed.analysis.is_full(n) for n in region.outputs):
         raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
-    return region
+    return dataclasses.replace(region, laid=_as_read(region))
+
+
+def _as_read(region: Region) -> dict[Node, tuple[int, ...]]:
+    """The strides of outputs that lie in memory as all inputs do, where the graph states others that nobody
+    needs. Torch's group norm has contiguous gradients, also where convolutions give and take other ones."""
+    assert region.orders is not None
+    read, found = list[tuple[Node, tuple[int, ...]]](), dict[Node, tuple[int, ...]]()
+    for node in filter(region.seed.analysis.is_full, region.inputs):
+        if (val := fake(node)) is not None and is_dense(val):
+            read.append((node, val.stride()))
+    ways = {_in_memory(region.orders[node], strides) for node, strides in read}
+    for node in filter(region.seed.analysis.is_full, region.outputs if len(ways) == 1 else ()):
+        alike = (strides for other, strides in read if shape_of(other) == shape_of(node))
+        strides = next(alike, None) or _lying(region.orders[node], *ways)
+        if strides is not None and may_lie_otherwise(node, strides):
+            found[node] = strides
+    return found
+
+
+def _in_memory(order: Order, strides: Sequence[int]) -> Run:
+    """The factors of a dense tensor's index, in the order of memory."""
+    dims = sorted(zip(strides, order, strict=True), key=operator.itemgetter(0), reverse=True)
+    return flat(tuple(run for _, run in dims))
+
+
+def _lying(order: Order, way: Run) -> tuple[int, ...] | None:
+    """The strides of a tensor whose elements are in memory in the order of some factors; None if no strides
+    give that."""
+
+    def place(dim: int) -> tuple[int, Size]:
+        first = order[dim][0].stride if order[dim] else 0
+        within = (i for i, factor in enumerate(way) if factor.stride <= first < factor.end)
+        return next(within, -1), -first
+
+    dims, strides, stride = sorted(range(len(order)), key=place), [0] * len(order), 1
+    for dim in reversed(dims):
+        strides[dim] = stride
+        stride *= int(product(factor.size for factor in order[dim]))
+    return tuple(strides) if flat(tuple(order[dim] for dim in dims)) == way else None

@@ -13,8 +13,8 @@ from torch.fx import Graph, Node
 from ..codegen.source import KernelSource
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
+from ..region.layouts import update_views
 from ..region.nodes import leaves_the_graph
-from ..region.padding import update_views
 from ..region.placement import moved
 from ..region.region import Region
 from .graph_writer import GraphWriter
@@ -64,7 +64,7 @@ def replace(
     for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
-        if old in region.padded:
+        if old in region.padded or old in region.laid:
             update_views(new)
     for node in reversed(region.nodes):
         if not node.users:

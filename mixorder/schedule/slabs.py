@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
 
 import sympy
 
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from ..ir.program import (
+    Axis,
     AxisClass,
     BufferRole,
     Compute,
@@ -63,6 +65,9 @@ class SlabFacts(Facts):
     results: tuple[int, ...] = ()
     """Sizes of the axes of the totals."""
 
+    across: tuple[int, ...] = ()
+    """The place of another axis along which some full tensors are contiguous, if there is one."""
+
     whole: frozenset[int] = frozenset()
     """The places of those that the second nest reduces."""
 
@@ -85,6 +90,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
+        across=_across(third.loops, [*full(first), *full(third)]),
         results=tuple(int(axis.size) for axis in kept),
         whole=frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
     )
@@ -96,11 +102,17 @@ def full(nest: Nest) -> list[Load | Store]:
     return [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
 
 
+def _across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int, ...]:
+    """The places of axes but the last along which an access is contiguous."""
+    found = {i for s in accesses for i, axis in enumerate(axes[:-1]) if s.index.coeff(axis.symbol) == 1}
+    return tuple(sorted(found))
+
+
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
     """The plan of a program over slabs. Raises `Decline` where a kernel cannot hold what it needs."""
     assert isinstance(facts, SlabFacts)
     in_columns = len(facts.sizes) - 1 not in facts.summed
-    extents = tile_of(facts, SUMMED if in_columns else ELEMENTS)
+    extents = tile_of(facts, SUMMED if in_columns or facts.across else ELEMENTS)
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
@@ -134,19 +146,20 @@ def warps_of(extents: tuple[int, ...]) -> int:
 
 
 def tile_of(facts: SlabFacts, elements: int) -> tuple[int, ...]:
-    """The elements of a tile along each axis: first along the contiguous one, then along those before it."""
+    """The elements of a tile along each axis: first along the contiguous one, then along the one along which
+    other tensors are, then along those before."""
     last = len(facts.sizes) - 1
     extents, left = [1] * (last + 1), elements
-    for place in range(last, -1, -1):
+    for place in dict.fromkeys((last, *facts.across, *range(last, -1, -1))):
         size = facts.sizes[place]
         if place < last and last in facts.summed and extents[last] >= ALONE:
             break
-        if place < last:
+        if place in facts.across or (place == last and (facts.across or last not in facts.summed)):
+            extents[place] = min(left, COLUMNS, next_power_of_2(size))
+        elif place < last:
             extents[place] = min(left, next_power_of_2(size))
-        elif place in facts.summed:
-            extents[place] = _least_idle(size)
         else:
-            extents[place] = min(COLUMNS, next_power_of_2(size))
+            extents[place] = _least_idle(size)
         left //= extents[place]
     return tuple(extents)
 

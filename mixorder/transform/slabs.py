@@ -70,8 +70,8 @@ class _Phases:
                 raise Decline(DeclineReason.AXIS_CLASS, "sums that need three passes", stmt.name)
 
     def in_memory_order(self) -> tuple[Axis, ...]:
-        """The axes as they lie in all full tensors, outermost first. Raises `Decline` where these differ in
-        the axis along which they are contiguous: a tile's lanes are along one."""
+        """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
+        contiguous along more than two axes: a tile's lanes are along one, and it is turned for another."""
         every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
         innermost: dict[Axis | None, Buffer] = {}
         for stmt in self.nest.body:
@@ -83,12 +83,11 @@ class _Phases:
                 innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
         if not sizes:
             raise Decline(DeclineReason.AXIS_CLASS, "no tensor is as large as the slabs")
-        chosen = max(sizes, key=lambda order: sizes[order])
-        for axis, buffer in innermost.items():
-            if axis != chosen[-1]:
-                detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}, and others differ"
-                raise Decline(DeclineReason.LAYOUT, detail)
-        return chosen
+        if None in innermost or len(innermost) > 2:
+            buffer = innermost.get(None) or [*innermost.values()][-1]
+            detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}, and others differ"
+            raise Decline(DeclineReason.LAYOUT, detail)
+        return max(sizes, key=lambda order: sizes[order])
 
     def program(self) -> LoopProgram:
         body, stores = self.nest.body, [s for s in self.nest.body if isinstance(s, Store)]

@@ -202,6 +202,7 @@ USED: dict[str, Rely] = {
     "torch._ops.HigherOrderOperator": type,
     "torch._ops.OpOverload": type,
     "torch._prims_common.dtype_to_type": called(1),
+    "torch._prims_common.is_non_overlapping_and_dense_or_false": called(1),
     "torch._prims_common.make_contiguous_strides_for": called(1),
     "torch._subclasses.fake_tensor.DataDependentOutputException": type,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": type,

@@ -13,7 +13,7 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.options import Options
 from mixorder.region.key import structural_key
-from mixorder.region.layouts import is_free, is_read_as_stated, is_row_major
+from mixorder.region.layouts import is_free, is_read_as_stated, is_row_major, may_lie_otherwise
 from mixorder.report import RegionRecord, collect
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
@@ -96,3 +96,23 @@ def test_regions_with_other_readers_have_keys_of_their_own() -> None:
     graph = traced(function, *(FULL, FULL, TURNED) * 3)
     first, second, third = map(structural_key, find(graph))
     assert first == third != second
+
+
+READERS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
+    "loop": (lambda t: t.cos(), True),
+    "an operator": (lambda t: t.cumsum(0), True),
+    "an operator, behind a view": (lambda t: t.unsqueeze(0).cumsum(1), True),
+    "a view that would be a copy": (lambda t: t.view(-1).cos(), False),
+    "the caller": (lambda t: t, False),
+    "the caller, behind a view": (lambda t: t.unsqueeze(0), False),
+    "places in memory": (lambda t: t.as_strided((48,), (1,)).cos(), False),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_which_readers_take_other_strides(reader: str) -> None:
+    read, expected = READERS[reader]
+    graph = traced(lambda t: read(t.exp()), FULL)
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.exp.default)
+    assert may_lie_otherwise(node, (1, 48)) == expected
+    assert not may_lie_otherwise(node, (64, 1))  # those that it has
