@@ -88,7 +88,7 @@ class _SlabWriter(TileWriter):
                 masks.append(f"({axis.symbol} < {axis.size})")
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         buffer = self.program.buffer(stmt.buffer)
-        text = f"tl.load({buffer.pointer} + ({offset_text(stmt.index)}){mask})"
+        text = f"tl.load({self.program.memory(stmt.buffer).pointer} + ({offset_text(stmt.index)}){mask})"
         if buffer.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.ops.define(text, stmt.dtype, stmt.name)

@@ -186,7 +186,8 @@ class TileWriter(TileAccesses):
         functions = self._functions + self.maxima.functions + HELPER * self._words
         functions += "".join(self._over_lanes.values())
         name, text = named(name, functions + self.text())
-        stored = {s.buffer for s in self.nest.body if isinstance(s, Store | PartialAccumulate)}
+        stores = (s for s in self.nest.body if isinstance(s, Store | PartialAccumulate))
+        stored = {self.program.memory(s.buffer).name for s in stores}
         names = tuple(b.name for b in self.buffers)
         config = LaunchConfig((), self.plan.launch.num_warps, self.plan.launch.num_stages)
         written = tuple(n for n in names if n in stored)

@@ -153,7 +153,7 @@ class TileAccesses:
             terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
             if dim.masked:
                 masks.append(f"({at} < {dim.total})")
-        pointer = self.program.buffer(buffer).pointer
+        pointer = self.program.memory(buffer).pointer
         mask = " & ".join(masks)
         offset = " + ".join(terms) if parts or len(terms) > 1 else offset_text(outside)
         return f"{pointer} + ({offset})", mask

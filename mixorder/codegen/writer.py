@@ -277,7 +277,7 @@ class Writer:
 
     def pointer(self, buffer: str) -> str:
         """The parameter for a buffer, or for the input whose memory it reuses."""
-        return self.program.buffer(self.program.buffer(buffer).over or buffer).pointer
+        return self.program.memory(buffer).pointer
 
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
         return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
@@ -497,6 +497,7 @@ def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
 
 def buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
     """The parameters of a kernel. An output that reuses an input's memory has no pointer of its own."""
-    used = {s.buffer for s in nest.statements if isinstance(s, Load)} | _written(program, nest)
+    read = {program.memory(s.buffer).name for s in nest.statements if isinstance(s, Load)}
+    used = read | _written(program, nest)
     order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)
     return [b for role in order for b in program.role(role) if b.name in used]

@@ -10,9 +10,10 @@ from .program import Buffer, Load, LoopProgram, Nest, Store, operands
 def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     """Why `output` may not be stored in the memory of `source`; None if it may.
 
-    It may if the program writes each element after the last read of that element.
+    It may if the program writes each element after the last read of that element. Kernels of nests before
+    have ended then; the second nest writes only what is small.
     """
-    main, *others = program.nests
+    written = {s.buffer: n for n in program.nests for s in n.body if isinstance(s, Store)}
     if output.dtype != source.dtype:
         return "another dtype"
     if not _alike(output, source):
@@ -20,11 +21,13 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
             return "other strides"
         if not _same(output.numel, source.numel):
             return "another size"
-    if any(isinstance(s, Load) and s.buffer == source.name for n in others for s in n.statements):
-        return "another kernel reads the input"
-    store = next((s for s in main.body if isinstance(s, Store) and s.buffer == output.name), None)
-    if store is None:
-        return "the main kernel does not write the output"
+    main = written.get(output.name)
+    if main is None or main in program.nests[1:2]:
+        return "no kernel over all elements writes the output"
+    later = program.nests[program.nests.index(main) + 1 :]
+    if any(isinstance(s, Load) and s.buffer == source.name for n in later for s in n.statements):
+        return "a later kernel reads the input"
+    store = next(s for s in main.body if isinstance(s, Store) and s.buffer == output.name)
     loads = [s for s in main.statements if isinstance(s, Load) and s.buffer == source.name]
     if any(load.predicate is not None or not _same(load.index, store.index) for load in loads):
         return "an element is read at another place than it is written"

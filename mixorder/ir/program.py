@@ -350,6 +350,10 @@ class LoopProgram:
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
 
+    def memory(self, name: str) -> Buffer:
+        """A buffer, or the input whose memory it reuses."""
+        return self.buffer(self.buffer(name).over or name)
+
     def role(self, role: BufferRole) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.role is role)
 

@@ -57,6 +57,7 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     if form is Form.SLABS:
         _require(len(program.nests) == 3, "{} nests instead of three", len(program.nests))
         _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the last nest reduces")
+        _verify_in_place(program, form)
         return program
     if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
@@ -100,7 +101,7 @@ def _verify_blocked(program: LoopProgram) -> None:
 def _verify_in_place(program: LoopProgram, form: Form) -> None:
     """An output reuses one input's memory, after its last read, and no two outputs reuse the same input's."""
     over = [b for b in program.buffers if b.over is not None]
-    merged = form in (Form.MERGED, Form.COOPERATIVE)
+    merged = form in (Form.MERGED, Form.COOPERATIVE, Form.SLABS)
     _require(not over or merged, "an output is over an input before the merge")
     waits = any(isinstance(s, Exchange) for s in program.nests[0].body)
     _require(not (over and waits), "a program that waits for others may have to read its input again")

@@ -21,7 +21,14 @@ aten = torch.ops.aten
 # Inductor gives each result of these a buffer of its own. Other operators may share memory: a `cat` with its
 # parts, a cast to the same dtype with its operand, a collective with its input.
 PRODUCERS = frozenset(
-    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._scaled_mm.default}
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._scaled_mm.default,
+        aten.convolution_backward.default,
+    }
 )
 
 
@@ -86,8 +93,8 @@ class _Reader:
         return None
 
     def run_before(self, readers: Collection[Node]) -> bool:
-        """Whether the launch waits for all kernels that compute these nodes: reductions and matrix products
-        that its inputs are made of. Inductor may compute anything else again in the loops of its users."""
+        """Whether the launch waits for all kernels that compute these nodes: reductions and products that its
+        inputs are made of. Inductor may compute anything else again in the loops of its users."""
         needed = needed_for(self.region.inputs, since=min(map(position, readers)))
 
         def is_before(node: Node) -> bool:
@@ -120,10 +127,9 @@ def _aliases(base: Node) -> Iterator[Node]:
 
 
 def _owns_its_memory(node: Node) -> bool:
-    """Whether a node is a matrix product, or a result of one of our kernels."""
-    if node.target is operator.getitem:
-        return getattr(node.args[0], "target", None) is triton_kernel_wrapper_functional
-    return node.target in PRODUCERS
+    """Whether a node is a matrix product, a gradient of a convolution, or a result of one of our kernels."""
+    target = getattr(node.args[0], "target", None) if node.target is operator.getitem else node.target
+    return target is triton_kernel_wrapper_functional or target in PRODUCERS
 
 
 def _same_size(base: Node, node: Node) -> bool:

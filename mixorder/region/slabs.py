@@ -27,8 +27,9 @@ from .orders import Orders, is_loop
 from .region import Region
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
+from .spans import bytes_of
 from .tile import Growth, TileSeed, above, is_row_major
-from .walk import by_position, dependents, needed_for, position, sweep
+from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
 SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
@@ -76,15 +77,30 @@ def slab_seed(node: Node, paired: Collection[Node] = ()) -> SlabSeed | None:
     sweep({user for n in sources if n in orders for user in n.users}, is_below)
     behind = dependents(found, below)
     first = [n for n in found if behind.isdisjoint(operands(n))]
+    if node not in first:
+        return None
+    first = _independent(node, first)
     later = dependents(first, below)
     elements = [n for n in later if orders.size_of(n) == size and is_loop(n)]
-    if node not in first or not elements:
+    if not elements:
         return None
     small = {n for n in later if reduced(n) is not None and orders.size_of(operands(n)[0]) != size}
     again = not small.isdisjoint(needed_for(elements, since=position(node)))
     if not again and (node in paired or _is_left(orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
+
+
+def _independent(node: Node, others: list[Node]) -> list[Node]:
+    """A node and those of others that neither it nor one another needs, through whatever nodes: a network's
+    layers read one another's gradients, and have sums over the same axes."""
+    since, last = (position(by_position(others)[i]) for i in (0, -1))
+    related = needed_for([node], since).union(descendants([node], lambda n: position(n) <= last))
+    taken = {node}
+    for one in by_position(set(others) - related):
+        if needed_for([one], since).isdisjoint(taken):
+            taken.add(one)
+    return by_position(taken)
 
 
 def _is_left(run: Run, source: Node, reduced_further: bool) -> bool:
@@ -108,6 +124,15 @@ class SlabGrowth(Growth):
             return False
         small = reduced(node) is not None and not self.analysis.is_full(args[0])
         return (is_loop(node) or small) and self.fits(node, args)
+
+    def stays(self, node: Node) -> bool:
+        """As for any region, but for what both passes compute from several tensors: the first pass stores it,
+        and the second one reads that, as do users outside."""
+        if self.analysis.is_full(node) and not self.members[node]:
+            read = sum(map(bytes_of, self.sources(node)))
+            if read > 2 * bytes_of(node):
+                return False
+        return super().stays(node)
 
     def sides(self, reductions: list[Node]) -> tuple[list[Node], list[Node]]:
         return [], reductions

@@ -29,6 +29,5 @@ SLABS = Strategy(
     form=Form.SLABS,
     facts=slabs.facts_of_slabs,
     place=slabs.placed,
-    in_place=lambda loops: False,  # the third kernel reads its inputs tile by tile
     predict=slabs.expected_of_slabs,
 )

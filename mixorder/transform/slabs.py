@@ -111,7 +111,9 @@ class _Phases:
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         second = closure([*totals, *rest], [*small, *copies])
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
-        third = closure([*loads, *(s for s in body if getattr(s, "name", None) not in handed)], late)
+        stored = self.read_again(early, late)
+        known = {*handed, *(load.name for load in stored)}
+        third = closure([*loads, *stored, *(s for s in body if getattr(s, "name", None) not in known)], late)
         split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
         groups = _groups(self.axes, [*first, *third], self.common)
         axes = tuple(map(_long, groups))
@@ -121,6 +123,21 @@ class _Phases:
             Nest(axes, _renamed(third, groups)),
         )
         return dataclasses.replace(self.whole, buffers=(*self.whole.buffers, *self.buffers), nests=nests)
+
+    def read_again(self, early: Collection[Store], late: Collection[Store]) -> list[Load]:
+        """Loads of the values that the first nest stores, where the third one has less to read then than it
+        would to compute them again. They are rounded as the program states it."""
+        values = {s.name: s for s in self.nest.body if isinstance(s, Value)}
+        loads = {s.value.name: s for s in early}
+        found = [Load(name, s.buffer, s.index, values[name].dtype) for name, s in loads.items()]
+        own = [s for s in self.nest.body if getattr(s, "name", None) not in loads]
+        again, computed = (closure(body, late) for body in ([*found, *own], self.nest.body))
+        used = [s for s in found if s in again]
+        return used if self.bytes_read(again) < self.bytes_read(computed) else []
+
+    def bytes_read(self, body: Iterable[Statement]) -> sympy.Expr:
+        read = {s.buffer for s in body if isinstance(s, Load)}
+        return sum(self.whole.buffer(name).numel * self.whole.buffer(name).dtype.itemsize for name in read)
 
     def is_small(self, name: str) -> bool:
         return self.common.isdisjoint(self.deps[name])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from graphs import bf16, f32, randomised
-from running import ON, Tensors, check, compiled, exact_gradients, gradients, unfused
+from running import OFF, ON, Tensors, check, compiled, exact_gradients, gradients, unfused
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixorder.errors import Decline
+from mixorder.ir.program import BufferRole, Load
 from mixorder.report import RegionRecord, collect
 from mixorder.strategies.slabs import SLABS
 
@@ -29,6 +31,21 @@ class Added(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.norm(x) + x * 0.5)
+
+
+class Blocks(nn.Module):
+    """Two residual blocks. The gradient of the sum in each goes on to the block before it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        make = functools.partial(nn.Conv2d, channels, channels, 3, padding=1, bias=False)
+        self.convolutions = nn.ModuleList(make() for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = torch.relu(norm(convolution(x)) + x)
+        return x
 
 
 NORMS: dict[str, tuple[Make, tuple[int, ...]]] = {
@@ -90,6 +107,28 @@ def test_half_precision_and_the_same_bits(name: str) -> None:
     check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
     for mine, again in zip(ours, gradients(module, x, dy, ON), strict=True):
         assert torch.equal(mine, again)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+def test_residual_blocks(last: bool, dtype: torch.dtype) -> None:
+    """Each block has a region of its own. The first pass stores the gradient that goes on, the second
+    reads that, and both write over tensors that nothing reads any longer."""
+    torch.manual_seed(7)
+    module = Blocks(24).to(dtype)
+    if last:
+        module = module.to(memory_format=torch.channels_last)
+    x, dy = (lying((4, 24, 18, 16), dtype, last) for _ in range(2))
+    ours, found = of_slabs(module, x, dy)
+    assert len(found) == 2
+    for one, (reused, stored) in zip(found, [(1, 0), (2, 1)], strict=True):
+        over = [b.over for b in one.loops.buffers if b.over]
+        assert len(over) == reused and {n for k in one.kernels for n in k.written}.issuperset(over)
+        outputs = {b.name for b in one.loops.role(BufferRole.OUTPUT)}
+        again = {s.buffer for s in one.loops.nests[2].body if isinstance(s, Load)} & outputs
+        assert len(again) == stored
+    stock = gradients(module, x, dy, OFF)
+    check(ours, stock, exact_gradients(module, x, dy), x.numel() // 24)
 
 
 def test_a_frozen_weight() -> None:
