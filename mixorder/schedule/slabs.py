@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import sympy
 
 from ..errors import Decline, DeclineReason
-from ..ir.hardware import WARP
+from ..ir.hardware import ACCESS, WARP
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -25,7 +26,9 @@ from ..ir.program import (
     PartialAccumulate,
     Reduce,
     Store,
+    Value,
     closure,
+    operands,
 )
 from . import baseline
 from .constants import FITTED, Constants
@@ -50,6 +53,7 @@ RESULT_WARPS = 4
 MOST_RESULTS = 32768  # partial sums of a program of the second kernel, and as many as it prefers
 RESULTS = 4096
 RESULT_COLUMNS = 32  # of such a program, at most
+READ = 4  # tensors: Inductor stores what is computed from more, for several users (`realize_reads_threshold`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +228,7 @@ def expected_of_slabs(
     def ours(one: Work, other: Work) -> float:
         return launch + small + sum(times.us(Kind.POINTWISE, w, device) for w in (one, other))
 
-    others = _inductors(loops, facts, sums, _computed_again(loops), device)
+    others = _inductors(lowered, loops, facts, sums, _computed_again(loops), device)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         ours(sums, applied),
@@ -255,10 +259,10 @@ def _computed_again(loops: LoopProgram) -> Work:
 
 
 def _inductors(
-    loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
+    lowered: LoopProgram, loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
 ) -> list[baseline.Kernel]:
     """Inductor's kernels. It has one of all where it does not divide the sums, and nothing else is reduced
-    before the elements: that reads them again from L2."""
+    before the elements: that reads them again from L2. First come those of values that it stores."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
@@ -271,8 +275,44 @@ def _inductors(
         return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
+    before, (sums, applied) = _storing(lowered, loops, (sums, applied))
     return [
+        *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + reductions, ()),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
     ]
+
+
+def _storing(
+    lowered: LoopProgram, loops: LoopProgram, works: Sequence[Work]
+) -> tuple[list[Work], list[Work]]:
+    """The work of kernels for values that Inductor stores, since it computes several others from each, and
+    each from many tensors; and that of the sums and of the elements, which then read these values."""
+    nest, (first, _, third) = lowered.nests[0], loops.nests
+    deps, every = nest.dependence(), {axis.symbol for axis in nest.loops}
+    users = Counter(name for stmt in nest.body for name in set(operands(stmt)))
+    read, sizes, stored = dict[str, frozenset[str]](), dict[str, int](), list[Work]()
+
+    def moving(names: Iterable[str], size: float = 0) -> Work:
+        """Of what some values are computed from, and of bytes that are written."""
+        size += sum(sizes[place] for place in frozenset[str]().union(*(read[name] for name in names)))
+        return Work(size, size, 0, size / ACCESS)
+
+    for stmt in (s for s in nest.body if isinstance(s, Value)):
+        dtype = lowered.buffer(stmt.buffer).dtype if isinstance(stmt, Load) else stmt.dtype
+        elements = math.prod(int(axis.size) for axis in nest.loops if axis.symbol in deps[stmt.name])
+        sizes[stmt.name] = elements * dtype.itemsize
+        read[stmt.name] = frozenset[str]().union(*(read[name] for name in operands(stmt)))
+        is_stored = every <= deps[stmt.name] and users[stmt.name] > 1 and len(read[stmt.name]) > READ
+        if is_stored:
+            stored.append(moving([stmt.name], sizes[stmt.name]))
+        if is_stored or not isinstance(stmt, Compute):
+            read[stmt.name] = frozenset({stmt.name})
+    found = list[Work]()
+    for part, work in zip((first, third), works, strict=True):
+        roots = [s.value.name for s in part.body if isinstance(s, Store | PartialAccumulate)]
+        written = {s.buffer for s in full(part) if isinstance(s, Store)}
+        moves = moving(roots, sum(access.touched for access in baseline.moved_once(loops, written)))
+        found.append(dataclasses.replace(moves, instructions=work.instructions))
+    return stored, found if stored else list(works)
