@@ -27,34 +27,35 @@ HEAD = f"""\
 For those who want to know how a region becomes a kernel, and for those who change mixorder. The
 [glossary](glossary.md) defines the terms.
 
-These are the stages in their order. `mixorder/pipeline.py` has one call for each, in the same order:
+`mixorder/pipeline.py` has one call for each stage, in this order:
 
 ```
 FX graph of forward and backward together
    |
-   v  round          half precision that is compared with a version of itself is marked to round as in eager
+   v  round          half-precision values that are compared are marked to round as in eager mode
 FX graph of forward or backward, after Inductor's own passes
    |
-   |  sizes          symbolic sizes come from the graph's inputs, not from tensors on the way
+   |  sizes          symbolic sizes are read from the graph's inputs, not from intermediate tensors
    |  spell          a maximum of all elements, or a packed byte, becomes a reduction that a region can take
-   |  find, grow     inner and outer reductions of the same elements, and the pointwise work around them
+   |  find, grow     inner and outer reductions of the same elements, and the pointwise operators around them
    v                 -> Region, or Decline with a reason
-   |  lower          pointwise ops through Inductor's own lowerings
+   |  lower          pointwise operators through Inductor's own lowerings
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
-   |  one_hot        the sum of a row with equal elements in all columns but one needs no loop
+   |  one_hot        the sum of a row whose elements are equal in all columns but one needs no loop
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest
-   |  same_bits      cheaper instructions that have the same results, such as functions without branches
-   |  merge          one nest for both, then: add up the partials
+   |  same_bits      cheaper instructions with the same results, such as functions without branches
+   |  merge          one nest for both, and one that adds up the partials
    v  fma            -> LoopProgram:  for row: for col: both; in fp32, dx by fused multiply-adds
-   |  transform      by the first strategy that accepts it:
+   |  transform      by the first strategy that accepts the program:
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
-   |                   short sums    as persistent, with few rows to a program: its sums need fewer registers
+   |                   short sums    as persistent, with few rows per program: sums need fewer registers
+   |                   slabs         sums over slabs: three kernels
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
-   |  schedule       rows per tile, programs, warps, tiles that are loaded ahead
+   |  schedule       rows per tile, programs, warps, pipeline stages
    |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor;
    |                 it is tried again at the end if the peak is lower then
    v                 -> LoopProgram, Plan
@@ -64,23 +65,23 @@ FX graph of forward or backward, after Inductor's own passes
    v                 -> LoopProgram, Plan
    |  codegen        main kernel and finalisation
    v                 -> Triton source
-   |  rewrite        the region becomes launches, all or nothing; before that, nothing else has changed
-   |  spell          what no region has taken is as it was
+   |  rewrite        launches replace the region, all or nothing
+   |  spell          reductions that no region has taken become the original operators again
    v
-FX graph with kernel launches in place of the region, mostly two; Inductor carries on
+FX graph with kernel launches, mostly two, in place of the region; Inductor carries on
 ```
 
-Casts by blocks have one stage between `lower` (`lowering/tile.py`) and `transform`: `contract`, products
-and sums of one operator become fused multiply-adds, as in eager's kernels. Their strategy
-(`strategies/tile.py`) transforms the rest: values of whole rows are computed by other programs of the same
-kernel; sums over all rows become partial results; instructions become cheaper; statements that need no
-reduction come first, if fewer values are live then; loaded words stay in registers while a program waits,
-and are converted again behind the wait.
+Block-scaled casts have one stage between `lower` (`lowering/tile.py`) and `transform`: in `contract`,
+products and sums of one operator become fused multiply-adds, as in eager's kernels. Their strategy
+(`strategies/tile.py`) transforms the program further. Other programs of the same kernel compute values of
+whole rows. Sums over all rows become partial results. Instructions become cheaper. Statements that need no
+reduction come first, if fewer values are live then. Loaded words stay in registers while a program waits,
+and are converted after the wait.
 
-Below, one region is followed from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in bf16,
-{ROWS} rows. `python tools/walkthrough.py` writes this page from the output of each stage, and a test checks
-that it is up to date. The page is made without a GPU, so its tensors are on the CPU (`device: cpu`). To see
-the same for your own model, set `MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
+The rest of this page follows one region from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in
+bf16, {ROWS} rows. `python tools/walkthrough.py` writes the page from the output of each stage, without a GPU
+(`device: cpu`), and a test checks that it is up to date. To see the same for your own model, set
+`MIXORDER_DUMP=<directory>`: each block below is one of the files there."""
 
 # Name of the dumped file without its number: heading, language, and description.
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -94,16 +95,16 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Find and grow",
         "text",
         "An inner and an outer reduction that read the same large tensors make a pair "
-        "(`region/find.py`); pointwise ops and views around them join it (`region/grow.py`). Where a pair "
-        "cannot be taken, the result is a reason ([reasons.md](reasons.md)). Here the whole graph "
+        "(`region/find.py`); pointwise operators and views around them join it (`region/grow.py`). If a pair "
+        "cannot be fused, the result is a reason ([reasons.md](reasons.md)). Here the whole graph "
         "belongs to the region.",
     ),
     "loops.txt": (
         "Lower",
         "text",
-        "Inductor's own lowerings turn each op into scalar ones (`lowering/lower.py`). There are two nests: "
-        "the inner reduction's outermost loop runs over rows, the outer one's over columns. As two kernels "
-        "they would read both tensors twice.",
+        "Inductor's own lowerings turn each operator into scalar operations (`lowering/lower.py`). There are "
+        "two nests. The outermost loop of the inner reduction runs over rows, and that of the outer one over "
+        "columns. Two kernels would read both tensors twice.",
     ),
     "split.txt": (
         "Split",
@@ -123,34 +124,32 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
         "do not depend on the row are hoisted (`once:`). In fp32, dx is computed by fused multiply-adds, "
         "which do not round the product (`transform/fma.py`). Other strategies transform this program "
-        "further: several programs share a wide row (`transform/cooperative.py`). They wait for each other "
+        "further. In `transform/cooperative.py`, several programs share a wide row. They wait for each other "
         "for a bounded time; a program that has waited longer computes the others' parts itself.",
     ),
     "plan.txt": (
         "Plan",
         "text",
-        "Rows per tile, warps, programs and how many tiles are loaded ahead (`num_stages`) are chosen from a "
-        "few numbers of the region and of the device, here an H200 (`schedule/persistent.py`, "
-        "`docs/lab/tuning.md`). Axis 0 is the rows, which so many programs divide (`split`); each walks "
-        "through its rows, a tile after the other. Axis 1 is the columns; a tile has a power of two that "
-        "holds them. Each program of the second stage adds up the partial results of a block of columns. "
-        "`dependent`: "
-        "this stage is launched while the main kernel still runs. `schedule/plan.py` has the other levels "
-        "and records.",
+        "A few numbers of the region and of the device, here an H200, decide rows per tile, warps, programs "
+        "and pipeline stages (`num_stages`; `schedule/persistent.py`, `docs/lab/tuning.md`). Axis 0 is the "
+        "rows: `split` programs divide them, and each walks through its rows, one tile after the other. Axis "
+        "1 is the columns: a tile has a power of two that holds them all. Each program of the second stage "
+        "adds up the partial results of a block of columns. With `dependent`, this stage is launched while "
+        "the main kernel still runs. `schedule/plan.py` explains the other fields.",
     ),
     "kernel.py": (
         "Generate",
         "triton",
         "The main kernel and the finalisation (`codegen/kernel.py`). Programs are persistent: each loops "
-        "over several tiles. The order of all sums is fixed, so that gradients are the same bit for bit "
-        "from run to run. Where nothing reads the incoming gradient afterwards, as between two layers, dx "
-        "reuses its memory (`transform/in_place.py`).",
+        "over several tiles. The order of all sums is fixed, so gradients are bitwise identical from run to "
+        "run. If nothing reads the incoming gradient afterwards, as between two layers, dx reuses its memory "
+        "(`transform/in_place.py`).",
     ),
     "fx_after.txt": (
         "Rewrite",
         "text",
-        "Two launches replace the region in the graph (`rewrite/rewrite.py`; only the modules of "
-        "`rewrite/` change it), and Inductor continues.",
+        "Two launches replace the region in the graph, and Inductor continues (`rewrite/rewrite.py`; only "
+        "the modules of `rewrite/` change the graph).",
     ),
 }
 
