@@ -2,7 +2,7 @@
 
 For each shape and norm, or for each region of the given cases of `support/cases.py`, this script lowers the
 real backward graph once, and times the kernels of many schedules (`lab/sweep.py`) by CUDA-graph replays with
-a flushed L2. Writes every row to a JSON file (`lab/schedules.py`), which `tools/fit.py` reads, and prints the
+a flushed L2. Writes every row to a JSON file (`lab/schedules.py`), and prints the
 best few with the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the
 region moves. With `--append`, a file keeps its other targets.
 

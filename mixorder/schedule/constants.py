@@ -1,7 +1,7 @@
 """The numbers in the rules that were fitted to measurements, and where they come from.
 
-`fitted.json` has their values, and names the device. `tools/fit.py` fits them to the plans that
-`tools/tune.py` measured. Bytes, warps and programs are per multiprocessor, so that a device with more
+`fitted.json` has their values, and names the device. They were fitted to the plans that `tools/tune.py`
+measured. Bytes, warps and programs are per multiprocessor, so that a device with more
 multiprocessors gets more programs, and not different ones.
 """
 
@@ -102,7 +102,7 @@ class Constants:
 
 
 def read(path: Path = FILE) -> Constants:
-    """The constants of a file that `tools/fit.py` wrote."""
+    """The constants of a file."""
     found: dict[str, Any] = json.loads(path.read_text())["constants"]
     return Constants(**found)
 

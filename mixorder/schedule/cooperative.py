@@ -8,7 +8,7 @@ A good plan has
   because one warp reads a row's record at once;
 - as many tiles between a partial result and its total as the registers hold.
 
-The numbers are fitted to measurements (`constants.py`, `tools/fit.py`; docs/lab/tuning.md, "Wide rows").
+The numbers are fitted to measurements (`constants.py`; docs/lab/tuning.md, "Wide rows").
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A persistent kernel is memory-bound as long as enough bytes are resident and in flight per multiprocessor. The
 plan meets these targets with as few warps per row and as few programs as possible. The targets are fitted
-to measurements (`constants.py`, `tools/fit.py`); numbers that are not fitted are here.
+to measurements (`constants.py`); numbers that are not fitted are here.
 """
 
 from __future__ import annotations

@@ -1,18 +1,44 @@
-"""What tools/tune.py sweeps: its targets and the schedules that it tries. Timing needs a GPU."""
+"""What tools/tune.py sweeps, and the file that it writes. Timing needs a GPU."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import graphs
 import pytest
+import torch
 from graphs import bf16
-from lab import sweep, targets
+from lab import schedules, sweep, targets
+from lab.schedules import Data, Row, Target
 
-from mixorder.schedule.constants import FITTED
+from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200
-from mixorder.schedule.facts import facts_of
+from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.persistent import choose
 from mixorder.schedule.persistent_space import PersistentSpace
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+META = {
+    "device": H200.name,
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "date": "2026-11-20",
+    "source": "0",
+    "device_info": dataclasses.asdict(H200),
+}
+WORK = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+
+
+def row(constants: Constants, us: float | None) -> Row:
+    return Row("persistent", choose(WORK, H200, constants=constants), 168, 0, 24720, us)
+
+
+def made_up() -> Data:
+    """A target of which two schedules were measured."""
+    rows = row(FITTED, 50.0), row(dataclasses.replace(FITTED, stages=4), None)
+    return Data(META, (Target("made up", "torch.bfloat16", 38.0, {"persistent": WORK}, rows),))
 
 
 @pytest.mark.parametrize("kind", targets.KINDS)
@@ -24,6 +50,52 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     first, *others = (c.schedule for c in sweep.candidates(target.program, H200, 60))
     assert first == choose(work, H200)
     assert len({first, *others}) == 1 + len(others) >= 50
-    # What the fit looks up where one constant is another one, and what tuning has near the choice.
+    # What the rules choose where one constant is another one, and what tuning has near the choice.
     assert choose(work, H200, constants=dataclasses.replace(FITTED, stages=2)) in (first, *others)
     assert {*PersistentSpace(work, H200, first).near(first)} & {*others}
+
+
+def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
+    target = targets.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
+    shared = sweep.measured(target, 97.4, [row(FITTED, 50.0)])
+    assert [f.cols for f in shared.facts.values()] == 2 * [16384]
+    assert shared.facts["cooperative"].exchanges == 1
+    data = Data(META, (*made_up().targets, shared))
+    schedules.write(tmp_path / "data.json", data)
+    assert schedules.read(tmp_path / "data.json") == data
+
+
+def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
+    program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
+    found = {
+        (c.schedule.lanes, c.schedule.chunks)
+        for c, way in sweep.candidates(program, H200, 150).items()
+        if way.strategy.name == "persistent"
+    }
+    assert found == {(8192, 1), (6144, 3), (5120, 5)}
+    wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
+    ways = sweep.candidates(wide, H200, 150)
+    assert {way.strategy.name for way in ways.values()} == {"cooperative", "persistent"}
+    assert next(iter(ways.values())).strategy.name == "cooperative"  # what the rules choose
+    # A mailbox has the size that a schedule asks for, and what one variant runs is the same.
+    for one, way in ways.items():
+        same = [other for c, other in ways.items() if c.variant == one.variant]
+        assert all(other == way for other in same)
+
+
+def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
+    old = made_up()
+    again = Data({**META, "date": "2027-01-01"}, (dataclasses.replace(old.targets[0], limit_us=37.0),))
+    more = Data(META, (dataclasses.replace(old.targets[0], name="another"),))
+    merged = old.merged(more).merged(again)
+    assert [(t.name, t.limit_us) for t in merged.targets] == [("made up", 37.0), ("another", 38.0)]
+    assert merged.meta["date"] == "2027-01-01"
+    with pytest.raises(ValueError, match="other triton"):
+        old.merged(Data({**META, "triton": "9"}, ()))
+
+
+def test_the_committed_data_is_as_the_tool_writes_it(tmp_path: Path) -> None:
+    file = TOOLS / "data" / "h200.json"
+    schedules.write(tmp_path / file.name, schedules.read(file))
+    assert (tmp_path / file.name).read_text() == file.read_text()

@@ -1,23 +1,11 @@
-"""The constants of the schedule rules: where the fit starts, and what it tries instead of each."""
+"""The constants of the schedule rules, and what a sweep tries instead of each."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from mixorder.schedule.constants import FITTED, Constants
-
-# Found by hand, where the fit has found others.
-BY_HAND = dataclasses.replace(
-    FITTED,
-    few_tiles_share=1.0,
-    final_per_thread=128,
-    chunk_saving=1.0,
-    rounding=1.0,
-    words_of_2_rows=64,
-    least_depth=0,
-    records_for_4_stages=0,
-)
+from mixorder.schedule.constants import Constants
 
 GRID: dict[str, tuple[float, ...]] = {
     "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
@@ -49,14 +37,3 @@ def neighbours(constants: Constants) -> Iterator[Constants]:
         for value in values:
             if value != getattr(constants, name):
                 yield dataclasses.replace(constants, **{name: value})
-
-
-def pairs(constants: Constants) -> Iterator[Constants]:
-    """The constants with one or two of them changed; those with one come first."""
-    names = list(GRID)
-    for one in neighbours(constants):
-        yield one
-        changed = next(n for n in names if getattr(one, n) != getattr(constants, n))
-        for other in neighbours(one):
-            if all(getattr(other, n) == getattr(one, n) for n in names[: names.index(changed) + 1]):
-                yield other

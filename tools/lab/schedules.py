@@ -1,4 +1,4 @@
-"""The file of measured schedules: `tools/tune.py` writes it, `tools/fit.py` reads it.
+"""The file of measured schedules: `tools/tune.py` writes it.
 
 `meta` says on what was measured, and when. A target has the facts that the rules look at, by the name of the
 strategy whose loops have them, the time of its limit, and one row of `fields` per schedule. `us` is null

@@ -1,6 +1,6 @@
 """The schedules that `tools/tune.py` tries for a region, and their times on this GPU.
 
-They are what the rules choose with their constants and with one of them changed, which the fit looks up, and
+They are what the rules choose with their constants and with one of them changed, and
 what tuning has near these. Tuning's own bench (`mixorder/tune/measure.py`) compiles and times them.
 """
 
