@@ -8,17 +8,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import platform
-import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from mixorder.cli.parser import Parser
-from mixorder.cli.values import new_file
 from mixorder.inductor import versions
 
 DESCRIPTION = """\
@@ -29,7 +25,6 @@ Each line begins with "ok", "note" (it works, but read this) or "FAILED". The li
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-VARIABLES = ("MIXORDER", "TORCH", "TRITON", "CUDA_VISIBLE", "PYTORCH")
 TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
 SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
@@ -50,9 +45,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
     parser = Parser("python -m mixorder doctor", DESCRIPTION)
-    report_help = "write the findings to a file for a bug report; it has no paths, names or code of yours"
-    parser.add_argument("--report", type=new_file, metavar="FILE", help=report_help)
-    args = parser.parse_args(argv)
+    parser.parse_args(argv)
     findings = []
     for check in CHECKS:
         findings.append(finding := check())
@@ -62,9 +55,6 @@ def main(argv: Sequence[str]) -> int:
             break
     else:
         print(f"\n{conclusion(findings)}")
-    if args.report:
-        args.report.write_text(report(findings))
-        print(f"Written: {args.report}", file=sys.stderr)
     return int(any(finding.status == FAILED for finding in findings))
 
 
@@ -75,28 +65,6 @@ def conclusion(findings: Sequence[Finding]) -> str:
         return "Something is wrong: see FAILED above."
     notes = {0: "All is well.", 1: "Nothing has failed. Read the note above."}
     return f"{notes.get(found.count(NOTE), 'Nothing has failed. Read the notes above.')} Use it: {USE}"
-
-
-def report(findings: Sequence[Finding]) -> str:
-    """Findings, packages and variables, as text for a bug report."""
-    packages = ("mixorder", "torch", *TRITON, "numpy")
-    found = versions.package_versions(*packages)
-    lines = [
-        f"mixorder doctor on {platform.system()} {platform.machine()}",
-        *(f"{name} {version}" for name, version in found.items() if version != "not installed"),
-        *map(str, findings),
-        *(f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)),
-    ]
-    return without_paths("\n".join(lines)) + "\n"
-
-
-def without_paths(text: str) -> str:
-    """Every path in a text becomes `<path>`. A path with spaces is found if it begins with a usual folder."""
-    usual = {str(Path.home()), os.getcwd(), sys.prefix, tempfile.gettempdir()} - {os.sep}
-    usual |= {value for value in os.environ.values() if os.path.isabs(value) and value != os.sep}
-    for folder in sorted(usual, key=len, reverse=True):
-        text = text.replace(folder, "/path")
-    return re.sub(r"""(?<![\w.<:/])(?:~|[A-Za-z]:)?[\\/][^\s'"(),;]+""", "<path>", text)
 
 
 # Versions.

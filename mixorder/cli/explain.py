@@ -39,7 +39,7 @@ EPILOG = f"""\
 examples:
   python -m mixorder explain train:factory
   python -m mixorder explain train:factory --device meta --html report.html
-  python -m mixorder explain train:factory --details         how each kernel runs, and what the words mean
+  python -m mixorder explain train:factory --details         how each kernel runs
   python -m mixorder explain train:factory --kernel 0        the Triton text of region 0
   python -m mixorder explain train:factory --min-numel 0     whatever the size
   python -m mixorder explain train:factory --time            on a GPU: a step without and with mixorder
@@ -157,7 +157,7 @@ def _parser() -> Parser:
         help=f"leave regions of fewer elements alone (default: {Options.min_numel})",
     )
     what = parser.add_mutually_exclusive_group()
-    details = "also print how each region's kernels run, and what the words mean"
+    details = "also print how each region's kernels run"
     what.add_argument("--details", action="store_true", help=details)
     what.add_argument("--json", action="store_true", help="print everything there is, as JSON")
     what.add_argument("--kernel", type=at_least(0), metavar="I", help="print region I's Triton text")

@@ -24,7 +24,7 @@ class Report(Findings):
 
     @property
     def details(self) -> str:
-        """The report with each region's reductions, launches and schedule, and what the words mean."""
+        """The report with each region's reductions, launches and schedule."""
         return text(self, details=True)
 
     def __str__(self) -> str:

@@ -13,7 +13,6 @@ from ..record import RegionRecord
 from ..region.peak_memory import PIECE
 from ..region.provenance import Provenance
 from .findings import Findings, Norm
-from .legend import legend
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -27,14 +26,13 @@ HEADER = ("region", "rows x cols", "us", "from")
 
 def text(report: Findings, details: bool = False) -> str:
     """The whole report: verdict, regions, what is left to Inductor, norms, versions. `details`: also each
-    region's schedule, and what the words mean."""
+    region's reductions, launches and schedule."""
     parts = [verdict(report)]
     if kinds := grouped(report.regions):
         rows = [HEADER, *(cells(report.regions, kind) for kind in kinds)]
         parts.append(table(rows, WIDTH))
         if details:
             parts.append("\n".join(filled(_detail(report.regions, kind)) for kind in kinds))
-            parts.append(legend(report.regions, WIDTH))
     if report.misses:
         parts.append(near_misses(report.misses))
     told = {"", *(f"{miss.reason.value}: {miss.detail}" for miss in report.misses)}

@@ -23,7 +23,6 @@ def _can_be_divided(program: LoopProgram) -> None:
 COLUMN_BLOCKS = dataclasses.replace(
     PERSISTENT,
     name="blocks of columns",
-    meaning="a program has a part of the columns, since no reduction runs along a row",
     rank=10,
     applies=_can_be_divided,
     transform=lambda merged, device: in_blocks(merged, block_of(facts_of(merged))),

@@ -24,8 +24,6 @@ def _described(plan: Plan) -> str:
 
 COOPERATIVE = Strategy(
     "cooperative",
-    "several programs share a row: each has a part of its columns, and they exchange partial results "
-    "(`8 programs to 2 rows`: 8 programs share 2 rows at a time)",
     rank=30,
     choose=cooperative.choose,
     starts=cooperative.starts,

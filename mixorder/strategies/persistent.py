@@ -22,7 +22,6 @@ def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[
 
 PERSISTENT = Strategy(
     "persistent",
-    "a program keeps a row in registers from its first reduction to its last",
     rank=20,
     choose=persistent.choose,
     starts=_more_spills,

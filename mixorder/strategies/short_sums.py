@@ -42,7 +42,6 @@ def _choose_few_rows(
 SHORT_SUMS = dataclasses.replace(
     PERSISTENT,
     name="short sums",
-    meaning="as persistent, with so few rows to a program that rounding errors of its sums need no registers",
     rank=40,
     choose=_choose_few_rows,
     starts=lambda facts, device, split_size: iter(()),

@@ -18,8 +18,6 @@ def _is_over_slabs(program: LoopProgram) -> None:
 
 SLABS = Strategy(
     "reduce, then apply",
-    "a kernel adds up parts of slabs, such as a channel's elements; a small one computes with the totals; a "
-    "third one computes every element from its operands again",
     rank=60,
     choose=slabs.choose,
     emit=sums_kernel,

@@ -34,7 +34,7 @@ def _with_nothing_more(program: LoopProgram, plan: Plan) -> LoopProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """One way of running a merged program; `meaning` says which, for the user.
+    """One way of running a merged program.
 
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
@@ -45,7 +45,6 @@ class Strategy:
     """
 
     name: str
-    meaning: str
     rank: int
     choose: Choose
     emit: MainKernel
@@ -73,10 +72,6 @@ class Strategy:
     def generate(self, loops: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
         """The kernels of loops that `place` returned, in the order of their launches."""
         return self.kernels(self.emit, loops, plan, label)
-
-    def is_titled(self, title: str) -> bool:
-        """Whether `title` made a title."""
-        return title.partition(", ")[0] == self.name
 
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""
