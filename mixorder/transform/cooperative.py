@@ -32,7 +32,6 @@ from ..ir.program import (
     operands,
 )
 from ..ir.rewriting import renamed
-from .half_precision import with_float32_partials
 
 Root = Reduce | PartialAccumulate | Store
 
@@ -48,7 +47,7 @@ def check_shareable(program: LoopProgram) -> None:
         "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
         "a gather": any(isinstance(s, Load) and s.predicate is not None for s in main.body),
-        "reductions other than sums, products, maxima and minima in fp32": not all(
+        "reductions other than sums, maxima and minima in fp32": not all(
             s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
         # For example with a single row. Only values that vary over rows belong to a phase.
@@ -67,7 +66,6 @@ def slots_of(parts: int) -> int:
 
 def cut_into_phases(program: LoopProgram) -> LoopProgram:
     """Cut the main nest into phases. Accumulations run in the last one, where their operands are known."""
-    program = with_float32_partials(program)
     main, *others = program.nests
     return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *others))
 

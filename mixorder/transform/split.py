@@ -35,7 +35,6 @@ from ..ir.program import (
     Store,
     closure,
 )
-from .half_precision import partial_dtype
 
 # By the name of an outer reduction: the buffer of its partials, and the index into it.
 _Workspaces = dict[str, tuple[str, sympy.Expr]]
@@ -54,9 +53,7 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             nests.append(nest)
             continue
         col_loops = _result_loops(nest)
-        buffers_of = {
-            r.name: _workspace(i, partial_dtype(program, nest, r), col_loops) for i, r in enumerate(outers)
-        }
+        buffers_of = {r.name: _workspace(i, r.dtype, col_loops) for i, r in enumerate(outers)}
         buffers.extend(buffers_of.values())
         workspaces = {name: (ws.name, _index(ws, col_loops)) for name, ws in buffers_of.items()}
         compensated = [r for r in outers if r.kind.compensable and _is_stored_in_fp32(program, nest, r)]

@@ -33,7 +33,6 @@ from ..ir.program import (
     live,
     operands,
 )
-from .half_precision import partial_dtype
 from .split import final_nest
 
 
@@ -52,9 +51,8 @@ def split_spanning(program: LoopProgram) -> LoopProgram:
     size = sympy.prod(axis.size for axis in columns)
     split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
     spaces = {
-        r.name: Buffer(f"ws{i}", BufferRole.WORKSPACE, dtype, (NUM_SPLITS, size), (size, sympy.S.One))
+        r.name: Buffer(f"ws{i}", BufferRole.WORKSPACE, r.dtype, (NUM_SPLITS, size), (size, sympy.S.One))
         for i, r in enumerate(spanning)
-        for dtype in [partial_dtype(program, nest, r)]
     }
     at, stride = SPLIT_SYMBOL * size, sympy.S.One
     for axis in reversed(columns):

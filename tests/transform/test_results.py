@@ -30,7 +30,7 @@ from mixorder.region.region import Region
 from mixorder.rewrite.alone import alone
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
-from mixorder.transform import half_precision, one_hot, staged
+from mixorder.transform import one_hot, staged
 from mixorder.transform.branches import without_branches
 from mixorder.transform.column_blocks import check_divisible, in_blocks
 from mixorder.transform.cooperative import check_shareable
@@ -46,7 +46,6 @@ from mixorder.transform.rounding import round_at_once
 from mixorder.transform.saturation import without_clamps
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
-from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -84,13 +83,8 @@ def bias(x: Any, dy: Any, w: Any) -> Any:
 
 def kinds(x: Any, dy: Any) -> Any:
     product = x * dy
-    rows = product.amax(1, keepdim=True) + product.amin(1, keepdim=True) + product.prod(1, keepdim=True)
-    return dy * rows * (x > 2).any(1, keepdim=True), product.amax(0), product.amin(0), (dy > 2).any(0)
-
-
-def integers(x: Any, dy: Any) -> Any:
-    numbers = x.to(torch.int32)
-    return dy * numbers.sum(1, keepdim=True), numbers.sum(0), numbers.to(torch.int8).amax(0)
+    rows = product.amax(1, keepdim=True) + product.amin(1, keepdim=True)
+    return dy * rows, product.amax(0), product.amin(0)
 
 
 def per_head(x: Any, dy: Any, w: Any) -> Any:
@@ -134,7 +128,6 @@ OVER_ROWS: dict[str, Callable[[], Graph]] = {
     "cross entropy": of(cross_entropy, FULL, ((ROWS, 1), i64), ((ROWS, 1), f32)),
     "bias": of(bias, FULL, FULL, COLUMN),
     "kinds": of(kinds, FULL, FULL),
-    "integers": of(integers, FULL, FULL),
     "an op of several statements": of(lambda x, dy: graphs.pair(x.pow(5), dy), FULL, FULL),
     "heads": of(per_head, *[((ROWS, 4, COLS), f32)] * 2, ((4, COLS), f32)),
     "rotary": lambda: graphs.rope_backward(2, 16, 4, 32, f32),
@@ -272,7 +265,6 @@ def test_transforms_of_a_region_over_rows(name: str) -> None:
     lowered = lower(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
     split = kept(lowered, inputs, (one_hot.sum_one_hot, Form.LOWERED), (split_outer, Form.SPLIT))
-    kept(split, inputs, (half_precision.with_float32_partials, Form.SPLIT))
     reordered = kept(split, inputs, (reorder, Form.REORDERED), *((t, Form.REORDERED) for t in SAME_BITS))
     merged = kept(reordered, inputs, (merge, Form.MERGED))
     one = evaluated(finished(merged), inputs, splits=1)
@@ -305,10 +297,7 @@ TAKEN = {
 def test_transforms_of_a_region_within_tiles(name: str) -> None:
     lowered = lower_tile(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
-    program = kept(
-        lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED),
-    )  # fmt: skip
+    program = kept(lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS))
     facts = tile.facts_of_tile(program)
     schedule = tile.through_workspace(tile.choose(facts, H200), facts)
     results = tile.staged_results(program, schedule)
@@ -325,5 +314,5 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
     kept(
         split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED), (hold_packed, Form.BLOCKED),
+        (hold_packed, Form.BLOCKED),
     )  # fmt: skip
