@@ -245,7 +245,7 @@ def reduced(kind: ReductionKind, value: Tensor, dims: list[int]) -> Tensor:
             return wide.sum(dims, keepdim=True)
         case "amax" | "amin":
             return getattr(wide, kind.name)(dims, keepdim=True)
-    joined = {"prod": torch.mul, "any": torch.logical_or, "xor": torch.bitwise_xor}[kind.name]
+    assert kind.name == "xor"
     for dim in dims:
-        wide = functools.reduce(joined, wide.split(1, dim))
+        wide = functools.reduce(torch.bitwise_xor, wide.split(1, dim))
     return wide

@@ -479,7 +479,7 @@ def filler(kind: ReductionKind, dtype: torch.dtype) -> str:
 
 
 def _literal(kind: ReductionKind, dtype: torch.dtype) -> str:
-    value = kind.identity_in(dtype)
+    value = kind.identity if dtype.is_floating_point else int(kind.identity)
     return f"float('{value}')" if math.isinf(value) else str(value)
 
 

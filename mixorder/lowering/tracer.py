@@ -245,9 +245,9 @@ class Tracer:
 
     def element(self, kind: ReductionKind, value: Traced, stored: torch.dtype) -> Traced:
         """An element in the dtype that a reduction combines. As in eager, it is first cast to the result's
-        dtype, which `dtype=` may set, or to bool for a reduction of truth values."""
+        dtype, which `dtype=` may set."""
         with handling(self._recorder):
-            cast = ops.to_dtype(OpsValue(value), kind.element_dtype(stored))
+            cast = ops.to_dtype(OpsValue(value), stored)
             return unwrapped(ops.to_dtype(cast, kind.accumulates_in(stored)))
 
     def mean(

@@ -56,9 +56,9 @@ def _gives_small_sums(node: Node) -> bool:
 
 
 def _is_sum(node: Node) -> bool:
-    """Whether a node adds up or multiplies floating-point numbers."""
+    """Whether a node adds up floating-point numbers."""
     kind = reduction_kind(node)
-    return kind is not None and not (kind.selects or kind.of_truth) and float_bytes(node) > 0
+    return kind is not None and not kind.selects and float_bytes(node) > 0
 
 
 def _may_be_read(node: Node) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..inductor.graphs import AGAIN, is_lowered_pointwise
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
-from ..ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR, ReductionKind
+from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
 from .axes import Reduced
 from .sizes import Size, plain
 
@@ -26,9 +26,6 @@ REDUCTIONS: dict[object, ReductionKind] = {
     aten.mean.dim: SUM,
     aten.amax.default: AMAX,
     aten.amin.default: AMIN,
-    aten.prod.dim_int: PROD,
-    aten.any.dim: ANY,
-    aten.any.dims: ANY,
     aten.var.correction: SUM,
     prims.xor_sum.default: XOR,
 }
@@ -182,6 +179,15 @@ def reduction_kind(node: Node) -> ReductionKind | None:
     return REDUCTIONS.get(node.target) if node.op == "call_function" else None
 
 
+def has_accumulator(node: Node) -> bool:
+    """Whether a reduction takes the dtype of its result; true of a node that is no reduction."""
+    kind, val = reduction_kind(node), node.meta.get("val")
+    try:
+        return kind is None or (isinstance(val, torch.Tensor) and bool(kind.accumulates_in(val.dtype)))
+    except ValueError:
+        return False
+
+
 def is_moment(node: Node) -> bool:
     """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
     return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
@@ -230,9 +236,11 @@ def keeps_dims(node: Node) -> bool:
 
 
 def reduced(node: Node) -> Reduced | None:
-    """What a reduction node reduces; None for any other node, a source of data-dependent size, and a sum that
-    is left to Inductor, as its bits have to be those of another graph."""
+    """What a reduction node reduces; None for any other node, a dtype that it does not take, a source of
+    data-dependent size, and a sum that is left to Inductor, as its bits have to be those of another graph."""
     if reduction_kind(node) is None or not isinstance(node.args[0], Node) or node.meta.get(AGAIN):
+        return None
+    if not has_accumulator(node):
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))

@@ -16,6 +16,7 @@ from ..inductor.graphs import prepare_softmax_online
 from .gathers import is_gather, is_gather_view, is_split
 from .nodes import (
     fake,
+    has_accumulator,
     is_constant,
     is_permutation,
     is_pointwise,
@@ -56,15 +57,6 @@ def _is_on_one_device(node: Node, args: Iterable[Node]) -> bool:
     operand of a tensor on the GPU."""
     devices = {val.device for n in (node, *args) if (val := fake(n)) is not None and not is_constant(n)}
     return len(devices) <= 1
-
-
-def _has_accumulator(node: Node) -> bool:
-    """Whether a reduction has a meaning in its dtype; true of a node that is no reduction."""
-    kind = reduction_kind(node)
-    try:
-        return kind is None or bool(kind.accumulates_in(fake(node).dtype))  # type: ignore[union-attr]
-    except ValueError:
-        return False
 
 
 def num_bytes(node: Node) -> Size:
@@ -262,7 +254,7 @@ class SpaceAnalysis:
             return Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
         if shape_of(node) is None:
             return Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        if not (_is_read(node) and _has_accumulator(node)):
+        if not (_is_read(node) and has_accumulator(node)):
             return Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
         return None
 

@@ -189,7 +189,7 @@ def _is_mixed(program: LoopProgram) -> bool:
         and rows * cols >= MIXED_NUMEL
         and cols <= MIXED_COLS
         and len(reads[0] | reads[1]) <= MIXED_READS
-        and all(s.kind.name in ("sum", "prod") and s.dtype == torch.float32 for s in outer)
+        and all(s.kind.name == "sum" and s.dtype == torch.float32 for s in outer)
         and all(_is_plain(program, s.index) for s in needed if isinstance(s, Load))
     )
 

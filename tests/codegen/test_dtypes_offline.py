@@ -107,7 +107,7 @@ def bytes_that_overflow(x: Any, y: Any) -> Any:
     z = x * (x * y).sum(-1, keepdim=True)
     small = (z * 8).to(torch.uint8)
     halved = (small // 2 + 200) * 3 - ~small
-    return z, (z * y).sum(0), halved, (halved * small).sum(0), (halved.to(torch.int8) << 1).amax(1)
+    return z, (z * y).sum(0), halved, halved * small, halved.to(torch.int8) << 1
 
 
 def test_bytes(made: list[tuple[LoopProgram, KernelSource]], known: Known) -> None:

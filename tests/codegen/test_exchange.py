@@ -14,14 +14,14 @@ import pytest
 import triton
 
 from mixorder.codegen.exchange import MAX_WORDS, POLLS, Record, carried, interpreted
-from mixorder.ir.reductions import AMAX, AMIN, PROD, SUM, ReductionKind
+from mixorder.ir.reductions import AMAX, AMIN, SUM, ReductionKind
 from mixorder.transform.cooperative import EMPTY
 
-KINDS = (SUM, PROD, AMAX, AMIN)
+KINDS = (SUM, AMAX, AMIN)
 PARTS = range(2, MAX_WORDS + 1)
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-JOIN = {SUM: numpy.add, PROD: numpy.multiply, AMAX: numpy.maximum, AMIN: numpy.minimum}
-BITS = {SUM: 0.0, PROD: 1.0, AMAX: -numpy.inf, AMIN: numpy.inf}
+JOIN = {SUM: numpy.add, AMAX: numpy.maximum, AMIN: numpy.minimum}
+BITS = {SUM: 0.0, AMAX: -numpy.inf, AMIN: numpy.inf}
 
 
 def call_of(text: str) -> tuple[str, str, int]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from mixorder.ir.reductions import AMAX, AMIN, ANY, PROD, SUM, XOR
+from mixorder.ir.reductions import AMAX, AMIN, SUM, XOR
 from mixorder.region import nodes
 from mixorder.region.axes import Reduced
 
@@ -52,11 +52,7 @@ def test_reduced(shape: Any, dims: Any, expected: Any, keepdim: bool) -> None:
     "function",
     [
         lambda x: aten.mean.dim(x, [1], True),
-        lambda x: aten.amax.default(x, [1], True),
-        lambda x: aten.prod.dim_int(x, 1, True),
-        lambda x: aten.prod.dim_int(x, -1, True),
-        lambda x: aten.any.dim(x > 0, 1, True),
-        lambda x: aten.any.dims(x > 0, [1], True),
+        lambda x: aten.amax.default(x, [-1], True),
     ],
 )
 def test_dims_of_every_overload(function: Any) -> None:
@@ -66,7 +62,13 @@ def test_dims_of_every_overload(function: Any) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.cumsum(1), lambda x: x.relu(), lambda x: x.argmax(1), lambda x: aten.prod.default(x)],
+    [
+        lambda x: x.cumsum(1),
+        lambda x: x.relu(),
+        lambda x: x.argmax(1),
+        lambda x: aten.prod.dim_int(x, 1),
+        lambda x: (x > 0).any(1),
+    ],
 )
 def test_what_is_no_reduction_of_ours_reduces_nothing(function: Any) -> None:
     node = one(function, (6, 4))
@@ -99,8 +101,6 @@ def test_a_size_that_depends_on_data_is_unknown() -> None:
         (lambda x: x.mean(1), SUM),
         (lambda x: x.amax(1), AMAX),
         (lambda x: x.amin([0]), AMIN),
-        (lambda x: x.prod(1), PROD),
-        (lambda x: (x > 0).any(1), ANY),
         (lambda x: prims.xor_sum(x.to(torch.int32), [1]), XOR),
         (lambda x: x.max(1).values, AMAX),
         (lambda x: x.min(0, keepdim=True).values, AMIN),
@@ -186,3 +186,8 @@ def test_a_node_with_two_results_has_no_fake() -> None:
     (node,) = (n for n in graph.nodes if n.target is aten.max.dim)
     assert nodes.fake(node) is None
     assert all(nodes.reduction_kind(user) is None for user in node.users)
+
+
+def test_sums_of_integers_and_truth_values_are_left_to_inductor() -> None:
+    for function in (lambda x: x.to(torch.int32).sum(1), lambda x: (x > 0).sum(0), lambda x: (x > 0).amax(0)):
+        assert nodes.reduced(one(function, (6, 4))) is None

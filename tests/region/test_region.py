@@ -176,7 +176,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
     "two pairs": (lambda a, b, c, d: (*pair(a, b), *pair(c, d)), (FULL, FULL, SQUARE, SQUARE)),
     "heads": (heads, (FULL, FULL)),
     "common axes": (lambda x: (x.sum((2, 3)), x.sum((0, 2, 3)), x * 2), (IMAGE,)),
-    "any": (lambda x, dy: (torch.where((x > dy).any(1, True), x, dy), (x > dy).any(0)), (FULL, FULL)),
     "no row sum": (lambda a, b: (product := a * b, product.sum(0)), (((512, 3000), f32),) * 2),
     "pieces for a product": (qkv_gradient(lambda t, m: t @ m), PIECES),
     "pieces for a loop": (qkv_gradient(lambda t, m: t.sin()), PIECES),
@@ -233,7 +232,6 @@ a checkpointed norm. 512x256: mean mean_1 | sum_1, x_1 dy_1 -> mul_4 sum_1
 two pairs. 512x256: sum_1 | sum_2, a_1 b_1 -> sub sum_2; 256x256: sum_3 | sum_4, c_1 d_1 -> sub_1 sum_4
 heads. row 128 x batch 4 x column 256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 common axes. row 16 x batch 6 x common 140: sum_1 | sum_2, x_1 -> sum_1 sum_2 mul
-any. 512x256: any_1 | any_2, x_1 dy_1 -> where any_2
 no row sum. 512x3000: - | sum_1, a_1 b_1 -> mul sum_1
 pieces for a product. 128x192: - | sum_1, q_1 k_1 v_1 -> cat sum_1
 pieces for a loop. nothing

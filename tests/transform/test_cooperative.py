@@ -89,16 +89,10 @@ def outer_doubled(x: Any, dy: Any) -> Any:
     return dy - x * product.sum(1, keepdim=True), product.to(f64).sum(0)
 
 
-def anywhere(x: Any, dy: Any) -> Any:
-    product = x * dy
-    return dy * (product > 0).any(1, keepdim=True), product.sum(0)
-
-
 REFUSED: dict[str, tuple[Any, Any]] = {
     "a batch axis": (per_head, HEADS),
     "a gather": (rotated, WIDE),
     "reductions other than sums": (doubled, WIDE),
-    "maxima and minima in fp32": (anywhere, WIDE),
     "a workspace in float64": (outer_doubled, WIDE),
 }
 
