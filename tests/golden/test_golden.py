@@ -55,19 +55,8 @@ def two_stages(x: Any, dy: Any, w: Any) -> Any:
     return (scaled - q * (q * scaled).sum(-1, keepdim=True)).to(bf16), (dy * q).sum(0)
 
 
-def statistics_in_bf16(dy: Any, x: Any, rstd: Any) -> Any:
-    normed = x.float() * rstd.float()
-    dx = (dy.float() - normed * (dy.float() * normed).mean(1, keepdim=True)) * rstd.float()
-    return dx.to(bf16), (dy.float() * normed).amax(0)
-
-
 def turned(x: Any, scales: Any) -> Any:
     return (x.float() * scales).clamp(-448, 448).to(quantised.F8).t().contiguous()
-
-
-def across(x: Any, dy: Any, w: Any) -> Any:
-    dx, dw = graphs.pair(x.to(f32), dy.to(f32) * w)
-    return dx.to(bf16), dw
 
 
 def full(rows: int, cols: int, count: int = 2, dtype: torch.dtype = bf16) -> list[Any]:
@@ -88,22 +77,10 @@ GOLDEN = {
         "RMSNorm's backward, 8192x4097: rows begin at 8 places relative to accesses of 16 bytes",
         lambda: graphs.rms_norm_backward(8192, 4097),
     ),
-    "rows_gathered": Golden(
-        "the backward of RMSNorm and rotary embedding, 4x2048 tokens of 16 heads of 128",
-        lambda: graphs.rope_backward(4, 2048, 16, 128),
-    ),
     "rows_symbolic": Golden(
         "a pair of sums of 1024 columns of float32: symbolic rows, and no PTX",
         lambda: graphs.traced_rows(graphs.pair, *full(4096, 1024, dtype=f32)),
         "MI300",
-    ),
-    "rows_that_lie_apart": Golden(
-        "a norm over channels that lie across memory, 16384x256",
-        lambda: traced(across, *full(16384, 256), ((256,), f32), transposed=(0, 1)),
-    ),
-    "rows_with_statistics_in_bf16": Golden(
-        "RMSNorm's backward with rstd in bf16, and maxima of columns, 10000x1024",
-        lambda: traced(statistics_in_bf16, *full(10000, 1024), ((10000, 1), bf16)),
     ),
     "rows_without_a_finalisation": Golden(
         "a pair of sums at each of 640 indices of a batch, 32x16",
@@ -118,10 +95,6 @@ GOLDEN = {
     ),
     "tile_of_blocks": Golden(
         "MXFP8 along rows and along columns, transposed, 4096x4096", lambda: recipe("mx_both", 4096, 4096)
-    ),
-    "tile_that_overruns": Golden(
-        "MXFP8 along rows and along columns, not transposed, 4128x4128: tiles that are not full",
-        lambda: recipe("mx_in_place", 4128, 4128),
     ),
     "tile_turned": Golden(
         "a cast by scales of columns, transposed, 16384x4096",

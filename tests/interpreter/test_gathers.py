@@ -113,7 +113,10 @@ def fused(module: nn.Module, x: torch.Tensor) -> RegionRecord:
     return record
 
 
-@pytest.mark.parametrize(("form", "norm", "dtype"), crossed(FORMS, [nn.LayerNorm, nn.RMSNorm], [f32, bf16]))
+WITH = [(nn.LayerNorm, f32), (nn.RMSNorm, bf16), (nn.LayerNorm, bf16), (nn.RMSNorm, f32)]
+
+
+@pytest.mark.parametrize(("form", "norm", "dtype"), [(f, *WITH[i % 4]) for i, f in enumerate(FORMS)])
 def test_form(form: str, norm: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the input's size is left of RMSNorm's graph but kernels and views. (The gradient of `pad` is
     larger than the space, and so made outside.)"""
@@ -234,7 +237,7 @@ def test_what_a_slice_leaves_out_does_not_show(name: str) -> None:
     close(run_fused(function, args), function, args)
 
 
-@pytest.mark.parametrize("kind", ["amax", "amin", "prod"])
+@pytest.mark.parametrize("kind", ["amax", "amin"])
 def test_a_fill_takes_part_in_a_reduction_and_lanes_beyond_the_end_do_not(kind: str) -> None:
     def function(x: torch.Tensor, z: torch.Tensor) -> Any:
         value = F.pad(z[1:, 2:], (1, 1, 1, 0), value=0.5)
