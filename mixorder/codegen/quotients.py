@@ -9,10 +9,10 @@ rounding is right. For an infinite divisor `q` is 0, and the largest number in i
 finite. H200, 1x128 and 128x1, 16384x4096, where a thread has 24 of them: 2216 instructions, and 1840 so.
 
 By the rounded reciprocal `r` of a divisor `s` (`transform.quotients`): `q = a r`, and `q - r (s q - a)`. The
-order of signs keeps that of a zero. An infinite `q`, or NaN, is the quotient already. `s` is finite, so that
-an infinite divisor, whose reciprocal is 0, has a remainder. The reciprocal itself is CUDA's, without the
-branch for those that are subnormal. For a divisor that is zero, infinite or NaN the approximate one is right,
-and its remainder is NaN: the largest number in its place changes nothing.
+order of signs keeps that of a zero. Where `q` or `s` is infinite or NaN, `q` is the quotient already, and the
+remainder is not finite. The reciprocal itself is CUDA's, without the branch for those that are subnormal. For
+a divisor that is zero, infinite or NaN the approximate one is right, and its remainder is NaN: the largest
+number in its place changes nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _CORRECTION = " ".join(
     (
         ".reg .f32 q, t, m; .reg .pred p;",
         "mul.f32 q, $1, $3;",
-        "abs.f32 t, q;",
-        "setp.lt.f32 p, t, 0f7F800000;",
         "neg.f32 m, $1;",
         "fma.rn.f32 m, q, $2, m;",
+        "abs.f32 t, m;",
+        "setp.lt.f32 p, t, 0f7F800000;",
         "neg.f32 t, $3;",
         "@p fma.rn.f32 q, m, t, q;",
         "mov.b32 $0, q;",
@@ -83,7 +83,7 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
         with numpy.errstate(all="ignore"):
             product = value * inverse
             rest = _fused(product, divisor, -value)
-            return [numpy.where(numpy.isfinite(product), _fused(rest, -inverse, product), product)]
+            return [numpy.where(numpy.isfinite(rest), _fused(rest, -inverse, product), product)]
     if mark is None or not mark.startswith(_MARK):
         return None
     (dividend,) = struct.unpack("f", struct.pack("I", int(mark.removeprefix(_MARK), 16)))

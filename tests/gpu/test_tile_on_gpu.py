@@ -48,6 +48,15 @@ def test_bytes_are_those_of_eager(name: str, shape: tuple[int, int]) -> None:
         assert off == 0 if recipe.exact else off <= 1e-4 * eager.numel() + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(512, 1024), (4096, 4096)])
+def test_every_number_by_any_scale(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    args = quantised.any_scales(*shape, "cuda", dtype)
+    results, _ = fused(quantised.by_any_scale, args)
+    for mine, eager in zip(results, quantised.by_any_scale(*args), strict=True):
+        assert different(mine, eager) == 0
+
+
 def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
     """Two sums of each row."""
     normed, scaled = x.float() * rstd, dy.float() * w.float()

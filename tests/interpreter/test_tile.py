@@ -44,6 +44,11 @@ def test_zeros_infinities_nan_and_subnormal_numbers(name: str) -> None:
     check(recipe.function, *inputs(recipe, 256, 512, "cpu"), kernels=2 if name == "delayed" else 1)
 
 
+@pytest.mark.parametrize("dtype", [bf16, f16, f32])
+def test_every_number_by_any_scale(dtype: torch.dtype) -> None:
+    check(quantised.by_any_scale, *quantised.any_scales(256, 512, "cpu", dtype))
+
+
 @pytest.mark.parametrize("saturates", [True, False])
 def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Callable[..., None]) -> None:
     """What is beyond the largest number, infinity too, is that number with either."""

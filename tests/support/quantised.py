@@ -101,23 +101,67 @@ def blocks_in_place(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     return data.view(x.shape), factors.view(rows, -1), others.view(x.shape), more.squeeze(1)
 
 
-def divided(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def divided(blocks: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """e4m3 of blocks along the last dim, and the scale of each block, in the dtype of the blocks. A GPU also
     multiplies by a reciprocal where the scale is stated as a quotient by `MOST`; eager on a CPU divides."""
-    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) * (1 / MOST)
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=least) * (1 / MOST)
     return (blocks / scale).to(F8), scale
 
 
-def divided_both(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+def divided_both(x: Tensor, block: int = 128, least: float = 1e-12) -> tuple[Tensor, ...]:
     """`blocks_both` as most people write it: each element is divided by its block's scale."""
-    data, scales = divided(x.reshape(-1, block))
-    turned, others = divided(x.t().contiguous().reshape(-1, block))
+    data, scales = divided(x.reshape(-1, block), least)
+    turned, others = divided(x.t().contiguous().reshape(-1, block), least)
     shape = x.shape[1], x.shape[0]
     return data.view(x.shape), scales.view(x.shape[0], -1), turned.view(shape).t(), others.view(shape[0], -1)
 
 
 def divided_in_float32(x: Tensor) -> tuple[Tensor, ...]:
     return divided_both(x.float())
+
+
+def divided_by_any(x: Tensor) -> tuple[Tensor, ...]:
+    """As DeepSeek's own kernel has it: a scale may be zero, or a subnormal number."""
+    return divided_both(x.float(), least=0.0)
+
+
+def by_any_scale(x: Tensor, factor: Tensor, other: Tensor, block: int = 128) -> tuple[Tensor, ...]:
+    """Blocks along rows and columns, divided by a multiple of their largest elements: e4m3, and integers."""
+
+    def one(blocks: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        largest = blocks.abs().amax(-1, keepdim=True)
+        quotient = blocks.float() / (largest.float() * factor)
+        whole = (quotient + 0.5).floor().clamp(-128, 127)
+        return quotient.clamp(-MOST, MOST).to(F8), torch.where(quotient.isnan(), 0, whole).to(torch.int8)
+
+    return *one(x.reshape(-1, block), factor), *one(x.t().contiguous().reshape(-1, block), other)
+
+
+def any_scales(
+    rows: int, cols: int, device: str, dtype: torch.dtype = torch.bfloat16, block: int = 128
+) -> list[Tensor]:
+    """For `by_any_scale`: all numbers of a half precision, or some of float32, none of them above 2 in three
+    rows of four; and factors from 2**-149 on, of either sign. Half of these are near 1, and a few are zero,
+    infinite and NaN."""
+    generator = torch.Generator(device).manual_seed(rows + cols)
+    whole = torch.int16 if dtype.itemsize == 2 else torch.int32
+    bits = torch.randperm(rows * cols, generator=generator, device=device) * (
+        1 if dtype.itemsize == 2 else 40503
+    )
+    every = bits.to(whole).view(dtype).view(rows, cols)
+    few = torch.arange(rows, device=device)[:, None] % 4 < 3
+    x = torch.where(few & ~(every.abs() <= 2), torch.sign(every.nan_to_num()), every)
+    factors = []
+    for _ in range(2):
+        shape = (rows * cols // block, 1)
+        exponent = torch.randint(-150, 129, shape, generator=generator, device=device)
+        exponent[::2] = exponent[::2] % 12 - 12
+        mantissa = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
+        factor = torch.ldexp(mantissa, exponent).float()
+        for i, special in enumerate((0.0, -0.0, float("inf"), -float("inf"), float("nan"))):
+            factor[i :: 5 + 97 * (rows > 512)][:3] = special
+        factors.append(factor)
+    return [x, *factors]
 
 
 def squares(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
@@ -211,6 +255,7 @@ RECIPES = {
     "divided_in_float32": Recipe(
         "1x128 and 128x1, transposed, divided in float32", divided_in_float32, tensors(1)
     ),
+    "divided_by_any": Recipe("1x128 and 128x1, transposed, divided by any scale", divided_by_any, tensors(1)),
     "squares": Recipe("128x128", squares, tensors(1)),
     "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
     "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),
