@@ -296,13 +296,15 @@ def in_place(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> LoopProg
         return chosen.loops
     region = chosen.region
     dead = runner.step("liveness", dead_after, region, timeline.writable)
-    alone = runner.step("liveness", _with_filled_gaps, region)
+    alone = runner.step("liveness", _with_own_memory, region)
     return runner.step("in_place", reuse_in_place, chosen.loops, dead, alone)
 
 
-def _with_filled_gaps(region: Region) -> list[str]:
-    """The outputs, by name, that take memory of their own because the graph fills their gaps."""
-    return [name for name, node in region.buffers.items() if node in region.padded and is_filled(node)]
+def _with_own_memory(region: Region) -> list[str]:
+    """The outputs, by name, that lie in no input's memory: the graph fills their gaps, or they are parts of
+    another tensor."""
+    named = region.buffers.items()
+    return [name for name, n in named if n in region.parts or (n in region.padded and is_filled(n))]
 
 
 def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:
@@ -342,9 +344,9 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
 
 def _joined(region: Region) -> list[str]:
     """The large results that the graph copies into one tensor, by their names in the region's loops."""
-    results = enumerate(region.outputs)
+    copied = [(i, node) for i, node in enumerate(region.outputs) if node not in region.parts]
     full = region.seed.analysis.is_full
-    return [f"out{i}" for i, node in results if full(node) and is_joined(node, region.nodes)]
+    return [f"out{i}" for i, node in copied if full(node) and is_joined(node, region.nodes)]
 
 
 def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopProgram, LoopProgram]:

@@ -151,7 +151,7 @@ def _least_saved(plan: RegionPlan) -> float:
     """The share of Inductor's time that a plan has to save."""
     if plan.strategy.blocked:
         return of_launches(plan.expected)
-    return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)
+    return least_saved(plan.expected, plan.facts, plan.device)
 
 
 def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
@@ -317,7 +317,8 @@ def check_layout(
 def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
     """The region with these of its buffers contiguous."""
     nodes = frozenset(region.buffers[name] for name in buffers)
-    return dataclasses.replace(region, made_contiguous=nodes)
+    parts = {n: part for n, part in region.parts.items() if n not in nodes}
+    return dataclasses.replace(region, made_contiguous=nodes, parts=parts)
 
 
 # H100, torch 2.11: alone, the backward of 12 norms takes 1.04 to 0.44 times Inductor's time. In a network of

@@ -25,6 +25,7 @@ from . import (
     allocation,
     effect_order,
     graphs,
+    joined,
     launch_options,
     mix_order,
     mutation_cache,
@@ -148,6 +149,8 @@ def _wrap_inductor(plugin: Plugin) -> None:
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
         ("graph", "GraphLowering.run_node", functools.partial(_lowered, plugin)),
+        ("ir", "ConcatKernel.realize_into", joined.realized),
+        ("ir", "ConcatKernel.can_realize_into_without_copy", joined.needs_no_copy),
         ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),
         ("codegen.wrapper", "PythonWrapperCodegen.define_kernel", launch_options.defined),
     ):
@@ -156,7 +159,7 @@ def _wrap_inductor(plugin: Plugin) -> None:
 
 def _lowered(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps Inductor's method that lowers a node."""
-    return viewed.settled(effect_order.ordered(plugin.loses_order, original))
+    return joined.joined(viewed.settled(effect_order.ordered(plugin.loses_order, original)))
 
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,7 +164,9 @@ class Tracer:
             val = fake(node)
             assert val is not None
             moved = role is BufferRole.OUTPUT or node in self.region.made_contiguous  # to memory of its own
-            (offset,) = symbolic((0,) if moved else (val.storage_offset(),))
+            part = self.region.parts.get(node)
+            own = part.offset if part is not None else 0
+            (offset,) = symbolic((own,) if moved else (val.storage_offset(),))
             shape, stride = symbolic(val.shape), symbolic(self.strides(node))
             wider = node in self.region.widened
             dtype = torch.float32 if wider else val.dtype
@@ -239,6 +241,8 @@ class Tracer:
         assert val is not None
         if node in self.region.laid:
             return self.region.laid[node]
+        if node in self.region.parts:
+            return self.region.parts[node].stride
         if node in self.region.padded and (padded := padded_strides(val)) is not None:
             return padded
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()

@@ -36,6 +36,7 @@ from .nodes import (
     unviewed,
 )
 from .padding import has_gaps
+from .parts import parts_of
 from .region import Region, Seed
 from .sizes import product
 from .slabs import SlabSeed, grow_slab
@@ -183,7 +184,9 @@ class _Growth:
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
         padded = frozenset(filter(has_gaps, outputs))
-        region = dataclasses.replace(region, widened=self.widened(region), padded=padded)
+        widened = self.widened(region)
+        parts = parts_of([n for n in outputs if n not in widened], set(nodes))
+        region = dataclasses.replace(region, widened=widened, padded=padded, parts=parts)
         if not region.inputs:
             raise Decline(
                 DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name

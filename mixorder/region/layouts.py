@@ -89,10 +89,9 @@ def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:
 
 
 def is_joined(node: Node, members: Collection[Node]) -> bool:
-    """Whether a `cat` or another copy that is stored, and is none of `members`, takes a tensor or a view of
-    it. Inductor's own loops write their result to its place there; that of another kernel is copied."""
-    copies = (user for user in readers(node, _is_view) if user.target in COPIES and user not in members)
-    return any(not all(map(takes_operands, readers(copy, _is_view))) for copy in copies)
+    """Whether a `cat` or another copy that is none of `members` takes a tensor or a view of it. Inductor's
+    loops compute what they copy; the result of another kernel is read again."""
+    return any(user.target in COPIES and user not in members for user in readers(node, _is_view))
 
 
 def is_computed_by_loops(node: Node) -> bool:

@@ -8,6 +8,7 @@ An estimate from liveness. What is assumed of Inductor:
   the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
 - A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
   an input that others hold.
+- What a loop computes for a `cat` alone is written to its place there.
 - A stored value that is made of a reduction along its rows, such as a norm's statistics, is written in that
   one's kernel, however long before it is read.
 - What would not be in memory is written for a launch that reads it, or a copy of it, right before the launch.
@@ -34,6 +35,7 @@ from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
 from .liveness import erased
 from .nodes import is_constant, is_pointwise, is_view, readers, reduction_kind, shape_of
 from .padding import fills_gaps
+from .parts import parts_of
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import takes_operands
@@ -80,6 +82,7 @@ class Timeline:
         self.spans: dict[Node, Span] = {}
         self._find_bases(graph)
         self._find_stored(graph)
+        self.wholes = self._find_wholes(graph)
         loops = filter(is_pointwise, self.stored)
         self.early = {n: at for n in loops if (at := self._if_fused(n)) < self.index[n]}
         self.changes = [0] * (self.end + 2)
@@ -135,6 +138,15 @@ class Timeline:
             if latest[node] > epoch[node] or not _is_loop(node) or self._is_needed(node):
                 self.stored.add(node)
 
+    def _find_wholes(self, graph: Graph) -> dict[Node, Node]:
+        """Find the loops that write to their places in a larger tensor, and the first of each tensor's."""
+        wholes = dict[Node, Node]()
+        for node, part in parts_of(filter(is_pointwise, self.stored), ()).items():
+            self.stored.discard(node)
+            first = wholes.setdefault(part.whole, node)
+            wholes[part.whole] = min(first, node, key=position)
+        return wholes
+
     def _is_needed(self, node: Node) -> bool:
         """Whether a node outside of loops reads it."""
         return not all(map(_is_loop, self._users(node)))
@@ -151,6 +163,8 @@ class Timeline:
                 last = self.end
         elif node.target is operator.getitem:
             first = self.index.get(node.all_input_nodes[0], first)
+        elif node in self.wholes:
+            first = min(first, self.index[self.wholes[node]])
         return Span(bytes_of(node), first, last)
 
     def _last(self, node: Node, first: int, change: _Rewrite | None) -> int:
@@ -261,7 +275,11 @@ class Timeline:
             spans[node] = (
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
             )
-        for node in region.outputs:
+        for whole in {part.whole for part in region.parts.values()}:
+            span = self.spans.get(whole) or self._span(whole, self._position(whole), rewrite)
+            spans[whole] = dataclasses.replace(span, first=min(span.first, place))
+        spans |= dict.fromkeys(region.parts)
+        for node in (n for n in region.outputs if n not in region.parts):
             size = bytes_of(node) * (2 if node in region.widened else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
         copies = [Span(bytes_of(n), self._first(base, place), place) for n, base in copied.items()]
@@ -367,7 +385,8 @@ class Timeline:
             if span is not None:
                 self._set(new, span)
                 self.stored.add(new)
-            self.base.setdefault(new, new)
+            part = change.region.parts.get(node)
+            self.base.setdefault(new, new if part is None else part.whole)
             shown = self.base.setdefault(result, new if is_view(result) else result)
             self.base.update((u, shown) for u in result.users if self.base.get(u) is node)
         for copy in change.copies:

@@ -15,6 +15,7 @@ from .factors import Order, Run
 from .gathers import is_gather
 from .moves import moved
 from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
+from .parts import Part
 from .sizes import Size
 from .space_analysis import SpaceAnalysis, takes_operands
 from .walk import dependents
@@ -51,7 +52,8 @@ class Region:
     `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
     kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
     the kernel writes in float32; the loops outside that read them cast. `padded`: outputs with gaps between
-    their rows. `late`: the launch stands in front of the first use of a result, not behind the last input.
+    their rows. `parts`: the places of outputs that are parts of a larger tensor. `late`: the launch stands in
+    front of the first use of a result, not behind the last input.
 
     `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
     end within a tile; None in any other. `laid`: strides that outputs get, whatever the graph states.
@@ -67,6 +69,7 @@ class Region:
     made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
     padded: frozenset[Node] = frozenset()
+    parts: Mapping[Node, Part] = dataclasses.field(default_factory=dict, hash=False)
     late: bool = False
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
     laid: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, repr=False, compare=False)

@@ -28,9 +28,6 @@ LEAST_SAVED = 0.02  # where it spares no launches: all of 6 that did, and saved 
 # each index of a batch adds up. Without the latter, H200 and H100, 11 subgraphs took up to 2.6 times as long
 # as Inductor's kernels: 64 rows of 49 at 240 indices 43 us, by Inductor 21; 64x3145728 5,672 and 2,146.
 OF_SUMS, OF_NARROW_SUMS = 0.08, 0.3
-# The same where results are copied behind the kernels. H100, RMSNorm of a part of a tensor: 63 us in
-# Inductor's kernels and 71 fused, which is predicted to save 8%.
-OF_JOINED = 0.1
 # Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
 # rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
 # whatever it computes. H200 and H100, 64 rows, 25 norms whose predictions are up to 18% longer than
@@ -108,14 +105,12 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
-def least_saved(expected: Expected, facts: Facts, moved: Traffic, device: DeviceInfo) -> float:
+def least_saved(expected: Expected, facts: Facts, device: DeviceInfo) -> float:
     """The share of Inductor's time, at least, that fusing has to save; below 0, what it may cost."""
     if expected.ours_us < SHORT_US and facts.levels and facts.batch == 1 and facts.rows <= device.num_sm:
         return -SHORT_SLACK
     if facts.narrow and (facts.common or not facts.levels):
         return OF_NARROW_SUMS
-    if moved.joined:
-        return OF_JOINED
     return OF_SUMS if not facts.levels else of_launches(expected)
 
 

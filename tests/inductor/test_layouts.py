@@ -65,11 +65,9 @@ def test_results(found: dict[str, Any], name: str, dynamic: bool) -> None:
     assert case["layouts"] == case["eager_layouts"] and case["aliases"] == case["eager_aliases"]
 
 
-@pytest.mark.parametrize("name", ["cat_of_columns", "cat_of_rows", "qkv_gradient"])
-def test_a_kernel_writes_a_buffer_of_its_own(found: dict[str, Any], name: str) -> None:
-    """Inductor writes the parts of a `cat` in place; ours, whose strides are in the kernel, it copies."""
+@pytest.mark.parametrize("name", ["cat_of_columns", "cat_of_rows"])
+def test_a_result_without_an_aligned_place_has_a_buffer_of_its_own(found: dict[str, Any], name: str) -> None:
+    """20 columns or 37 rows of 20 in front of it: the place starts at no multiple of 16 elements."""
     main = found[f"{name} False"]["launches"][0]
     tensors = [argument for argument in main[1] if isinstance(argument, list)]
-    assert [[37, 20], [20, 1], 0] in tensors
-    assert all(stride[-1] == 1 and offset == 0 for shape, stride, offset in tensors)
-    assert all(stride[0] == 20 for shape, stride, _ in tensors if shape == [37, 20])
+    assert [[37, 20], [20, 1], 0] in tensors[2:]

@@ -120,9 +120,8 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
         count += 1
         try:
             record = record_of(norm, rows, cols)
-            check_saves(
-                record.expected, 1, least_saved(record.expected, facts_of(record.loops), record.traffic, H200)
-            )
+            least = least_saved(record.expected, facts_of(record.loops), H200)
+            check_saves(record.expected, 1, least)
             check_spares(record.expected, record.traffic, 1, 1)
         except Decline as decline:
             left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
@@ -190,8 +189,8 @@ def test_how_much_has_to_be_saved() -> None:
     sums = dataclasses.replace(norm, levels=0)
     large, small = taking(90.0, 100.0, 2), taking(8.4, 7.8, 2)
 
-    def least(facts: Facts, expected: Expected = large, moved: Traffic = MORE) -> float:
-        return least_saved(expected, facts, moved, H200)
+    def least(facts: Facts, expected: Expected = large) -> float:
+        return least_saved(expected, facts, H200)
 
     assert least(norm, taking(90.0, 100.0, 3)) == 0.0 < least(norm) < least(sums)
     assert least(few, small) < 0.0 < least(few) == least(norm) == least(norm, small)
@@ -200,7 +199,6 @@ def test_how_much_has_to_be_saved() -> None:
     for narrow in (sums, dataclasses.replace(norm, common=True)):
         assert least(dataclasses.replace(narrow, narrow=True)) > least(sums)
     assert least(dataclasses.replace(norm, narrow=True)) == least(norm)
-    assert least(norm, moved=dataclasses.replace(MORE, joined=10)) > least(sums)
 
 
 def test_fusing_has_to_spare_bytes_or_launches() -> None:

@@ -1,0 +1,106 @@
+"""Has Inductor give the results of our launches their places in what a `cat` makes.
+
+Inductor's loops write to their places there, as the buffers that they write are views of the whole. What a
+launch writes was allocated by itself, so that loops of Inductor's would copy it. A buffer whose strides are
+those of its place becomes a view as well: nothing but the launch and the `cat` uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from .graphs import our_kernel
+
+aten = torch.ops.aten
+
+# Of the `cat` that is lowered, the operands that launches of ours wrote: buffers, and nodes that show them.
+_written: ContextVar[tuple[tuple[Any, Node], ...]] = ContextVar("mixorder_written", default=())
+
+
+def joined(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+    """Wraps Inductor's method that lowers a node."""
+
+    def run_node(self: Any, node: Node) -> Any:
+        if node.target is not aten.cat.default:
+            return original(self, node)
+        token = _written.set(tuple(_launched(self, node)))
+        try:
+            return original(self, node)
+        finally:
+            _written.reset(token)
+
+    return run_node
+
+
+def realized(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function of Inductor's that has an operand of a `cat` written to its place."""
+
+    def realize_into(source: Any, place: Any) -> Any:
+        from torch._inductor import ir
+
+        buffer, node = _operand(source)
+        if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
+            return original(source, place)
+        own = buffer.layout
+        there = ir.FixedLayout(own.device, own.dtype, own.size, own.stride, place.layout.offset)
+        layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
+        if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
+            return original(source, place)
+        buffer.layout = layout
+        return buffer
+
+    return realize_into
+
+
+def needs_no_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function of Inductor's that says whether an operand can be written to its place. It is asked
+    without the place first, to choose between loops over the whole and loops for each operand."""
+
+    def can_realize_into_without_copy(source: Any, *place: Any) -> Any:
+        return (not place and _operand(source)[1] is not None) or original(source, *place)
+
+    return can_realize_into_without_copy
+
+
+def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:
+    operands: Any = cat.args[0]
+    for operand in operands:
+        user, node = cat, operand
+        while _is_view(node) and list(node.users) == [user]:
+            user, node = node, node.args[0]
+        others = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
+        is_written = node.target is aten.empty_strided.default and len(others) < len(node.users)
+        if is_written and others == [user] and operands.count(operand) == 1:
+            yield _buffer(lowering.env[operand]), operand
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def _operand(source: Any) -> tuple[Any, Node | None]:
+    """The buffer that a launch wrote, and the node that shows it; None for any other operand."""
+    buffer = _buffer(source)
+    return buffer, next((node for one, node in _written.get() if one is buffer), None)
+
+
+def _buffer(value: Any) -> Any:
+    """The buffer behind boxes and views."""
+    from torch._inductor import ir
+
+    while isinstance(value, (ir.MutableBox, ir.BaseView)):
+        value = value.data if isinstance(value, ir.MutableBox) else value.unwrap_view()
+    return value
+
+
+def _is_there(node: Node, place: Any) -> bool:
+    """Whether the elements of an operand lie as they are to lie in the whole, wherever the first one is."""
+    val = node.meta["val"]
+    strides = zip(val.shape, val.stride(), place.stride, strict=True)
+    return all(n == 1 or own == there for n, own, there in strides)
