@@ -181,6 +181,26 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     assert total.startswith("0 regions fused, 1 declined, in ")
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x, m: (x.argmax(1), x.sum(0)), "argmax along rows and sum over rows"),
+        (lambda x, m: (*x.max(1), x.sum(0)), "max along rows and sum over rows"),
+        (lambda x, m: (x.sum(1), x.min(0)), "sum along rows and min over rows"),
+        (lambda x, m: (x.sum(1), x.var(0)), "sum along rows and var over rows"),
+        (lambda x, m: (x.sum(1), *torch.var_mean(x.exp(), 0)), None),  # it takes the mean
+        (lambda x, m: (x.argmax(1), x.var(1)), None),
+        (lambda x, m: (x.argmax(1), m.sum(0)), None),
+        (lambda x, m: (x.max(1).values, x.sum(0)), None),
+    ],
+)
+def test_two_reductions_that_are_in_no_region_have_a_reason(function: Any, said: str | None) -> None:
+    ends = run(traced(function, FULL, FULL))
+    found = [e for e in ends if isinstance(e, Decline)]
+    assert [e.reason for e in found] == [DeclineReason.UNSUPPORTED_OP] * (said is not None)
+    assert said is None or (said in found[0].detail and found[0].provenance is not None)
+
+
 def product_with_the_other_half(cols: int) -> Graph:
     """Each half of a row is multiplied by the other one, which another program would hold."""
 

@@ -36,11 +36,13 @@ FX graph of forward and backward together
 FX graph of forward or backward, after Inductor's own passes
    |
    |  sizes          symbolic sizes are read from the graph's inputs, not from intermediate tensors
-   |  spell          a maximum of all elements, or a packed byte, becomes a reduction that a region can take
+   |  spell          a maximum of all elements, a packed byte, or a reduction of a transposed tensor becomes a
+   |                 reduction that a region can take
    |  find, grow     inner and outer reductions of the same elements, and the pointwise operators around them
    v                 -> Region, or Decline with a reason
    |  lower          pointwise operators through Inductor's own lowerings
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
+   |  relative       a sum of exponentials along a row becomes differences to the row's maximum, and their sum
    |  one_hot        the sum of a row whose elements are equal in all columns but one needs no loop
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest

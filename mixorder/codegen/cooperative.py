@@ -25,6 +25,7 @@ from ..ir.program import (
     Statement,
     Store,
 )
+from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
@@ -386,9 +387,23 @@ class _CooperativeWriter(Writer):
     def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
         """Reduce a tile over its rows, which a thread has all of, and accumulate the result."""
         dims = self.reduced_dims(stmt) if masked else ()
+        if stmt.peak is not None:
+            self.add_relative_rows(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
+            return
         value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
         value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=0)
         self.add(stmt, value)
+
+    def add_relative_rows(self, stmt: PartialAccumulate, value: str) -> None:
+        """Add the exponentials of a tile's rows, relative to the maximum that the tile moves."""
+        dtype, (acc,), before = self.dtype(stmt), self.accumulators(stmt), self.peak(stmt)
+        value = str(self.ops.define(value, dtype))
+        highest = self.combined(AMAX, before, self.reduced(AMAX, dtype, value, axis=0), dtype)
+        highest = str(self.ops.define(highest, dtype))
+        base = self.ops.define(f"tl.where({highest} == float('-inf'), 0.0, {highest})", dtype)
+        scale, terms = (self.exponential(f"({one} - {base})", dtype) for one in (before, value))
+        total = self.reduced(stmt.kind, dtype, str(terms), axis=0)
+        self.code.writeline(f"{acc} = {acc} * {scale} + {total}")
 
 
 def _seen(phase: int, group: int, row: int) -> str:

@@ -87,6 +87,11 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
             if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):
                 zero.add(stmt.name)
-        elif isinstance(stmt, PartialAccumulate) and stmt.kind.ignores_zero and stmt.value.name in zero:
+        elif (
+            isinstance(stmt, PartialAccumulate)
+            and stmt.kind.ignores_zero
+            and stmt.value.name in zero
+            and stmt.peak is None
+        ):
             found.add(stmt)
     return found

@@ -120,28 +120,28 @@ class _Numbered:
             if node in analysis.outer and analysis.inner:
                 inner, outer = pair(analysis, node)
                 if inner:
-                    related = [n for n in outer if _is_related(analysis, n, node)]
-                    yield from self.attempt_in_turn(analysis, inner, (outer, related), node)
+                    yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
 
     def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         """Yield a region for each outer reduction that is in none and whose operand is written anyway, and
         the cycles that are left."""
         for node, analysis in outers:
             if node in analysis.outer and _source_is_written(analysis, node):
-                yield from self.attempt_in_turn(analysis, [], (_companions(analysis, node), [node]), node)
+                choices = (_companions(analysis, node), [node])
+                yield from self.attempt_in_turn(analysis, (([], outers) for outers in choices), node)
         for node, analysis in outers:
             if node in analysis.outer and node in self.cycles:
                 yield self.cycles[node]
 
     def attempt_in_turn(
-        self, analysis: SpaceAnalysis, inner: list[Node], choices: tuple[list[Node], ...], first: Node
+        self, analysis: SpaceAnalysis, choices: Iterable[tuple[list[Node], list[Node]]], first: Node
     ) -> RegionSearch:
-        """Try one choice of outer reductions after the other, until one gives no cycle.
+        """Try one choice of inner and outer reductions after the other, until one gives no cycle.
 
         An outer reduction that shares only an activation with the others may come before a matrix product
-        that the others come after.
+        that the others come after, or before reductions along rows that need its result.
         """
-        for outers in choices:
+        for inner, outers in choices:
             self.cycles.pop(first, None)
             yield from self.attempt(analysis, inner, outers, first)
             if first not in self.cycles:
@@ -179,6 +179,24 @@ class _Numbered:
             yield decline
         for other in self.analyses.values():
             other.forget(used)
+
+
+def _choices(
+    analysis: SpaceAnalysis, inner: list[Node], outers: list[Node], first: Node
+) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What to try of a pair, in turn."""
+    yield inner, outers
+    yield inner, [n for n in outers if _is_related(analysis, n, first)]
+    yield _in_order(inner, outers, first)
+
+
+def _in_order(inner: list[Node], outers: list[Node], first: Node) -> tuple[list[Node], list[Node]]:
+    """A pair without the inner reductions that need the result of `first`, and without the outer ones that an
+    inner one needs: these come before or after. As it was, if that leaves no inner one."""
+    since = position(by_position((*inner, *outers))[0])
+    free = [n for n in inner if first not in needed_for([n], since)]
+    early = needed_for(free, since)
+    return (free, [n for n in outers if n not in early]) if free else (inner, outers)
 
 
 def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:

@@ -5,26 +5,44 @@ Looks for them as `tile.py` does, with blocks of other lengths, tensors of symbo
 were traced with, and tensors that do not lie row by row. A block is a part of a dim of the tensor that it
 comes from: pooling, heads and groups of channels are none, nor is what runs along rows alone.
 
+So are reductions along rows and over rows of the same elements that are in no region together, such as a
+variance over rows beside a sum along them.
+
 Takes the FX graph that is left; yields a `Decline` for each group. Changes nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 
 import torch
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
-from .axes import Reduced
-from .nodes import fake, is_bit_view, is_pointwise, operands, reduced, shape_of
+from .axes import Reduced, is_inner_like, is_outer_like
+from .nodes import (
+    EXTREMA,
+    fake,
+    is_bit_view,
+    is_pair,
+    is_pointwise,
+    is_variance,
+    operands,
+    reduced,
+    reduced_dims,
+    shape_of,
+    stated_by,
+)
 from .orders import Orders
 from .provenance import about
-from .sizes import Size
+from .sizes import Size, product
+from .space_analysis import SpaceAnalysis
 from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
 from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
-from .walk import by_position
+from .walk import by_position, needed_for, position
 
+PLACES = (torch.ops.aten.argmax.default, torch.ops.aten.argmin.default)
 LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 
 
@@ -51,6 +69,61 @@ def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
             yield about(Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name), [node])
     if answered:
         yield from _casts_of_exponents(graph)
+    yield from _unpaired(graph, answered)
+
+
+def _unpaired(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
+    """Yield the reason against two reductions over different axes of one tensor's elements, where one of them
+    has no answer. What has got one is not told of again."""
+    analyses: dict[Size, SpaceAnalysis] = {}
+    sides: dict[tuple[Size, Node], tuple[list[Node], list[Node]]] = {}
+    for node in graph.nodes:
+        what = _reduced_or_sought(node)
+        if what is None or not (numel := product(what.shape)):
+            continue
+        is_outer = is_outer_like(what)
+        if is_outer or is_inner_like(what):
+            for leaf in analyses.setdefault(numel, SpaceAnalysis(numel)).leaves(node):
+                sides.setdefault((numel, leaf), ([], []))[is_outer].append(node)
+    seen = set(answered)
+    for inner, outer in sides.values():
+        for both in itertools.product(inner, outer):
+            if not seen.issuperset(both) and (decline := _why_not(*both, seen)) is not None:
+                seen.update(both)
+                yield about(decline, both)
+
+
+def _reduced_or_sought(node: Node) -> Reduced | None:
+    """What a reduction reduces, or an operator that gives the places of maxima or minima."""
+    if not _gives_places(node):
+        return reduced(node)
+    shape = shape_of(operands(node)[0])
+    return None if shape is None else Reduced(shape, reduced_dims(node))
+
+
+def _gives_places(node: Node) -> bool:
+    return node.target in PLACES or (node.target in EXTREMA and not is_pair(node))
+
+
+def _operator(node: Node) -> str:
+    return str(stated_by(node).target).split(".")[1]
+
+
+def _why_not(inner: Node, outer: Node, seen: Collection[Node]) -> Decline | None:
+    """Why no region has two reductions, of which one or none has been `seen` in a region or a reason."""
+    both = f"{_operator(inner)} along rows and {_operator(outer)} over rows of the same elements"
+    for node in (inner, outer):
+        if _gives_places(node) and node not in seen:
+            detail = f"{both}: the kernels give no indices of maxima"
+            return Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
+    if is_variance(outer) and outer not in seen:
+        detail = f"{both}: a variance over rows takes their mean first, and so a second read"
+        return Decline(DeclineReason.UNSUPPORTED_OP, detail, outer.name)
+    for first, second in ((inner, outer), (outer, inner)):
+        if inner not in seen and outer not in seen and first in needed_for([second], since=position(first)):
+            detail = f"{both}: one is computed from the other, and they share no region"
+            return Decline(DeclineReason.CYCLE, detail, second.name)
+    return None
 
 
 def _casts_of_exponents(graph: Graph) -> Iterator[Decline]:

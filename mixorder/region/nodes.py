@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import AGAIN, is_lowered_pointwise
+from ..inductor.graphs import AGAIN, is_lowered_pointwise, prepare_softmax_online
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
@@ -30,6 +30,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     prims.xor_sum.default: XOR,
 }
 MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` counts as a reduction of the operand
+SOFTMAX = prepare_softmax_online  # likewise: the largest elements, and sums of exponentials relative to them
 EXTREMA = {aten.max.dim: AMAX, aten.min.dim: AMIN}  # values and indices; only the values are a reduction
 
 VIEWS = frozenset(
@@ -73,7 +74,7 @@ def is_pair(node: Node) -> bool:
     """Whether a node gives two tensors, and all that are used count as reductions of its operand."""
     if node.target in EXTREMA:
         return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-    return node.target is MOMENTS
+    return node.target in (MOMENTS, SOFTMAX)
 
 
 def float_bytes(node: Node) -> int:
@@ -174,6 +175,8 @@ def is_bit_view(node: Node) -> bool:
 def reduction_kind(node: Node) -> ReductionKind | None:
     if is_moment(node):
         return SUM
+    if _is_of_softmax(node):
+        return SUM if is_relative_sum(node) else AMAX
     if _is_extremum(node):
         return EXTREMA[node.args[0].target]  # type: ignore[union-attr,index]
     return REDUCTIONS.get(node.target) if node.op == "call_function" else None
@@ -191,6 +194,20 @@ def has_accumulator(node: Node) -> bool:
 def is_moment(node: Node) -> bool:
     """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
     return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
+
+
+def _is_of_softmax(node: Node) -> bool:
+    return node.target is operator.getitem and getattr(node.args[0], "target", None) is SOFTMAX
+
+
+def is_relative_sum(node: Node) -> bool:
+    """Whether a node is the sums of exponentials relative to the largest elements, of a softmax."""
+    return _is_of_softmax(node) and node.args[1] == 1
+
+
+def is_relative(node: Node) -> bool:
+    """Whether a reduction is of what is relative to another one of the same elements."""
+    return is_variance(node) or is_relative_sum(node)
 
 
 def _is_extremum(node: Node) -> bool:
@@ -232,6 +249,8 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
 
 def keeps_dims(node: Node) -> bool:
     node = stated_by(node)
+    if node.target is SOFTMAX:
+        return True
     return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
 
 

@@ -22,7 +22,7 @@ from ..ir.program import AxisClass
 from .axes import Space, space_of
 from .factors import Order, Run, boundaries, flat
 from .layouts import may_lie_otherwise
-from .nodes import fake, is_moment, is_variance, operands, reduced, reduction_kind, shape_of
+from .nodes import fake, is_moment, is_relative, operands, reduced, reduction_kind, shape_of
 from .orders import Orders, is_loop
 from .region import Region
 from .sizes import Size, product
@@ -43,7 +43,7 @@ class SlabSeed(TileSeed):
 def may_be_over_slab(node: Node) -> bool:
     """Whether a node is a sum over some axes of a tensor of known sizes."""
     what, kind = reduced(node), reduction_kind(node)
-    if what is None or kind is None or not kind.compensable or is_variance(node) or is_moment(node):
+    if what is None or kind is None or not kind.compensable or is_relative(node) or is_moment(node):
         return False
     if not all(isinstance(n, int) and n > 0 for n in what.shape) or not what.run:
         return False

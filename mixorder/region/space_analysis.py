@@ -32,7 +32,13 @@ from .nodes import (
 from .sizes import Size, product, ratio
 from .walk import ancestors, closure
 
+_LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default)
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
+
+
+def _shows(node: Node) -> bool:
+    """Whether a node moves no element, so that a loop computes its operand as well."""
+    return is_view(node) or is_permutation(node)
 
 
 def _is_loop(node: Node) -> bool:
@@ -224,7 +230,7 @@ class SpaceAnalysis:
 
     def is_written_anyway(self, node: Node) -> bool:
         """Whether some user needs a full-size tensor in memory, such as a matrix product."""
-        return self.is_full(node) and not all(map(takes_operands, readers(node)))
+        return self.is_full(node) and not all(map(takes_operands, readers(node, _shows)))
 
     def is_small(self, node: Node) -> bool:
         """Whether a tensor is small beside the space, such as a vector or a scalar."""
@@ -261,5 +267,5 @@ class SpaceAnalysis:
 
 def takes_operands(node: Node) -> bool:
     """Whether Inductor computes a node in a loop into which it can fuse the operands."""
-    loops = is_pointwise(node) or reduction_kind(node) is not None or node.target is prepare_softmax_online
+    loops = is_pointwise(node) or reduction_kind(node) is not None or node.target in _LOOPS
     return loops or torch.Tag.reduction in getattr(node.target, "tags", ())

@@ -3,7 +3,7 @@
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. Every other element of
 a tensor is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
-The largest of each row of `x.t()` is that of each column of `x`: a pair with the largest of its rows.
+A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
 is. What no region takes is spelled as it was at the end.
@@ -11,6 +11,7 @@ is. What no region takes is spelled as it was at the end.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.fx import Graph, Node
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX
 from ..region.nodes import (
+    EXTREMA,
     fake,
     is_permutation,
     is_pointwise,
@@ -27,7 +29,6 @@ from ..region.nodes import (
     operands,
     reduced,
     reduced_dims,
-    reduction_kind,
     shape_of,
     stated_by,
 )
@@ -60,13 +61,13 @@ class Spelling:
     def begin(self) -> None:
         """Spell nodes as reductions."""
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
-        roots = {root for root, _ in filter(None, map(_reduced_root, nodes))}
+        roots = {root for root, _ in filter(None, map(_reduced_root, nodes)) if not is_permutation(root)}
         for node in nodes:
             if (kept := _columns(node)) is not None:
                 _by_columns(self.one(node), kept)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
-            elif (other := _reduced_root(node)) and is_permutation(other[0]) and other[0].args[0] in roots:
+            elif (other := _reduced_root(node)) and is_permutation(other[0]) and _root(other[0])[0] in roots:
                 _unpermuted(self.one(node), *other)
 
     def one(self, node: Node) -> _Spelled:
@@ -216,14 +217,18 @@ def _by_pairs(one: _Spelled, dim: int, count: int, which: int) -> None:
 
 
 def _reduced_root(node: Node) -> tuple[Node, list[Node]] | None:
-    """The tensor that a maximum or minimum along dims is computed from by operators on one tensor each, and
-    these, the last one first; None for any other node, and for blocks, which are found however they lie."""
-    kind, what = reduction_kind(node), reduced(node)
-    if kind is None or not kind.selects or what is None or len(what.dims) == len(what.shape):
+    """The tensor that a reduction along dims is computed from by operators on one tensor each, and these, the
+    last one first; None for any other node, and for blocks, which are found however they lie."""
+    what = reduced(node)
+    if what is None or len(what.dims) == len(what.shape) or is_within_tile(node):
         return None
-    if is_within_tile(node):
-        return None
-    (source,) = operands(stated_by(node))
+    return _root(stated_by(node))
+
+
+def _root(node: Node) -> tuple[Node, list[Node]]:
+    """What the operand of a node is computed from by operators on one tensor each, and these, the last one
+    first."""
+    (source,) = operands(node)
     between: list[Node] = []
     while is_pointwise(source) and len(operands(source)) == 1 and len(source.all_input_nodes) == 1:
         between.append(source)
@@ -235,15 +240,23 @@ def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
     """Put the same reduction of what is permuted before a node, which then permutes that one's result."""
     value, order = permuted.args[0], [d % len(permuted.args[1]) for d in permuted.args[1]]  # type: ignore[arg-type,union-attr,operator]
     assert isinstance(value, Node)
-    val, result, kind = fake(value), fake(one.node), reduction_kind(one.node)
-    assert val is not None and result is not None and kind is not None
+    val, result = fake(value), fake(one.node)
+    assert val is not None and result is not None
     for node in reversed(between):
         args = tuple(value if arg in (permuted, *between) else arg for arg in node.args)
         value = one.add(node.target, args, val.shape, fake(node).dtype, dict(node.kwargs))  # type: ignore[union-attr]
     gone, kept = [order[d] for d in reduced_dims(one.node)], keeps_dims(one.node)
     left = [d for d in order if kept or d not in gone]
     shape = [1 if d in gone else val.shape[d] for d in sorted(left)]
-    target = aten.amax.default if kind is AMAX else aten.amin.default
-    one.add(target, (value, sorted(gone), kept), shape, result.dtype)
+    stated, dims = stated_by(one.node), sorted(gone)
+    if stated.target in EXTREMA:
+        target = aten.amax.default if EXTREMA[stated.target] is AMAX else aten.amin.default
+        one.add(target, (value, dims, kept), shape, result.dtype)
+    else:
+        given = stated.args[1] if len(stated.args) > 1 else None
+        args = value, dims[0] if isinstance(given, int) else dims, *stated.args[2:]
+        one.add(stated.target, args, shape, result.dtype, dict(stated.kwargs))
+        if stated is not one.node:
+            one.add(operator.getitem, (one.made[-1], one.node.args[1]), shape, result.dtype)
     one.respell(aten.permute.default, [sorted(left).index(d) for d in left])
     one.joins = False

@@ -320,6 +320,8 @@ def words_of(value: Load | Compute | Buffer) -> int:
     return max(1, value.dtype.itemsize // 4)
 
 
+RELATIVE = "relative_sum"  # an addition to a sum of exponentials that is relative to a maximum
+
 # Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
 # lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100,
 # three of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47. A
@@ -337,6 +339,7 @@ _INSTRUCTIONS = {
     "branchless_sigmoid": 14,
     "corrected_quotient": 4,
     "lgamma": 200,
+    RELATIVE: 16,
     "unpacked_bfloat16": 0,  # a part of the load
 }
 
@@ -361,6 +364,8 @@ def cost_of(op: str) -> int:
 
 def _per_element(program: LoopProgram) -> Iterator[str]:
     yield from map(_op, _computed_per_element(program))
+    accumulated = (s for s in program.nests[0].body if isinstance(s, PartialAccumulate))
+    yield from (RELATIVE for stmt in accumulated if stmt.peak is not None)
 
 
 def _op(stmt: Compute) -> str:
