@@ -255,9 +255,10 @@ def rms_norm_backward(
 
 
 def group_norm_backward(
-    samples: int, places: int, channels: int, groups: int, dtype: torch.dtype = bf16
+    samples: int, places: int, channels: int, groups: int, dtype: torch.dtype = bf16, bias: bool = False
 ) -> Graph:
-    """With the channels last. The statistics are of each group of channels of a sample."""
+    """With the channels last. The statistics are of each group of channels of a sample. `bias`: with the
+    gradient of one that was added in front of the norm."""
 
     def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
         shape = (samples, places, groups, channels // groups)
@@ -268,7 +269,9 @@ def group_norm_backward(
         count = places * channels // groups
         scale, shift = ((t * weight).sum(-1).view(of_groups) / count for t in (dw, db))
         dx = (gradient * weight - normed * scale - shift) * rstd.view(of_groups)
-        return dx.view(samples, places, channels).to(dtype), dw.sum(0).view(-1), db.sum(0).view(-1)
+        dx = dx.view(samples, places, channels)
+        results = dx.to(dtype), dw.sum(0).view(-1), db.sum(0).view(-1)
+        return (*results, dx.sum((0, 1))) if bias else results
 
     full, statistics = ((samples, places, channels), dtype), ((samples, groups), f32)
     return traced(function, full, full, statistics, statistics, ((channels,), f32))

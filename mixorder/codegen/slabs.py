@@ -13,6 +13,7 @@ from ..inductor.printing import offset_text, printing_triton, triton_compute_typ
 from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
+from ..schedule.slabs import axes_of
 from .kernel import MainKernel
 from .source import KernelSource
 from .tile import TileWriter
@@ -25,7 +26,7 @@ def slab_kernels(
     """The kernels, in the order of their launches."""
     totals = plan.totals
     assert isinstance(totals, Applied)
-    _, second, third = program.nests
+    _, second, third, *fourth = program.nests
     results = Plan(_tiles(second, totals.results), Launch(plan.second.warps))
     applied = Plan(_tiles(third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards))
     with printing_triton():
@@ -33,18 +34,19 @@ def slab_kernels(
             main_kernel(program, plan, f"{label}_sums"),
             _kernel(program, second, results, f"{label}_results"),
             _kernel(program, third, applied, f"{label}_apply", _summed(program) if totals.together else ()),
+            *(_ends(program, nest, plan, f"{label}_ends") for nest in fourth),
         )
 
 
 def _tiles(nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
-    return in_tiles([int(axis.size) for axis in nest.loops], extents)
+    return in_tiles([int(axis.size) for axis in axes_of(nest)], extents)
 
 
 def _summed(program: LoopProgram) -> tuple[Axis, ...]:
     """The axes that the first nest reduces."""
-    first, _, third = program.nests
+    first, _, third, *_ = program.nests
     kept = {s for stmt in first.body if isinstance(stmt, PartialAccumulate) for s in stmt.index.free_symbols}
-    return tuple(axis for axis in third.loops if axis.symbol not in kept)
+    return tuple(axis for axis in axes_of(third) if axis.symbol not in kept)
 
 
 def _kernel(
@@ -56,6 +58,22 @@ def _kernel(
     writer.begin()
     for stmt in nest.statements:
         writer.statement(stmt)
+    return writer.finish(f"triton_mixorder_{label}")
+
+
+def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
+    """The fourth kernel, whose programs add up all parts."""
+    assert isinstance(plan.totals, Applied)
+    own = Plan(_tiles(nest, plan.totals.ends), Launch(plan.second.warps))
+    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), own)
+    writer.looped = nest.loops[0]
+    writer.numbered = list(nest.loops[1:])
+    writer.begin()
+    if nest.loops[0] in writer.tiled:
+        writer.part_by_part(nest, nest.loops[0])
+    else:
+        for stmt in nest.statements:
+            writer.statement(stmt)
     return writer.finish(f"triton_mixorder_{label}")
 
 
@@ -75,6 +93,11 @@ class _SlabWriter(TileWriter):
     kernels have them."""
 
     exact = False
+    looped: Axis | None = None  # that a program walks along
+
+    @property
+    def tiles_in_all(self) -> int:
+        return super().tiles_in_all // (self.tiles(self.looped) if self.looped else 1)
 
     def load(self, stmt: Load) -> None:
         if not stmt.index.has(FloorDiv, ModularIndexing):

@@ -55,8 +55,8 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _verify_blocked(program)
         return program
     if form is Form.SLABS:
-        _require(len(program.nests) == 3, "{} nests instead of three", len(program.nests))
-        _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the last nest reduces")
+        _require(len(program.nests) in (3, 4), "{} nests instead of three or four", len(program.nests))
+        _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the third nest reduces")
         _verify_in_place(program, form)
         return program
     if form is Form.LOWERED:

@@ -32,6 +32,7 @@ from .tile import Growth, TileSeed, above, is_row_major
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
+LONGEST = 2**19  # elements of a sum that the second pass leaves parts of: one program adds up all of them
 SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
 
 
@@ -120,10 +121,26 @@ class SlabGrowth(Growth):
     def joins(self, node: Node, args: list[Node]) -> bool:
         if node in self.above or node in self.wanted:
             return self.fits(node, args)
-        if not any(self.members.get(a, False) for a in args):
+        live = [a for a in args if self.members.get(a, False)]
+        if not live:
             return False
-        small = reduced(node) is not None and not self.analysis.is_full(args[0])
-        return (is_loop(node) or small) and self.fits(node, args)
+        if columns := [a for a in args if a in self.columns]:
+            fitting = is_loop(node) and len(columns) == len(live) and not self.analysis.is_full(node)
+        else:
+            small = reduced(node) is not None and not self.analysis.is_full(args[0])
+            fitting = is_loop(node) or small or self.spans_rows(node)
+        return fitting and self.fits(node, args)
+
+    def spans_rows(self, node: Node) -> bool:
+        """Whether a node is a sum of elements that are computed from the slabs' sums, over the same axes and
+        maybe more: the gradient of a bias in front of the norm. All of these are over the same."""
+        full = may_be_over_slab(node) and self.analysis.is_full(operands(node)[0])
+        if not full or node in self.wanted or not self.order(node):
+            return False
+        slab, own = self.orders.reduced(by_position(self.wanted)[0]), self.orders.reduced(node)
+        others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}
+        covered = (any(o.stride <= f.stride and f.end <= o.end for o in own) for f in slab)
+        return all(covered) and others <= {own} and product(f.size for f in own) <= LONGEST
 
     def stays(self, node: Node) -> bool:
         """As for any region, but for what both passes compute from several tensors: the first pass stores it,

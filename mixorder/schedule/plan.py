@@ -132,6 +132,9 @@ class Applied:
     together: bool = False
     """Whether all slabs are computed at the same time, and not one after the other, as they were summed."""
 
+    ends: tuple[int, ...] = ()
+    """Elements of the tile of a kernel that adds up sums of the elements, along the parts and each axis."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Order:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sympy
 
@@ -53,6 +53,7 @@ RESULT_WARPS = 4
 MOST_RESULTS = 32768  # partial sums of a program of the second kernel, and as many as it prefers
 RESULTS = 4096
 RESULT_COLUMNS = 32  # of such a program, at most
+END_COLUMNS = 8  # of a program of the fourth kernel: a sector
 READ = 4  # tensors: Inductor stores what is computed from more, for several users (`realize_reads_threshold`)
 
 
@@ -69,6 +70,12 @@ class SlabFacts(Facts):
     results: tuple[int, ...] = ()
     """Sizes of the axes of the totals."""
 
+    ends: tuple[int, ...] = ()
+    """Sizes of the axes of sums over elements that are computed from totals, if there are any."""
+
+    in_ends: frozenset[int] = frozenset()
+    """The places of axes that those have."""
+
     across: tuple[int, ...] = ()
     """The place of another axis along which some full tensors are contiguous, if there is one."""
 
@@ -77,10 +84,10 @@ class SlabFacts(Facts):
 
 
 def facts_of_slabs(program: LoopProgram) -> SlabFacts:
-    first, second, third = program.nests
+    first, second, third, *fourth = program.nests
     (partial, *_) = (s for s in first.body if isinstance(s, PartialAccumulate))
-    sizes = tuple(int(axis.size) for axis in third.loops)
-    summed = [i for i, axis in enumerate(third.loops) if axis.symbol not in partial.index.free_symbols]
+    sizes = tuple(int(axis.size) for axis in axes_of(third))
+    summed = [i for i, axis in enumerate(axes_of(third)) if axis.symbol not in partial.index.free_symbols]
     kept = [axis for axis in second.loops if axis.kind is not AxisClass.SPLIT]
     reduced = {s for stmt in second.body if isinstance(stmt, Reduce) for s in stmt.axes}
     loads = {s.buffer for s in full(first) if isinstance(s, Load)}
@@ -94,10 +101,23 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
-        across=_across(third.loops, [*full(first), *full(third)]),
+        across=_across(axes_of(third), [*full(first), *full(third)]),
+        ends=tuple(int(axis.size) for nest in fourth for axis in nest.loops[1:]),
+        in_ends=frozenset(i for i, axis in enumerate(axes_of(third)) if axis.symbol in _in_parts(third)),
         results=tuple(int(axis.size) for axis in kept),
         whole=frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
     )
+
+
+def axes_of(nest: Nest) -> tuple[Axis, ...]:
+    """The axes of a nest, without that of its parts."""
+    return tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
+
+
+def _in_parts(nest: Nest) -> set[sympy.Symbol]:
+    """The axes of the parts of sums that a nest leaves."""
+    partials = (s for s in nest.body if isinstance(s, PartialAccumulate))
+    return {symbol for partial in partials for symbol in partial.index.free_symbols}
 
 
 def full(nest: Nest) -> list[Load | Store]:
@@ -141,7 +161,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     order = Order(backwards=True)
     second = SecondStage(results[-1], RESULT_WARPS)
     applied = tile_of(facts, ELEMENTS)
-    totals = Applied(applied, warps_of(applied), results, together=programs < most_programs)
+    ends = _ends(facts, applied) if facts.ends else ()
+    totals = Applied(applied, warps_of(applied), results, programs < most_programs, ends)
     return Plan(tuple(walks), Launch(warps_of(extents)), second, totals, order)
 
 
@@ -187,18 +208,46 @@ def _results(facts: SlabFacts, splits: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _ends(facts: SlabFacts, applied: tuple[int, ...]) -> tuple[int, ...]:
+    """The fourth kernel's tile, along the parts and each axis of its sums: the columns of a sector."""
+    extents = [1] * len(facts.ends)
+    extents[-1] = min(END_COLUMNS, next_power_of_2(facts.ends[-1]))
+    return min(RESULTS // extents[-1], next_power_of_2(_parts(facts.sizes, facts.in_ends, applied))), *extents
+
+
+def _parts(sizes: Sequence[int], kept: Collection[int], tile: Sequence[int]) -> int:
+    """The tiles along all axes that are not kept."""
+    return math.prod(-(-n // tile[i]) for i, n in enumerate(sizes) if i not in kept)
+
+
 def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
-    """The program with the number of parts that the second nest adds up."""
-    first, second, third = program.nests
-    split, *axes = second.loops
-    parts = dataclasses.replace(split, size=sympy.Integer(plan.splits), kind=AxisClass.ROW)
-    body = second.body
-    if plan.splits == 1:
+    """The program with the number of parts that the second and the fourth nest add up."""
+    assert isinstance(plan.totals, Applied)
+    first, second, third, *fourth = program.nests
+    nests, buffers = [first, _of_parts(second, plan.splits), third], list(program.buffers)
+    for nest in fourth:
+        sizes, symbols = [int(axis.size) for axis in axes_of(third)], _in_parts(third)
+        kept = [i for i, axis in enumerate(axes_of(third)) if axis.symbol in symbols]
+        count = _parts(sizes, kept, plan.totals.tile)
+        nests.append(_of_parts(nest, count))
+        own = {s.buffer for s in third.body if isinstance(s, PartialAccumulate)}
+        for i, buffer in enumerate(buffers):
+            if buffer.name in own:
+                buffers[i] = dataclasses.replace(buffer, shape=(sympy.Integer(count), *buffer.shape[1:]))
+    return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
+
+
+def _of_parts(nest: Nest, count: int) -> Nest:
+    """A nest that adds up so many parts."""
+    split, *axes = nest.loops
+    parts = dataclasses.replace(split, size=sympy.Integer(count), kind=AxisClass.ROW)
+    body = nest.body
+    if count == 1:
         only = {split.symbol: sympy.S.Zero}
         body = tuple(
             dataclasses.replace(s, index=s.index.xreplace(only)) if isinstance(s, Load) else s for s in body
         )
-    return dataclasses.replace(program, nests=(first, Nest((parts, *axes), body), third))
+    return Nest((parts, *axes), body)
 
 
 def expected_of_slabs(
@@ -216,10 +265,10 @@ def expected_of_slabs(
     Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
     memory."""
     assert isinstance(facts, SlabFacts)
-    first, second, third = loops.nests
+    first, _, third, *fourth = loops.nests
     sums, applied = _work(loops, first), _work(loops, third)
     small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
-    launch = times.start_us + 2 * times.launch_us
+    launch = times.start_us + (len(loops.nests) - 1) * times.launch_us
     if len(facts.sizes) - 1 not in facts.summed:
         rows = math.prod(plan.walk[i].tile for i in facts.summed)
         partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
@@ -247,13 +296,13 @@ def _work(program: LoopProgram, nest: Nest) -> Work:
 
 def _computed_again(loops: LoopProgram) -> Work:
     """The work of Inductor's kernel for the third nest: that computes again what the first nest stores."""
-    first, _, third = loops.nests
+    first, _, third, *_ = loops.nests
     outputs = {b.name for b in loops.role(BufferRole.OUTPUT)}
     read = {s.buffer for s in third.body if isinstance(s, Load)} & outputs
     stores = [s for s in first.body if isinstance(s, Store) and s.buffer in read]
     again = [s for s in closure(first.body, stores) if s not in stores]
     own = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
-    moves = (s.buffer for s in (*full(Nest(third.loops, tuple(again))), *full(third)))
+    moves = (s.buffer for s in (*full(Nest(axes_of(third), tuple(again))), *full(third)))
     work = baseline.total(baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
     return work + computing(loops, first, again) + computing(loops, third, own)
 
@@ -276,11 +325,14 @@ def _inductors(
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
     before, (sums, applied) = _storing(lowered, loops, (sums, applied))
+    stored = {s.buffer for s in full(loops.nests[2]) if isinstance(s, Store)}
+    again = baseline.total(baseline.moved_once(loops, stored))
     return [
         *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + reductions, ()),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
+        *[baseline.Kernel(Kind.COLUMNS, again, blocks, 2, ()) for _ in loops.nests[3:]],
     ]
 
 
@@ -289,7 +341,7 @@ def _storing(
 ) -> tuple[list[Work], list[Work]]:
     """The work of kernels for values that Inductor stores, since it computes several others from each, and
     each from many tensors; and that of the sums and of the elements, which then read these values."""
-    nest, (first, _, third) = lowered.nests[0], loops.nests
+    nest, (first, _, third, *_) = lowered.nests[0], loops.nests
     deps, every = nest.dependence(), {axis.symbol for axis in nest.loops}
     users = Counter(name for stmt in nest.body for name in set(operands(stmt)))
     read, sizes, stored = dict[str, frozenset[str]](), dict[str, int](), list[Work]()

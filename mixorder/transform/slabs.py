@@ -4,7 +4,8 @@ computed with every element again.
 Takes a program as lowered, with one nest whose sums of full size are all over the same axes. The first nest
 adds up a part of these axes into a workspace. The second adds up the parts, and computes what has fewer
 elements; values that the third one needs go through a workspace as well. The third computes the elements from
-the operands once more.
+the operands once more. Where these are added up as well, as for the bias in front of a norm, it leaves
+parts of such sums to a fourth nest.
 
 The axes are in the order of memory. Where no access of the first and the third nest tells two axes apart,
 they are one.
@@ -42,7 +43,7 @@ from ..ir.program import (
 
 
 def reduce_then_apply(program: LoopProgram) -> LoopProgram:
-    """The program's three nests. Raises `Decline` where these are not enough."""
+    """The program's nests. Raises `Decline` where these are not enough."""
     (nest,) = program.nests
     return _Phases(program, nest).program()
 
@@ -51,19 +52,25 @@ class _Phases:
     def __init__(self, whole: LoopProgram, nest: Nest) -> None:
         self.whole, self.nest = whole, nest
         self.deps = nest.dependence()
-        self.behind = _behind(nest.body)
+        self.behind = _behind(nest.body, self.reductions())
         self.sums = [s for s in nest.body if isinstance(s, Reduce) and self.behind.isdisjoint(operands(s))]
         self.common = frozenset(self.sums[0].axes)
+        self.last = [s for s in self.reductions() if s not in self.sums and self.common <= set(s.axes)]
+        self.behind_last = _behind(nest.body, self.last)
         self.check()
         self.axes = self.in_memory_order()
         self.kept = tuple(axis for axis in self.axes if axis.symbol not in self.common)
-        self.numel = sympy.prod(axis.size for axis in self.kept)
         self.buffers: list[Buffer] = []
 
+    def reductions(self) -> list[Reduce]:
+        return [s for s in self.nest.body if isinstance(s, Reduce)]
+
     def check(self) -> None:
-        for stmt in (s for s in self.nest.body if isinstance(s, Reduce)):
+        for stmt in self.reductions():
             if stmt in self.sums:
                 same = self.common == set(stmt.axes)
+            elif stmt in self.last:
+                same = set(self.last[0].axes) == set(stmt.axes)
             else:
                 same = self.common.isdisjoint({*stmt.axes, *self.deps[stmt.value.name]})
             if not same:
@@ -95,34 +102,49 @@ class _Phases:
             s for s in stores if self.is_small(s.value.name) and self.common.isdisjoint(s.index.free_symbols)
         ]
         early = [s for s in stores if s.value.name not in self.behind and s not in small]
+        final = [s for s in small if s.value.name in self.behind_last]
         late = [s for s in stores if s not in small and s not in early]
         if not late:
             raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
-        places = {s.name: self.workspace(s, parts=True) for s in self.sums}
-        partials = [PartialAccumulate(*places[s.name], s.kind, s.value) for s in self.sums]
+        partials, totals = self.divided(self.sums, self.kept)
         first = closure(body, [*partials, *early])
         values = {s.name: s for s in body if isinstance(s, Value)}
-        handed = {name: self.workspace(values[name]) for name in self.needed(late)}
-        totals: list[Statement] = []
-        for one in self.sums:
-            partial = Load(f"{one.name}.partial", *places[one.name], one.dtype)
-            totals += [partial, dataclasses.replace(one, value=Ref(partial.name), axes=(SPLIT_SYMBOL,))]
+        gone = self.last[0].axes if self.last else ()
+        kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
+        elements, ends = self.divided(self.last, kept)
+        handed = {name: self.workspace(values[name], self.kept) for name in self.needed([*late, *elements])}
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
-        second = closure([*totals, *rest], [*small, *copies])
+        second = closure([*totals, *rest], [*(s for s in small if s not in final), *copies])
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
         stored = self.read_again(early, late)
         known = {*handed, *(load.name for load in stored)}
-        third = closure([*loads, *stored, *(s for s in body if getattr(s, "name", None) not in known)], late)
+        own = [s for s in body if getattr(s, "name", None) not in known]
+        third = closure([*loads, *stored, *own], [*late, *elements])
         split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
         groups = _groups(self.axes, [*first, *third], self.common)
         axes = tuple(map(_long, groups))
-        nests = (
+        nests: tuple[Nest, ...] = (
             Nest((split, *axes), _renamed(first, groups)),
             Nest((split, *self.kept), second),
-            Nest(axes, _renamed(third, groups)),
+            Nest((split, *axes) if self.last else axes, _renamed(third, groups)),
         )
+        if final:
+            fourth = closure([*ends, *(s for s in rest if s not in self.last)], final)
+            nests = (*nests, Nest((split, *kept), fourth))
         return dataclasses.replace(self.whole, buffers=(*self.whole.buffers, *self.buffers), nests=nests)
+
+    def divided(
+        self, sums: Iterable[Reduce], kept: Sequence[Axis]
+    ) -> tuple[list[PartialAccumulate], list[Statement]]:
+        """Sums of parts in a workspace, which has an element for each index of `kept`, and their totals."""
+        partials, totals = list[PartialAccumulate](), list[Statement]()
+        for one in sums:
+            place = self.workspace(one, kept, parts=True)
+            partials.append(PartialAccumulate(*place, one.kind, one.value))
+            partial = Load(f"{one.name}.partial", *place, one.dtype)
+            totals += [partial, dataclasses.replace(one, value=Ref(partial.name), axes=(SPLIT_SYMBOL,))]
+        return partials, totals
 
     def read_again(self, early: Collection[Store], late: Collection[Store]) -> list[Load]:
         """Loads of the values that the first nest stores, where the third one has less to read then than it
@@ -142,7 +164,7 @@ class _Phases:
     def is_small(self, name: str) -> bool:
         return self.common.isdisjoint(self.deps[name])
 
-    def needed(self, late: Collection[Store]) -> list[str]:
+    def needed(self, late: Collection[Statement]) -> list[str]:
         """The small values that are computed from sums, and that elements are computed from."""
         found = dict[str, None]()
         for stmt in closure(self.nest.body, late):
@@ -151,23 +173,24 @@ class _Phases:
                 found |= dict.fromkeys(used)
         return list(found)
 
-    def workspace(self, value: Value, parts: bool = False) -> tuple[str, sympy.Expr]:
+    def workspace(self, value: Value, kept: Sequence[Axis], parts: bool = False) -> tuple[str, sympy.Expr]:
         """A new buffer with an element for each index of the axes that are kept, and the index into it."""
-        shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, self.numel) if parts else (self.numel,)
-        index, stride = SPLIT_SYMBOL * self.numel if parts else sympy.S.Zero, sympy.S.One
-        for axis in reversed(self.kept):
+        numel = sympy.prod(axis.size for axis in kept)
+        shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, numel) if parts else (numel,)
+        index, stride = SPLIT_SYMBOL * numel if parts else sympy.S.Zero, sympy.S.One
+        for axis in reversed(kept):
             index, stride = index + stride * axis.symbol, stride * axis.size
         name = f"ws{len(self.buffers)}"
-        strides = (self.numel, sympy.S.One)[-len(shape) :]
+        strides = (numel, sympy.S.One)[-len(shape) :]
         self.buffers.append(Buffer(name, BufferRole.WORKSPACE, value.dtype, shape, strides))
         return name, index
 
 
-def _behind(body: Iterable[Statement]) -> set[str]:
-    """The reductions, and the values that are computed from one."""
+def _behind(body: Iterable[Statement], reductions: Collection[Statement]) -> set[str]:
+    """Some reductions, and the values that are computed from one."""
     found: set[str] = set()
     for stmt in body:
-        if isinstance(stmt, Value) and (isinstance(stmt, Reduce) or not found.isdisjoint(operands(stmt))):
+        if isinstance(stmt, Value) and (stmt in reductions or not found.isdisjoint(operands(stmt))):
             found.add(stmt.name)
     return found
 

@@ -25,6 +25,7 @@ from mixorder.strategies.slabs import SLABS
 GRAPHS = {
     "group": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32),
     "groups of 10 in float32": functools.partial(graphs.group_norm_backward, 8, 1023, 40, 4, f32),
+    "group, behind a bias": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32, bias=True),
     "batch": functools.partial(graphs.batch_norm_backward, 401408, 64),
     "batch, 13 channels": functools.partial(graphs.batch_norm_backward, 100003, 13),
 }
@@ -33,7 +34,7 @@ GRAPHS = {
 def record_of(name: str, device: DeviceInfo = H200) -> RegionRecord:
     setting = dataclasses.replace(setting_in_force(), device=device)
     (record,) = run(GRAPHS[name](), Options(interpret=True, strict=True, min_numel=0), setting)
-    assert record.strategy == SLABS.name and len(record.kernels) == 3
+    assert record.strategy == SLABS.name and len(record.kernels) == 3 + ("bias" in name)
     return record
 
 
@@ -46,6 +47,15 @@ def test_the_programs_of_a_plan() -> None:
     assert sums.grid == record.schedule.splits and 3.9 < sums.grid / H200.num_sm <= 4
     assert apply.grid == 401408 // 64 and results.grid < H200.num_sm
     assert all("atomic" not in one.text for one in record.kernels)
+
+
+@pytest.mark.parametrize("samples", [8, 200])
+def test_a_sum_of_what_the_third_kernel_writes(samples: int) -> None:
+    """Is in a fourth kernel, if few parts are left of it."""
+    graph = graphs.group_norm_backward(samples, 4096, 64, 32, bias=True)
+    (record,) = run(graph, Options(interpret=True, strict=True, min_numel=0), setting_in_force())
+    assert len(record.kernels) == (4 if samples == 8 else 3)
+    assert len(record.outer_ops) == 6 + (samples == 8)
 
 
 @pytest.mark.parametrize(("min_numel", "fused"), [(0, True), (4096, False)])

@@ -195,16 +195,18 @@ def test_tensors_that_lie_in_two_orders(shape: tuple[int, ...], of_x: bool, of_d
 
 
 class Between(nn.Module):
-    """A group norm between convolutions, as a GPU has it: contiguous, whatever the convolutions' order."""
+    """A group norm between convolutions, as a GPU has it: contiguous, whatever the convolutions' order. The
+    gradient of the bias is a sum, as it is there."""
 
     def __init__(self, channels: int, groups: int, active: bool, affine: bool) -> None:
         super().__init__()
-        self.first, self.last = (nn.Conv2d(channels, channels, 1) for _ in range(2))
+        self.first, self.last = (nn.Conv2d(channels, channels, 1, bias=False) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(channels))
         self.norm = nn.GroupNorm(groups, channels, affine=affine)
         self.then = nn.SiLU() if active else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.then(self.norm(self.first(x).contiguous())))
+        return self.last(self.then(self.norm((self.first(x) + self.bias[:, None, None]).contiguous())))
 
 
 BETWEEN = [
@@ -224,6 +226,7 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     module = randomised(Between(shape[1], groups, active, affine), f32).to(memory_format=torch.channels_last)
     x, dy = (lying(shape, f32, True) for _ in range(2))
     ours, (one,) = of_slabs(module, x, dy)
+    assert len(one.kernels) == 4  # the last one adds up the gradient of the bias
     full = [b for b in one.loops.buffers if b.numel == x.numel()]
     assert len(full) == 3
     assert all(b.stride[1] == 1 or b.stride[2] == 1 for b in full), [b.stride for b in full]
