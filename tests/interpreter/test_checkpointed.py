@@ -103,7 +103,6 @@ SAVED: dict[str, Function] = {
     "group": lambda x: F.group_norm(x.view(4, 8, -1), 2).view(x.shape),
     "batch": lambda x: F.batch_norm(x, None, None, training=True),
     "centred": lambda x: x - x.sum(-1)[:, None] / COLS,
-    "product": lambda x: x * x.prod(-1, keepdim=True),
     "router of a norm": lambda x: F.rms_norm(x, (COLS,)).topk(8).values.softmax(-1).sum(-1, True) * x,
 }
 

@@ -27,7 +27,7 @@ CHAINS: dict[str, Chain] = {
 
 HEADS: dict[str, Chain] = {
     "amax": lambda y, w: (y.amax(-1), (y * w).sum(0)),
-    "amin alone": lambda y, w: (y.amin(-1) * w.sum(),),
+    "amin": lambda y, w: (y.amin(-1), (y * w).sum(0)),
     "max norm": lambda y, w: (torch.linalg.vector_norm(y, float("inf"), -1), (y * w).sum(0)),
     "largest": lambda y, w: (torch.where(y == y.amax(-1, keepdim=True), y * w, 0).sum(0),),
     "distance": lambda y, w: ((y - y.amax(-1, keepdim=True)).abs(), (y * w).sum(0)),
@@ -79,7 +79,8 @@ def test_what_eager_gives_exactly_is_given_exactly(dtype: torch.dtype) -> None:
         y = x * w * w
         most = y.amax(-1, keepdim=True)
         equal, near = y == most, torch.isclose(y, most)
-        return equal.sum(-1), near.sum(0), torch.sign(y - most), (y / most).to(torch.int32).sum(0), y % most
+        exact = equal.sum(-1), near.sum(0), torch.sign(y - most), (y / most).to(torch.int32), y % most
+        return *exact, (y - most).float().abs().amax(0)
 
     args = inputs(dtype)
     with torch.no_grad(), collect() as records:
