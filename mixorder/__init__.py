@@ -1,7 +1,7 @@
-"""mixorder: `torch.compile(model, options={"mixorder": True})` trains norms in one memory pass.
+"""mixorder: `torch.compile(model, options={"mixorder": True})` makes the backward of norms faster.
 
-Importing this package registers the options and the pass with torch, and nothing else. It runs at
-the end of every `import torch`, so it must not import torch internals, triton or sympy.
+Importing this package registers the options and the pass with torch, and does nothing else. Each
+`import torch` ends by importing it, so it must not import torch internals, triton or sympy.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def explain(
 ) -> Callable[..., Report]:
     """`explain(model)(*inputs)`: what mixorder does to the model's forward and backward, as a `Report`.
 
-    Runs the model once, forward and backward, as `torch.compile` has captured it. No GPU is needed, and none
-    of mixorder's kernels runs: for CPU tensors the plan is for an H200. A module and inputs on the meta
-    device do as well, at any size: nothing is computed then. Parameters, their `.grad`, a module's buffers
-    and the random state are as before; what dynamo has compiled is dropped, as by `torch._dynamo.explain`.
-    The backward is that of `.loss`, where the output has one, or of every output; or the one that a function
-    runs itself. What an optimizer in a function writes to parameters stays.
+    Runs the model once, forward and backward, as `torch.compile` captures it. No GPU is needed, and no kernel
+    of mixorder runs. For CPU tensors, schedules are chosen for an H200. A module and inputs on the meta
+    device work, too, at any size, since nothing is computed there. The backward starts at `.loss` if the
+    output has one, and otherwise at every output; a function may also run its own backward. Parameters, their
+    `.grad`, a module's buffers and the random state are restored, but not what an optimizer in a function
+    writes to parameters. Compiled code of dynamo is dropped, as by `torch._dynamo.explain`.
 
-    `options` are those of `torch.compile`, such as `{"mixorder_min_numel": 0}`; `dynamic` is torch's.
-    Raises ValueError for an option that there is not, `mixorder.errors.CannotExplain` where there is no
-    triton or a model on the meta device asks for a value, and whatever the model raises.
+    `options` and `dynamic` are those of `torch.compile`, such as `{"mixorder_min_numel": 0}`. Raises
+    ValueError for an unknown option, and `mixorder.errors.CannotExplain` if there is no triton, or if a model
+    on the meta device needs the value of a tensor. Exceptions of the model are raised as they are.
     """
     from mixorder.inspection.capture import explain as explain_inputs
 

@@ -26,11 +26,11 @@ options={"mixorder": True}, or with MIXORDER=1 in the environment. These command
   python -m mixorder bench package.module:factory    on a GPU: times steps without and with mixorder
   python -m mixorder tune package.module:factory     on a GPU: times schedules of kernels, keeps the fastest
   python -m mixorder demo                            trains one step of a small transformer without and with
-                                                     mixorder, and compares; runs where no command is named
+                                                     mixorder, and compares; the default command
   python -m mixorder --version
 
-A factory is a function of yours that gives a model and its inputs. `python -m mixorder explain --help` has an
-example; each command has its own --help."""
+A factory is a function of yours that returns a model and its inputs. `python -m mixorder explain --help` has
+an example; each command has its own --help."""
 
 
 def main() -> int:

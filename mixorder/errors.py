@@ -8,8 +8,8 @@ from typing import Any
 
 
 class DeclineReason(Enum):
-    """Why a region was left to Inductor. The value is the stable name used in logs and counters; `remedy`
-    says what to change (docs/reasons.md has the same text)."""
+    """Why a region was left to Inductor. Logs and counters use the value, which is a stable name. `remedy`
+    says what to change; docs/reasons.md has the same text."""
 
     explanation: str
     remedy: str
@@ -122,14 +122,14 @@ class Decline(Exception):
 
 
 class GainsNothing(Decline):
-    """A strategy is of no use for a program, whatever its size. Users are not told: it is no reason."""
+    """A strategy gains nothing for a program, whatever its size. This is not reported to users."""
 
 
 NO_DOUBLE_BACKWARD = "does not currently support double backward"  # of torch's own message
 
 
 def in_a_line(error: BaseException) -> str:
-    """The type of an error and the first line of its message, or what no compile can do."""
+    """The type of an error and the first line of its message; a double backward is named in plain words."""
     if NO_DOUBLE_BACKWARD in str(error):
         return (
             "the gradient of a gradient (create_graph=True), which torch.compile does not support, with or "
@@ -144,7 +144,7 @@ class CannotExplain(RuntimeError):
 
 
 class MixorderError(RuntimeError):
-    """A bug in mixorder, raised at a stage border with the error that caused it as `__cause__`."""
+    """A bug in mixorder, raised where a stage ends; `__cause__` is the error that caused it."""
 
     def __init__(self, stage: str, region_id: str | None, cause: BaseException) -> None:
         super().__init__(stage, region_id, cause)

@@ -1,10 +1,9 @@
 """The options: one frozen dataclass, registered as entries of `torch._inductor.config`.
 
 In: Inductor's config module. Out: `Options`, validated. Each field below is the only declaration of
-its option: name, type, default, environment variable and lower bound. Inductor's cache keys cover
-every registered entry, so the hash of mixorder's source is registered as an entry, too, and which of a
-graph's inputs are donated.
-Tunable parameters of a kernel are not options: they belong to its schedule.
+its option: name, type, default, environment variable and lower bound. Inductor's cache keys cover every
+registered entry, so two more entries are registered: the hash of mixorder's source, and which inputs of a
+graph are donated. Tunable parameters of a kernel are not options: they belong to its schedule.
 """
 
 import difflib
@@ -27,8 +26,8 @@ ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 _SAME = 0.85
-"""How alike a name and an option have to be, by difflib's ratio, for the one to be meant as the other: an
-error of a letter or two. Those of torch 2.13 are at most 0.76 like one of mixorder's."""
+"""A name whose difflib ratio to an option is at least this is a misspelling of it, by a letter or two.
+The options of torch 2.13 reach at most 0.76."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class Options:
     """What the user asked of this compile."""
 
     enabled: bool = field(default=False, metadata={"env": SWITCH, "shared": SHARED, "key": "mixorder"})
-    """Fuse mix-order reductions with mixorder. Inductor's own implementation stays for what is left alone.
+    """Fuse mix-order reductions with mixorder. Inductor's own implementation may fuse what mixorder leaves.
 
-    Where `MIXORDER` is not set, the variable of torch's own mix-order reduction decides. `MIXORDER=0` wins
+    If `MIXORDER` is not set, the variable of torch's own mix-order reduction decides. `MIXORDER=0` wins
     over what the code says."""
 
     split_size: int = field(default=0, metadata={"minimum": 0})
@@ -47,21 +46,21 @@ class Options:
     autotune: bool = False
     """Time schedules of each region at compile time, on the GPU, and keep the fastest.
 
-    Whatever its value, tuning is on where Inductor tunes (`max_autotune`, `max_autotune_pointwise` or
-    `coordinate_descent_tuning`), and off where deterministic results are asked for."""
+    Whatever its value, tuning is on if Inductor tunes (`max_autotune`, `max_autotune_pointwise` or
+    `coordinate_descent_tuning`), and off if results have to be deterministic."""
 
     strict: bool = field(default=False, metadata={"env": "MIXORDER_STRICT"})
     """Raise on an internal error instead of warning and leaving the graph to Inductor."""
 
     min_numel: int = field(default=4096, metadata={"minimum": 0})
-    """Regions with fewer than this many elements (rows * columns) are left alone. Casts by blocks and sums
-    alone need 16 times as many (`schedule.predicted.UNPAIRED`)."""
+    """Regions with fewer elements (rows * columns) are not fused. For block-scaled casts, and for sums along
+    one dim only, the threshold is 16 times as high (`schedule.predicted.UNPAIRED`)."""
 
     dump_dir: str = field(default="", metadata={"env": "MIXORDER_DUMP"})
     """A directory that gets one numbered text file per stage and region; empty for none."""
 
     interpret: bool = False
-    """Accept CPU tensors and run the kernels in the Triton interpreter, with TRITON_INTERPRET=1. Slow."""
+    """Accept CPU tensors, and run the kernels in the Triton interpreter (needs TRITON_INTERPRET=1). Slow."""
 
     @classmethod
     def current(cls) -> "Options":
@@ -76,8 +75,8 @@ class Options:
         return astuple(self)
 
     def as_config(self, donated: tuple[Any, ...] = ()) -> dict[str, Any]:
-        """The same values as a patch for `torch._inductor.config`. `donated`: which inputs of a graph it may
-        overwrite."""
+        """The same values as a patch for `torch._inductor.config`. `donated`: the inputs of a graph that its
+        kernels may overwrite."""
         return {config_key(f): getattr(self, f.name) for f in fields(self)} | {DONATED_KEY: donated}
 
 
@@ -98,8 +97,8 @@ def misspelt(name: str) -> str:
 
 
 def register(config: ModuleType) -> None:
-    """Add to Inductor's config module one entry per option, and what else its cache keys must cover.
-    Idempotent."""
+    """Add an entry per option to Inductor's config module, and the other entries that its cache keys must
+    cover. Idempotent."""
     entries = [(config_key(f), f.default, _from_env(f)) for f in fields(Options)]
     entries += [(SOURCE_HASH_KEY, source_hash(), None), (DONATED_KEY, (), None)]
     versions.add_config_entries(config, entries, {"mixorder": False} if switched_off() else {})

@@ -267,7 +267,7 @@ def by_first_strategy(
         except Decline as refusal:
             refusals.append(refusal)
     if not refusals:
-        raise Decline(DeclineReason.AXIS_CLASS, "no strategy in force runs such a program")
+        raise Decline(DeclineReason.AXIS_CLASS, "no strategy can run this program")
     told = [one for one in refusals if not isinstance(one, GainsNothing)]
     while told and told[0].reason not in TOO_WIDE:
         told = told[1:]

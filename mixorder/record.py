@@ -40,13 +40,13 @@ class TensorRecord:
 class RegionRecord:
     """One fused region, as plain data.
 
-    `rows`, `cols`: extents in elements. `dtype`: of the first outer reduction's operand or, without any, of
-    the largest input. `inner`, `outer`: names of the reductions' nodes; `inner_ops`, `outer_ops`: what each
-    computes, such as `sum`. `num_nodes`: how many nodes the kernels compute. `traffic`: in bytes. `apart`
-    and `loops`: the loop nests as lowered, and those that the kernels run. `tuning`: what timing gained, if
-    it was done. `stage_ms`: milliseconds that the pass spent on the region, by stage. `peak`: estimated
-    bytes of tensors at the graph's peak, without the region and with it. Loops and times are not compared
-    when records are.
+    `rows`, `cols`: their numbers. `dtype`: that of the first outer reduction's operand, or of the largest
+    input if there is no outer reduction. `inner`, `outer`: names of the reductions' nodes. `inner_ops`,
+    `outer_ops`: what each reduction computes, such as `sum`. `num_nodes`: how many nodes the kernels compute.
+    `traffic`: in bytes. `apart`: the loop nests as lowered. `loops`: those that the kernels run. `tuning`:
+    the gain from timing, if schedules were timed. `stage_ms`: milliseconds that the pass spent on the region,
+    by stage. `peak`: estimated bytes of tensors at the graph's peak, without and with the region. A
+    comparison of two records ignores loops and times.
     """
 
     name: str
@@ -118,7 +118,7 @@ def describe(
 
 
 def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
-    """JSON-compatible; the kernels' text and loops included. Bytes, microseconds, milliseconds."""
+    """JSON-compatible, with the kernels' text and loops. Units: bytes, microseconds, milliseconds."""
     if isinstance(record, Decline):
         return {
             "reason": record.reason.value,

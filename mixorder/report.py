@@ -25,8 +25,8 @@ _collectors: list[tuple[list[RegionRecord | Decline], list[MixorderError]]] = []
 
 @contextlib.contextmanager
 def collect(failures: list[MixorderError] | None = None) -> Iterator[list[RegionRecord | Decline]]:
-    """Collect a record of every region fused, and every decline, while the context is open, on any thread.
-    Bugs that did not end the pass are added to `failures`."""
+    """Collect a record of every fused region, and every decline, while the context is open, on any thread.
+    Bugs that did not stop the pass are added to `failures`."""
     records: list[RegionRecord | Decline] = []
     _collectors.append((records, [] if failures is None else failures))
     try:
@@ -53,7 +53,7 @@ def fused(record: RegionRecord) -> None:
 
 
 def given_back(regions: Sequence[RegionRecord]) -> None:
-    """The graph with these regions is compiled without them after all."""
+    """Inductor could not compile the graph with these regions, and compiles it without them."""
     count("fused_regions", -len(regions))
     count("given_back_regions", len(regions))
     log.info("compiled without these regions after all: %s", ", ".join(region.name for region in regions))
@@ -75,8 +75,8 @@ def failed(error: MixorderError) -> None:
 
 
 def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
-    """Log how many regions of a graph were fused, and the seconds of the pass; nothing for a graph without
-    any pair. The artifact `mixorder` has all records of the graph, for tlparse."""
+    """Log how many regions of a graph were fused, and how long the pass took. A graph without any pair logs
+    nothing. The artifact `mixorder` has all records of the graph, for tlparse."""
     if not records:
         return
     num_fused = sum(isinstance(record, RegionRecord) for record in records)
@@ -86,9 +86,9 @@ def finished(records: Sequence[RegionRecord | Decline], seconds: float) -> None:
 
 
 class Dump:
-    """Writes one numbered text file per stage and region under `directory`; nothing if that is empty.
+    """Writes a numbered text file per stage and region under `directory`, unless that is empty.
 
-    Warns, and writes nothing more, where files cannot be written there: the compile goes on."""
+    If a file cannot be written, it warns and writes nothing more: the compile goes on."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ class Dump:
             warnings.warn(f"mixorder_dump_dir (MIXORDER_DUMP): nothing is dumped. {error}", stacklevel=2)
 
     def _folder(self) -> Path:
-        """That of the graph, new at the first call."""
+        """The folder of the graph, which the first call names."""
         if self.root is None:
             taken = (Path(self.directory) / f"graph{i}" for i in itertools.count())
             self.root = next(path for path in taken if not path.exists())

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DESCRIPTION = """\
-Time the forward and backward of a model, compiled by Inductor as shipped and with mixorder, on a GPU. The two
-take turns, so that a change of the GPU's clocks affects both alike. Times are medians. The optimizer is not
+On a GPU, time the forward and backward of a model, compiled by Inductor as shipped and with mixorder. The two
+alternate, so that a change of the GPU's clocks affects both alike. Times are medians. The optimizer is not
 timed."""
 
 EPILOG = f"""\
@@ -29,7 +29,7 @@ EPILOG = f"""\
 
 examples:
   python -m mixorder bench train:factory
-  python -m mixorder bench train:factory --autotune     a third column, with schedules that were timed
+  python -m mixorder bench train:factory --autotune     a third column, with tuned schedules
 
 In the repository, tools/bench.py times the backward of norms, and tools/real_models.py whole models."""
 
@@ -215,7 +215,8 @@ def table(ways: Sequence[Way]) -> str:
         ["largest difference of a gradient", "-", *(f"{way.difference:.1e}" for way in ways[1:])],
     ]
     said = (
-        f"Medians of {len(stock.times)} steps (forward and backward) each, in turns; stock: without mixorder"
+        f"Medians of {len(stock.times)} steps (forward and backward) each, alternating; "
+        "stock: without mixorder"
     )
     return "\n".join([said, aligned(rows), *(_longer(way, stock) for way in ways[1:])])
 
@@ -242,7 +243,7 @@ def judged(ways: Sequence[Way]) -> int:
     """The exit status: 0 if all gradients are stock's up to rounding; otherwise prints the difference."""
     off = [w.name for w in ways[1:] if not w.difference < MOST_DIFFERENT]
     if off:
-        print(f"\nFAILED: the gradients of {', '.join(off)} are not stock's (a random op in the model?).")
+        print(f"\nFAILED: the gradients of {', '.join(off)} differ from stock's (a random op in the model?).")
     return int(bool(off))
 
 

@@ -54,7 +54,7 @@ def text(found: Checked) -> str:
         filled(f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {found.reference}."),
         "stock: Inductor without mixorder.",
         "allowed: the largest error of mixorder's that counts as rounding.",
-        filled("The first row is the worst: its error is nearest to, or furthest above, what is allowed."),
+        filled("The first row is the worst: its error is the largest, compared with what is allowed."),
         table(rows),
         *([f"  and {more} more"] if more > 0 else []),
         *(filled(f"note: {note}") for note in found.notes),

@@ -22,7 +22,7 @@ CPU_SHAPE = {"batch": 2, "seq": 16, "dim": 64}
 DESCRIPTION = """\
 Train one step of a small transformer, compiled without and with mixorder, and compare: what is fused, the
 errors of gradients and, on a GPU, times. Without a GPU the Triton interpreter runs the same kernels on CPU
-tensors. That shows whether they are right, and not how fast they are."""
+tensors. This shows whether they are right, but not how fast they are."""
 
 EPILOG = """\
 examples:
@@ -34,7 +34,7 @@ examples:
 terms:
   inner reduction   over the columns of a row; dx needs it
   outer reduction   over the rows; it gives dw and db
-  region            the operators that become one main kernel: such reductions, and the work around them"""
+  region            the operators that become one main kernel: such reductions, and operators around them"""
 
 
 def main(argv: Sequence[str]) -> int:

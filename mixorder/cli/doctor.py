@@ -18,8 +18,8 @@ from mixorder.cli.parser import Parser
 from mixorder.inductor import versions
 
 DESCRIPTION = """\
-Check versions, the plugin, variables, the GPU, and that kernels give right results. Without a GPU the Triton
-interpreter runs them. Takes about half a minute.
+Check versions, the plugin, environment variables, the GPU, and whether kernels give right results. Without a
+GPU, the Triton interpreter runs the kernels. This takes about half a minute.
 
 Each line begins with "ok", "note" (it works, but read this) or "FAILED". The line below says what to do. The
 exit status is 1 if anything has failed."""
@@ -89,7 +89,7 @@ def triton_version() -> Finding:
     found = next((version for name in TRITON for version in _metadata_of(name)), None)
     if found is None:
         return Finding(
-            FAILED, "triton is not installed", f"{command} (builds of torch for the CPU do not bring it)."
+            FAILED, "triton is not installed", f"{command} (CPU builds of torch do not include it)."
         )
     if tested and versions.release(found) != versions.release(tested):
         remedy = f"torch {versions.release(torch)} is built against, and tested with, {tested}: {command}."
@@ -163,7 +163,7 @@ def gpu() -> Finding:
         remedy = "Inductor needs compute capability 7.0 or newer (AMD: a ROCm build), and so does mixorder."
         return Finding(FAILED, f"Triton cannot drive {names[0]}", remedy)
     if torch.version.hip is None and torch.cuda.get_device_capability()[0] < 8:
-        remedy = "Older than Ampere: programs cannot share wide rows, and bf16 is slow."
+        remedy = "This GPU is older than Ampere: programs cannot share wide rows, and bf16 is slow."
         return Finding(NOTE, ", ".join(names), remedy)
     return Finding(OK, ", ".join(names))
 
@@ -174,7 +174,7 @@ def is_right() -> Finding:
 
     on_gpu = torch.cuda.is_available()
     if not on_gpu and importlib.util.find_spec("numpy") is None:
-        remedy = "pip install numpy, to see gradients without a GPU; on one it is not needed."
+        remedy = "pip install numpy: without a GPU, the interpreter needs it."
         return Finding(NOTE, "no gradients were computed: Triton's interpreter needs NumPy", remedy)
     shape = ("4", "512", "256") if on_gpu else ("2", "8", "32")
     sizes = [

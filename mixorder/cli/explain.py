@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mixorder.inspection.findings import GraphRecord
 
 DESCRIPTION = """\
-Say how much time a training step is predicted to save with mixorder: which operators of which modules become
-one kernel (a region), what is left to Inductor, why, and what to change.
+Predict how much time a training step saves with mixorder. The report says which operators of which modules
+become one kernel (a region), what is left to Inductor, why, and what to change.
 
-The model runs once, op by op. Without --time and --check no kernel is compiled or run. Without a GPU
-schedules are chosen for an H200. With --device meta nothing is computed, so the model may be of any size.
+The model runs once, operator by operator. Without --time and --check, no kernel is compiled or run. Without a
+GPU, schedules are chosen for an H200. With --device meta nothing is computed, so the model may have any size.
 
-The exit status is 0 where something is fused. It is 1 where nothing is, or --check finds a wrong gradient."""
+The exit status is 0 if something is fused, and 1 if nothing is, or if --check finds a wrong gradient."""
 
 EPILOG = f"""\
 {HELP}
@@ -40,7 +40,7 @@ examples:
   python -m mixorder explain train:factory
   python -m mixorder explain train:factory --device meta --html report.html
   python -m mixorder explain train:factory --details         how each kernel runs
-  python -m mixorder explain train:factory --kernel 0        the Triton text of region 0
+  python -m mixorder explain train:factory --kernel 0        the Triton source of region 0
   python -m mixorder explain train:factory --min-numel 0     whatever the size
   python -m mixorder explain train:factory --time            on a GPU: a step without and with mixorder
   python -m mixorder explain train:factory --check           every gradient beside Inductor's and float64"""
@@ -147,22 +147,22 @@ def _parser() -> Parser:
     parser = Parser("python -m mixorder explain", DESCRIPTION, EPILOG)
     add_factory(parser)
     add = parser.add_argument
-    device_help = "where the factory's tensors go (default: a GPU if there is one)"
+    device_help = "device of the factory's tensors (default: a GPU if there is one)"
     add("--device", choices=("cpu", "cuda", "meta"), help=device_help)
     add("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
     add(
         "--min-numel",
         type=at_least(0),
         metavar="N",
-        help=f"leave regions of fewer elements alone (default: {Options.min_numel})",
+        help=f"do not fuse regions with fewer elements (default: {Options.min_numel})",
     )
     what = parser.add_mutually_exclusive_group()
     details = "also print how each region's kernels run"
     what.add_argument("--details", action="store_true", help=details)
-    what.add_argument("--json", action="store_true", help="print everything there is, as JSON")
-    what.add_argument("--kernel", type=at_least(0), metavar="I", help="print region I's Triton text")
+    what.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    what.add_argument("--kernel", type=at_least(0), metavar="I", help="print the Triton source of region I")
     what.add_argument(
-        "--graph", type=at_least(0), metavar="I", help="print region I's loops, before and after"
+        "--graph", type=at_least(0), metavar="I", help="print the loops of region I, before and after fusion"
     )
     add("--time", action="store_true", help="on a GPU: also time a step without and with mixorder")
     check_help = "also compare all gradients with Inductor's and with eager float64 (slow without a GPU)"

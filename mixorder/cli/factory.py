@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HELP = """\
-a factory is a function without arguments that gives a model (or function) and its inputs:
+a factory is a function without arguments that returns a model (or function) and its inputs:
 
   # train.py
   def factory():
       model = torch.nn.TransformerEncoderLayer(1024, 16, batch_first=True).bfloat16()
       return model, torch.randn(8, 1024, 1024, dtype=torch.bfloat16, requires_grad=True)
 
-A dict at the end holds keyword arguments: `return model, {"input_ids": tokens, "labels": tokens}`. The
-factory is called with its tensors going to the device by default. The backward is that of `.loss`, where the
-model's output has one, or of every output."""
+A dict at the end holds keyword arguments: `return model, {"input_ids": tokens, "labels": tokens}`. While the
+factory runs, new tensors are on the device by default. The backward starts at `.loss` if the model's output
+has one, and otherwise at every output."""
 
 Example = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A model, and its positional and keyword arguments."""
@@ -32,7 +32,7 @@ Example = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 def add_factory(parser: Parser) -> None:
     """The argument that names the factory."""
-    given = "gives a model and its inputs; path/file.py:factory will do as well"
+    given = "returns a model and its inputs; path/file.py:factory works, too"
     parser.add_argument("factory", metavar="package.module:factory", help=given)
 
 
@@ -56,7 +56,7 @@ def make(parser: Parser, name: str, device: str) -> Example:
     except AttributeError:
         parser.error(f"{module!r} has no {attribute!r}")
     if not callable(factory):
-        parser.error(f"{name} is of type {type(factory).__name__}; it must be a function that makes a model")
+        parser.error(f"{name} is of type {type(factory).__name__}; it must be a function that gives a model")
     if not _takes_nothing(factory):
         parser.error(f"{name} takes arguments; a factory takes none")
     with torch.device(device):

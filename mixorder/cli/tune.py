@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from mixorder.record import RegionRecord
 
 DESCRIPTION = """\
-Compile a model with mixorder_autotune. Up to 28 schedules of each region are timed, then the fastest of them
-and Inductor's kernels for the same nodes. The result is kept in Inductor's cache directory. A later compile
-with {"mixorder": True, "mixorder_autotune": True} takes it from there and times nothing. A schedule is the
-size of tiles, the number of programs and warps, and how many tiles are loaded ahead."""
+Compile a model with mixorder_autotune. This times up to 28 schedules of each region, then the fastest of them
+and Inductor's kernels for the same operators. A schedule is the size of tiles, and the numbers of programs,
+warps and pipeline stages. The results are kept in Inductor's cache directory: a later compile with
+{"mixorder": True, "mixorder_autotune": True} uses them, and times nothing."""
 
 
 def main(argv: Sequence[str]) -> int:

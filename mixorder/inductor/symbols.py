@@ -162,7 +162,7 @@ def _without_new_guards(shape_env: Any) -> Iterator[None]:
             orig_expr, size_oblivious=size_oblivious, var_to_range=tuple(ranges.items())
         )
         if found is None and fallback_value is None:
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"it would take a guard on {orig_expr}")
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"the kernel would need a guard on {orig_expr}")
         return fallback_value if found is None else found
 
     def expect(orig_expr: sympy.Basic, msg: str, fx_node: Any = None) -> Any:

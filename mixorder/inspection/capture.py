@@ -69,8 +69,8 @@ def explain(
                 notes += _backward(compiled(*args, **kwargs), watch)
                 if watch.calls.same:
                     notes.append(
-                        "some modules run the same compiled graph; its regions are listed once, "
-                        "and count in the totals as often as it ran"
+                        "some modules run the same compiled graph: its regions are listed once, "
+                        "and the totals count them for each run"
                     )
         finally:
             torch.compiler.reset()
@@ -79,9 +79,9 @@ def explain(
         graph_breaks = watch.breaks.count()
         if device.type == "cpu" and "cuda" in watch.autocasts:
             notes.append(
-                'torch.autocast("cuda") casts nothing without a GPU: the dtypes are those without it. '
-                'torch.autocast("cpu", dtype=torch.bfloat16) comes near to it; but on a GPU, norms compute '
-                "in float32"
+                'torch.autocast("cuda") casts nothing without a GPU: the dtypes are those without autocast. '
+                'torch.autocast("cpu", dtype=torch.bfloat16) is similar, but on a GPU, norms compute in '
+                "float32"
             )
         notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
@@ -107,7 +107,7 @@ def _noted(watch: _Watch, notes: list[str]) -> Iterator[None]:
     except Exception as error:
         if not watch.graphs:
             raise
-        notes.append(f"the run ended with {in_a_line(error)}. What was compiled until then is in the report")
+        notes.append(f"the run failed: {in_a_line(error)}. The report has what was compiled before")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ def check(
     if any(spread.values()):
         name = max(spread, key=lambda n: spread[n])
         notes.append(
-            f"the model is not deterministic: two runs by stock differ, most in {name}, by {spread[name]:.1e}"
+            f"the model is not deterministic: two runs of stock differ, most in {name}, by {spread[name]:.1e}"
         )
     exact, reference, why = (first, "stock", ["it draws random numbers"]) if drawn else run.reference()
     notes += [f"errors are against {reference}, since {said}" for said in why]
@@ -150,7 +150,7 @@ class _Run:
             states = _random_states()
             roots = roots_of(call(*self.args, **self.kwargs))
             if not roots:
-                raise CannotExplain("there are no gradients to check: nothing that it gives needs one")
+                raise CannotExplain("there are no gradients to check: no result of the model needs one")
             self.draws = any(map(_differ, states, _random_states()))
             into = parameters_behind(roots)
             try:
@@ -158,7 +158,7 @@ class _Run:
             except RuntimeError as error:
                 if "second time" not in str(error):
                     raise
-                raise CannotExplain("it runs a backward itself; give the model and its inputs") from error
+                raise CannotExplain("it runs a backward itself: pass the model and its inputs") from error
         results = {f"result {i}": root.detach().cpu() for i, root in enumerate(roots)}
         for i, (leaf, gradient) in enumerate(zip(into, found, strict=True)):
             if gradient is not None:

@@ -10,13 +10,13 @@ from .table import text
 
 
 class Report(Findings):
-    """What mixorder does to a model. `print` shows a table; `Findings` lists the fields."""
+    """What mixorder does to a model. `print` shows it as text; `Findings` lists the fields."""
 
     def html(self, path: str | Path) -> Path:
-        """Write a page that needs no other file: the table, and a picture of each kind of region before and
+        """Write a page that needs no other file: the report, and a picture of each kind of region before and
         after fusion. Returns the path.
 
-        Raises OSError where the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         path = Path(path)
         path.write_text(page(self))

@@ -13,9 +13,11 @@ from ..schedule.device import DeviceInfo
 
 @dataclasses.dataclass(frozen=True)
 class GraphRecord:
-    """One graph that Inductor would compile: `forward` or `backward`, its number of nodes, and what the pass
-    made of it, in order. `gradients`: names of nodes that are gradients, and of what: `norm.weight`.
-    `failures`: the bugs of mixorder that kept it from fusing a pair. `runs`: how often it ran."""
+    """One graph that Inductor would compile.
+
+    `kind`: `forward` or `backward`. `records`: its regions and declined pairs, in order. `gradients`: of
+    nodes that are gradients, the name, and the parameter or input, such as `norm.weight`. `failures`: bugs of
+    mixorder that prevented a fusion. `runs`: how often the graph ran."""
 
     kind: str
     num_nodes: int
@@ -27,7 +29,7 @@ class GraphRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """A normalisation module: its path and class, and why no region has it; empty if one has."""
+    """A normalisation module: its path and class, and the reason why it is in no region (empty if it is)."""
 
     path: str
     kind: str
@@ -36,12 +38,11 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over all regions, each as often as its graph ran: `runs` in all.
+    """Sums over all regions. A region counts once for each run of its graph: `runs` in all.
 
-    `launches_apart`: without mixorder. `launches`: with it.
-    `limit_us`, `fused_us`, `outside_us`, `apart_us`: predicted microseconds of the limit, of the kernels, of
-    Inductor's loops that write for them what it would not store, and of Inductor's kernels for the same
-    nodes.
+    `launches_apart`, `launches`: without and with mixorder. Predicted microseconds: `limit_us` of the limit,
+    `fused_us` of mixorder's kernels, `apart_us` of Inductor's kernels for the same nodes, and `outside_us` of
+    Inductor's loops that store tensors only because mixorder's kernels read them.
     """
 
     regions: int
@@ -56,12 +57,12 @@ class Totals:
 
     @property
     def ours_us(self) -> float:
-        """Of all that runs where regions are fused."""
+        """Microseconds of everything that runs if the regions are fused."""
         return self.fused_us + self.outside_us
 
     @property
     def saved_us(self) -> float:
-        """What a step saves, as predicted."""
+        """The predicted saving of a step."""
         return self.apart_us - self.ours_us
 
 
@@ -69,8 +70,8 @@ class Totals:
 class Findings:
     """What mixorder does to a model; regions are numbered over all graphs.
 
-    `device`: the one that schedules were chosen for; without a GPU the H200. `versions`: of the packages, by
-    name. `notes`: remarks on the run, such as that it has no backward.
+    `device`: the device that schedules were chosen for, an H200 if there is no GPU. `versions`: of the
+    packages, by name. `notes`: what was unusual in the run, such as that it had no backward.
     """
 
     graphs: tuple[GraphRecord, ...]

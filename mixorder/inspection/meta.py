@@ -36,8 +36,8 @@ def faked(function: Callable[..., Any], inputs: Any, device: str = "cpu") -> tup
         has_no_data([*module.parameters(), *module.buffers()]) for _, module in modules_of(function)
     ):
         raise CannotExplain(
-            "a function that uses a model on the meta device cannot be analysed: give the model and its "
-            "inputs, or tensors on the CPU"
+            "mixorder cannot analyse a function that uses a model on the meta device: pass the model and its "
+            "inputs, or use tensors on the CPU"
         )
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # states of random numbers are never fake
     known: dict[int, Tensor] = {}
@@ -72,8 +72,8 @@ def without_values() -> Iterator[None]:
         if not any(isinstance(one, NEED_VALUES) for one in chain):
             raise
         raise CannotExplain(
-            f"the model depends on the value of a tensor{_place(error)}, and on the meta device there are "
-            "only sizes: give it tensors on the CPU"
+            f"the model depends on the value of a tensor{_place(error)}, but the meta device has only sizes: "
+            "use tensors on the CPU"
         ) from None  # the other errors have some 60 lines, and the place is in the message
 
 

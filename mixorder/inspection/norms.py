@@ -57,10 +57,10 @@ _NOT_RUN = "it did not run with these inputs"
 _NOT_RUN_BREAKS = f"{_NOT_RUN}, or ran where torch.compile captures nothing"
 
 
-_NO_PAIR = "its backward has no pair of reductions along and over the rows of its input"
-_FAILED = "mixorder failed on a pair, which may be its own (see the note)"
+_NO_PAIR = "its backward has no pair of a reduction along the rows of its input and one over them"
+_FAILED = "mixorder failed on a pair, which may be this norm's (see the note)"
 _OF_ONE = "its rows have one element each: there is nothing to reduce along them"
-_OVER_ROWS = "its statistics are over rows, and nothing is reduced along them"
+_OVER_ROWS = "its statistics are over rows, and no reduction runs along them"
 
 
 def _is_over_rows(module: nn.Module) -> bool:
@@ -76,7 +76,7 @@ def _is_of_one(module: nn.Module) -> bool:
 def _why_none(module: nn.Module, called: Called | None) -> str:
     """Why the backward of a norm that ran has no pair, if its module or its calls tell; else empty."""
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
-        return "no weight or bias that trains, so its backward has no reduction over rows"
+        return "it has no trainable weight or bias, so its backward has no reduction over rows"
     if called and not called.output_needs:
         return "it ran with gradients off (no_grad or inference_mode), so it has no backward"
     if _is_over_rows(module):

@@ -79,7 +79,7 @@ class _Recorder(DefaultHandler):
         if (dtype := result_dtype(name, args, kwargs)) is None:
             raise Decline(
                 DeclineReason.UNSUPPORTED_OP,
-                f"ops.{name} gives no single value",
+                f"ops.{name} does not return a single value",
                 self.tracer.current,
             )
         return self.tracer.compute(name, tuple(map(_operand, args)), kwargs, dtype)

@@ -157,9 +157,9 @@ def _checked(axes: list[tuple[Size, AxisClass]]) -> Space:
         axes = [*axes, (1, COLUMN)]
     kinds = [kind for _, kind in axes]
     if COLUMN in kinds and COMMON in kinds:
-        raise Decline(DeclineReason.AXIS_CLASS, "both reductions reduce an axis, the inner one also another")
+        raise Decline(DeclineReason.AXIS_CLASS, "both reductions reduce an axis, only the inner one another")
     if any(kind in (COLUMN, COMMON) and not isinstance(size, int) for size, kind in axes):
-        raise Decline(DeclineReason.DYNAMIC_SHAPE, "what the inner reduction reduces has a symbolic size")
+        raise Decline(DeclineReason.DYNAMIC_SHAPE, "the inner reduction runs over a symbolic size")
     if kinds[-1] not in (COLUMN, COMMON):
-        raise Decline(DeclineReason.AXIS_CLASS, "the innermost axis is not the inner reduction's")
+        raise Decline(DeclineReason.AXIS_CLASS, "the inner reduction does not reduce the innermost axis")
     return Space(tuple(axes))

@@ -188,9 +188,7 @@ class _Growth:
         parts = parts_of([n for n in outputs if n not in widened], set(nodes))
         region = dataclasses.replace(region, widened=widened, padded=padded, parts=parts)
         if not region.inputs:
-            raise Decline(
-                DeclineReason.UNSUPPORTED_OP, "nothing is read: all is made of numbers", outer[0].name
-            )
+            raise Decline(DeclineReason.UNSUPPORTED_OP, "the region reads no tensor", outer[0].name)
         for node in region.inputs:
             self.analysis.check(node)
         return region

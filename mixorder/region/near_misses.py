@@ -177,6 +177,6 @@ def _reason(root: Node, found: list[Node]) -> Decline | None:
             return Decline(DeclineReason.AXIS_CLASS, detail, node.name)
     if not is_row_major(root):
         sizes = " x ".join(map(str, shape_of(root) or ()))
-        detail = f"blocks of a tensor of {sizes}, whose elements do not lie row by row"
+        detail = f"blocks of a tensor of {sizes}, which is not row-major"
         return Decline(DeclineReason.LAYOUT, detail, found[0].name)
     return None

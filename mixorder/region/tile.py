@@ -231,7 +231,7 @@ class Growth:
         """The reductions along rows, and the others."""
         outer = [n for n in reductions if self.orders.reduced(n)[0].stride > 1]
         if reductions and not outer:
-            raise Decline(DeclineReason.AXIS_CLASS, "the reductions that are left are all along rows")
+            raise Decline(DeclineReason.AXIS_CLASS, "the remaining reductions all run along rows")
         return [n for n in reductions if n not in outer], outer
 
     def check_left(self, nodes: Collection[Node], reductions: Collection[Node]) -> None:

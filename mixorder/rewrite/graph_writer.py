@@ -133,7 +133,7 @@ class GraphWriter:
                 break
         function = SIZE_FUNCTIONS.get(expr.func)
         if function is None:
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"nothing before the region has the size {expr}")
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"no value before the region has the size {expr}")
         first, *rest = (self.size(arg) for arg in expr.args)
         for other in rest:
             args = (first, other)

@@ -102,9 +102,9 @@ def _check(reductions: Sequence[Reduce], nest: Nest) -> None:
         if set(one.axes) != set(reductions[0].axes):
             raise Decline(DeclineReason.AXIS_CLASS, "reductions over rows of several lengths", one.name)
         if one.dtype != torch.float32:
-            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, "a value of a whole row in no float32", one.name)
+            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, "a value of a whole row is not float32", one.name)
         if any(name in names for s in closure(nest.body, [one]) for name in operands(s)):
-            raise Decline(DeclineReason.AXIS_CLASS, "a reduction over rows needs another one", one.name)
+            raise Decline(DeclineReason.AXIS_CLASS, "a reduction over rows depends on another one", one.name)
 
 
 def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis:

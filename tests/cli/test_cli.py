@@ -278,7 +278,7 @@ def test_a_run_that_fails_after_its_graphs_were_analysed_has_a_report(
 ) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:late", "--device", "cpu", "--min-numel", "0")
     assert status == 0 and "8x32" in out
-    assert "the run ended with RuntimeError: the gradient of the input is not wanted" in " ".join(out.split())
+    assert "the run failed: RuntimeError: the gradient of the input is not wanted" in " ".join(out.split())
 
 
 @NO_GPU
@@ -311,7 +311,7 @@ def test_commands_say_that_there_is_no_torch(monkeypatch: pytest.MonkeyPatch) ->
         ("./no_such_file:factory", "cannot import 'no_such_file' from here"),
         ("no/such_file.py:factory", "cannot import 'such_file' from here"),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
-        (f"{HERE}:HERE", "is of type str; it must be a function that makes a model"),
+        (f"{HERE}:HERE", "is of type str; it must be a function that gives a model"),
         (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
     ],
 )
