@@ -173,7 +173,7 @@ def _reason(root: Node, found: list[Node]) -> Decline | None:
     for node in found:
         if not is_within_tile(node):
             sizes = " x ".join(map(str, _lengths(node)))
-            detail = f"blocks of {sizes} elements; 16, 32, 64 and 128 are taken"
+            detail = f"blocks of {sizes} elements; 16, 32, 64 and 128 are supported"
             return Decline(DeclineReason.AXIS_CLASS, detail, node.name)
     if not is_row_major(root):
         sizes = " x ".join(map(str, shape_of(root) or ()))

@@ -420,7 +420,7 @@ def test_a_function_under_no_grad_still_knows_its_norms() -> None:
 def test_a_function_with_a_model_without_data_cannot_be_analysed() -> None:
     with torch.device("meta"):
         model, x = nn.LayerNorm(32), torch.randn(300, 32, requires_grad=True)
-    with pytest.raises(CannotExplain, match="give the model and its inputs"):
+    with pytest.raises(CannotExplain, match="pass the model and its inputs"):
         mixorder.explain(lambda x: model(x).sin())(x)
 
 
@@ -525,7 +525,7 @@ def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already(monkeypatch:
         about = [r for graph in found.graphs for r in graph.records if "first" in str(r.provenance)]
         assert all(r.provenance.numel < x.numel() for r in about) and about
         first, last = (norm.reason for norm in found.norms)
-        assert "no pair of reductions" in first and not last
+        assert "no pair of a reduction" in first and not last
 
 
 def test_a_group_norm_is_judged_by_its_region_over_slabs() -> None:
