@@ -1,4 +1,4 @@
-"""Nodes that are spelled as the reductions that they are, while regions are looked for.
+"""Nodes that are spelled as the reductions, or as the `cat`, that they are, while regions are looked for.
 
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. Every other element of
@@ -35,6 +35,7 @@ from ..region.nodes import (
 from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import position
+from .pieces import Pieced, pieces_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -47,12 +48,12 @@ _BYTES = (torch.uint8, torch.int8)
 
 
 class Spelling:
-    """The nodes of a graph that are spelled as reductions. `joining`: those reductions that may join a
-    region, but that none is to be looked for, and what was added in front of each."""
+    """The nodes of a graph that are spelled as reductions or as a `cat`. `joining`: those reductions that may
+    join a region, but that none is to be looked for, and what was added in front of each."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.found: list[_Spelled] = []
+        self.found: list[_Spelled | Pieced] = []
 
     @property
     def joining(self) -> dict[Node, frozenset[Node]]:
@@ -69,10 +70,13 @@ class Spelling:
                 _by_pairs(self.one(node), *piece)
             elif (other := _reduced_root(node)) and is_permutation(other[0]) and _root(other[0])[0] in roots:
                 _unpermuted(self.one(node), *other)
+        for node in reversed(nodes):
+            if (pieces := pieces_of(node)) is not None:
+                self.found.append(Pieced(self.graph, node, pieces))
 
     def one(self, node: Node) -> _Spelled:
-        self.found.append(_Spelled(self.graph, node))
-        return self.found[-1]
+        self.found.append(found := _Spelled(self.graph, node))
+        return found
 
     def end(self) -> None:
         """Spell those that no region has taken as before."""
