@@ -122,7 +122,7 @@ class _Phases:
         own = [s for s in body if getattr(s, "name", None) not in known]
         third = closure([*loads, *stored, *own], [*late, *elements])
         split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
-        groups = _groups(self.axes, [*first, *third], self.common)
+        groups = _groups(self.axes, [*first, *third], (self.common, gone))
         axes = tuple(map(_long, groups))
         nests: tuple[Nest, ...] = (
             Nest((split, *axes), _renamed(first, groups)),
@@ -196,14 +196,15 @@ def _behind(body: Iterable[Statement], reductions: Collection[Statement]) -> set
 
 
 def _groups(
-    axes: Sequence[Axis], body: Sequence[Statement], reduced: Collection[sympy.Symbol]
+    axes: Sequence[Axis], body: Sequence[Statement], reduced: Sequence[Collection[sympy.Symbol]]
 ) -> list[list[Axis]]:
-    """The axes, with neighbours in a group where all accesses that run over both do so without a gap."""
+    """The axes, with neighbours in a group where all accesses that run over both do so without a gap, and all
+    sums are over both or over neither. `reduced`: the axes of each kind of sums."""
     indices = [sympy.expand(s.index) for s in body if isinstance(s, Load | Store | PartialAccumulate)]
     groups: list[list[Axis]] = []
     for axis in axes:
         before = groups[-1][-1] if groups else None
-        if before is not None and (axis.symbol in reduced) == (before.symbol in reduced):
+        if before is not None and all((axis.symbol in of) == (before.symbol in of) for of in reduced):
             over = [i for i in indices if {axis.symbol, before.symbol} <= i.free_symbols]
             if all(i.coeff(before.symbol) == axis.size * i.coeff(axis.symbol) for i in over):
                 groups[-1].append(axis)
@@ -250,6 +251,8 @@ def _renamed(body: Iterable[Statement], groups: Sequence[Sequence[Axis]]) -> tup
     for stmt in body:
         if isinstance(stmt, Load | Store | PartialAccumulate):
             stmt = dataclasses.replace(stmt, index=_along(stmt.index, groups))
+            if not isinstance(stmt, Load) and stmt.index.has(FloorDiv, ModularIndexing):
+                raise Decline(DeclineReason.AXIS_CLASS, f"results that lie at {stmt.index}")
         elif isinstance(stmt, Compute):
             args = tuple(_along(a, groups) if isinstance(a, sympy.Expr) else a for a in stmt.args)
             stmt = dataclasses.replace(stmt, args=args)

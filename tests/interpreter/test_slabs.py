@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mixorder.errors import Decline
 from mixorder.ir.program import BufferRole, Load
 from mixorder.report import RegionRecord, collect
+from mixorder.schedule import slabs
 from mixorder.strategies.slabs import SLABS
 
 Make = Callable[[], nn.Module]
@@ -232,6 +233,34 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     assert all(b.stride[1] == 1 or b.stride[2] == 1 for b in full), [b.stride for b in full]
     check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
     assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
+
+
+class Shifted(nn.Module):
+    """A group norm behind a bias of each channel, or of each channel of a sample."""
+
+    def __init__(self, channels: int, groups: int, samples: int) -> None:
+        super().__init__()
+        shape = (samples, channels) if samples else (channels,)
+        self.bias, self.norm = nn.Parameter(torch.zeros(shape)), nn.GroupNorm(groups, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(self.norm(x + self.bias[..., None, None]))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+@pytest.mark.parametrize(("shape", "groups"), [((2, 24, 30, 20), 8), ((5, 40, 13, 9), 4)])
+@pytest.mark.parametrize("of_samples", [False, True])
+def test_a_fourth_kernel_adds_up_what_the_third_has_computed(
+    of_samples: bool, shape: tuple[int, ...], groups: int, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several parts at a time."""
+    monkeypatch.setattr(slabs, "RESULTS", 64)
+    torch.manual_seed(8)
+    module = randomised(Shifted(shape[1], groups, shape[0] if of_samples else 0), bf16)
+    x, dy = (lying(shape, bf16, last) for _ in range(2))
+    ours, (one,) = of_slabs(module, x, dy)
+    assert len(one.kernels) == 4
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
 
 
 @pytest.mark.parametrize("rows", [2, 300])
