@@ -25,7 +25,7 @@ from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
-from .schedule.facts import Facts, cost_of, instructions_by_node
+from .schedule.facts import PRICES, Facts, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES, moving_us
 from .schedule.outside import outside_us
@@ -184,7 +184,7 @@ def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) 
     return dataclasses.replace(answer, expected=takes)
 
 
-HEAVY = cost_of("exp")  # instructions: below these, nothing is computed that a load would not take as well
+HEAVY = PRICES["exp"]  # instructions: below these, nothing is computed that a load would not take as well
 
 
 def _is_computing(plan: RegionPlan) -> bool:

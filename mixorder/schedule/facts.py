@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import sympy
 
@@ -321,55 +323,38 @@ def words_of(value: Load | Compute | Buffer) -> int:
 
 
 RELATIVE = "relative_sum"  # an addition to a sum of exponentials that is relative to a maximum
-
-# Machine instructions per element, where they are more than a few: compiled for sm_90 from Inductor's
-# lowerings, in fp32 (triton 3.7.1). Sine and cosine have 82, of which arguments below 1e5 take half. H100,
-# three of them for each of 67 million elements: 255 us in Inductor's kernel, by which each has 41 to 47. A
-# division that is rounded to the nearest has 17 and a call, which no other element's instructions overlap.
-# H100, two of them for each of as many elements, 1x128 and 128x1: 260 us, by which each has 57.
-_INSTRUCTIONS = {
-    **dict.fromkeys(("atan2", "pow"), 80),
-    **dict.fromkeys(("sin", "cos", "tan"), 40),
-    **dict.fromkeys(("asinh", "acosh", "fmod", "erfinv", "erfc"), 60),
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "expm1", "tanh", "erf", "sinh", "cosh", "atanh"), 28),
-    **dict.fromkeys(("exp", "sigmoid", "truediv", "reciprocal", "sqrt", "asin", "acos", "atan"), 12),
-    "div_rn": 57,
-    "branchless_tanh": 14,
-    "branchless_erf": 22,
-    "branchless_sigmoid": 14,
-    "corrected_quotient": 4,
-    "lgamma": 200,
+UNMEASURED = {
     RELATIVE: 16,
     "unpacked_bfloat16": 0,  # a part of the load
 }
+PRICES: dict[str, int] = (
+    json.loads(Path(__file__).with_name("operators.json").read_text())["prices"] | UNMEASURED
+)
+"""Machine instructions of an op on one element, where they are more than a few, or the time of so many. A key
+is an op, of float32 or of any dtype, or an op and the dtype of its result. `tools/lab/operators.py` measures
+them."""
 
 
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
-    return sum(map(cost_of, _per_element(program)))
+    relative = [s for s in program.nests[0].body if isinstance(s, PartialAccumulate) and s.peak is not None]
+    return sum(map(cost_of, _computed_per_element(program))) + PRICES[RELATIVE] * len(relative)
 
 
 def instructions_by_node(program: LoopProgram) -> dict[str, int]:
     """The same by the node of the graph that each op comes from."""
     found: collections.Counter[str] = collections.Counter()
     for stmt in _computed_per_element(program):
-        found[stmt.name.partition(".")[0]] += cost_of(_op(stmt))
+        found[stmt.name.partition(".")[0]] += cost_of(stmt)
     return dict(found)
 
 
-def cost_of(op: str) -> int:
-    """Machine instructions of one op on one element."""
-    return _INSTRUCTIONS.get(op.removeprefix("libdevice_"), 1)
-
-
-def _per_element(program: LoopProgram) -> Iterator[str]:
-    yield from map(_op, _computed_per_element(program))
-    accumulated = (s for s in program.nests[0].body if isinstance(s, PartialAccumulate))
-    yield from (RELATIVE for stmt in accumulated if stmt.peak is not None)
-
-
-def _op(stmt: Compute) -> str:
-    return stmt.op.removeprefix("libdevice_")
+def cost_of(stmt: Compute, words: int = 1) -> int:
+    """Machine instructions of an op on one element: the price for its dtype, or the op's for each of so many
+    words of 32 bits."""
+    op = stmt.op.removeprefix("libdevice_")
+    own = PRICES.get(f"{op} {str(stmt.dtype).removeprefix('torch.')}")
+    return words * PRICES.get(op, 1) if own is None else own
 
 
 def _computed_per_element(program: LoopProgram) -> Iterator[Compute]:

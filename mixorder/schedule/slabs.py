@@ -97,7 +97,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         rows,
         math.prod(sizes) // rows,
         load_bytes=sum(items),
-        instructions=sum(cost_of(s.op) for s in third.body if isinstance(s, Compute)),
+        instructions=sum(cost_of(s) for s in third.body if isinstance(s, Compute)),
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),

@@ -96,7 +96,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         numel // cols,
         cols,
         load_bytes=sum(loads.values()),
-        instructions=sum(cost_of(s.op) for s in computed),
+        instructions=sum(cost_of(s) for s in computed),
         item_bytes=min(loads.values(), default=2),
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),

@@ -31,7 +31,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import RELATIVE, cost_of
+from .facts import PRICES, RELATIVE, cost_of
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
@@ -143,12 +143,12 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
     for stmt in statements:
         if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
-            found += wide * cost_of(stmt.op) * _extent(program, nest, deps[stmt.name])
+            found += cost_of(stmt, wide) * _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
             each = 1 if stmt.peak is None else IN_A_LOOP
             found += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
-            each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else cost_of(RELATIVE)
+            each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
             found += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, found)
 

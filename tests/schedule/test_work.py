@@ -10,7 +10,7 @@ from graphs import bf16, f32, merged, only, pair, traced
 
 from mixorder.ir.program import AxisClass
 from mixorder.lowering.lower import lower
-from mixorder.schedule.facts import cost_of
+from mixorder.schedule.facts import PRICES
 from mixorder.schedule.work import (
     ADDRESS,
     DIVISION,
@@ -176,7 +176,7 @@ def test_instructions_are_those_of_each_element() -> None:
     nest = program.nests[0]
     found = computing(program, nest, nest.statements)
     # Once per element: two products, the sum's addition, a product and a difference.
-    assert found == Work(0, 0, (5 + cost_of("tanh")) * N + cost_of("exp") * ROWS)
+    assert found == Work(0, 0, (5 + PRICES["tanh"]) * N + PRICES["exp"] * ROWS)
 
 
 def test_blocks_of_columns_compute_and_ask_again_for_what_they_share() -> None:

@@ -14,7 +14,7 @@ from support.quantised import F8, RECIPES
 from mixorder.codegen import quotients
 from mixorder.ir.program import LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.schedule.facts import cost_of, instructions
+from mixorder.schedule.facts import PRICES, instructions
 from mixorder.transform.quotients import CORRECTED, INVERSE, divide_by_blocks
 
 Array = Any
@@ -117,7 +117,7 @@ def test_other_quotients_are_divided(name: str) -> None:
 def test_divisions_have_a_price() -> None:
     casts = (lambda y: y.floor().to(torch.int32), lambda y: y.round().to(torch.int32))
     divided, corrected = (transformed(by(CLAMPED, cast), f32) for cast in casts)
-    assert instructions(divided) - instructions(corrected) == 2 * (cost_of("div_rn") - cost_of(CORRECTED))
+    assert instructions(divided) - instructions(corrected) == 2 * (PRICES["div_rn"] - PRICES[CORRECTED])
 
 
 def body(op: str, *args: str) -> str:
