@@ -255,11 +255,12 @@ def keeps_dims(node: Node) -> bool:
 
 
 def reduced(node: Node) -> Reduced | None:
-    """What a reduction node reduces; None for any other node, a dtype that it does not take, a source of
+    """What a reduction node reduces; None for any other node, for integers and bools, a source of
     data-dependent size, and a sum that is left to Inductor, as its bits have to be those of another graph."""
     if reduction_kind(node) is None or not isinstance(node.args[0], Node) or node.meta.get(AGAIN):
         return None
-    if not has_accumulator(node):
+    val = fake(node)
+    if val is None or (is_readable_dtype(val.dtype) and not has_accumulator(node)):
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))

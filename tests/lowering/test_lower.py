@@ -45,7 +45,7 @@ def of_largest(x: Any, dy: Any, most: Any) -> Any:
     """The gradient of a maximum that was stored, and of a sum of rows beside it."""
     product = x * dy
     equal = product == most
-    share = most / equal.sum(-1, keepdim=True)
+    share = most / equal.float().sum(-1, keepdim=True)
     return share * equal, (dy * x.abs()).sum(0)
 
 
