@@ -12,7 +12,6 @@ their partials are added up in fp64. A result that is cast to half precision has
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import sympy
 import torch
@@ -147,21 +146,11 @@ def final_nest(
 
 
 def _relative_to_all(partial: Load, peak: str) -> list[Compute]:
-    """A program's sum of exponentials, relative to the maximum of all programs instead of its own. A program
-    whose elements are all minus infinity adds nothing."""
+    """A program's sum of exponentials, relative to the maximum of all programs instead of its own: nothing
+    where its elements are all minus infinity, and NaN as in eager mode where those of all programs are."""
     own, dtype, name = Ref(f"{peak}.partial"), partial.dtype, partial.name
     return [
         Compute(f"{name}.difference", "sub", (own, Ref(peak)), (), dtype),
         Compute(f"{name}.factor", "exp", (Ref(f"{name}.difference"),), (), dtype),
-        Compute(f"{name}.product", "mul", (Ref(name), Ref(f"{name}.factor")), (), dtype),
-        Compute(f"{name}.lowest", "constant", (-math.inf, dtype), (), dtype),
-        Compute(f"{name}.none", "eq", (own, Ref(f"{name}.lowest")), (), torch.bool),
-        Compute(f"{name}.zero", "constant", (0.0, dtype), (), dtype),
-        Compute(
-            f"{name}.scaled",
-            "where",
-            (Ref(f"{name}.none"), Ref(f"{name}.zero"), Ref(f"{name}.product")),
-            (),
-            dtype,
-        ),
+        Compute(f"{name}.scaled", "mul", (Ref(name), Ref(f"{name}.factor")), (), dtype),
     ]
