@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import AGAIN, is_lowered_pointwise, prepare_softmax_online
+from ..inductor.graphs import AGAIN, is_computed_again, is_lowered_pointwise, prepare_softmax_online
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
@@ -257,13 +257,19 @@ def keeps_dims(node: Node) -> bool:
 def reduced(node: Node) -> Reduced | None:
     """What a reduction node reduces; None for any other node, for integers and bools, a source of
     data-dependent size, and a sum that is left to Inductor, as its bits have to be those of another graph."""
-    if reduction_kind(node) is None or not isinstance(node.args[0], Node) or node.meta.get(AGAIN):
+    if reduction_kind(node) is None or not isinstance(node.args[0], Node) or _has_bits_of_another(node):
         return None
     val = fake(node)
     if val is None or (is_readable_dtype(val.dtype) and not has_accumulator(node)):
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))
+
+
+def _has_bits_of_another(node: Node) -> bool:
+    """Whether a sum is computed in the forward and again in the backward. Inductor's pass that makes the sums
+    of a softmax keeps their policy of checkpointing, and no other metadata."""
+    return bool(node.meta.get(AGAIN)) or (is_relative_sum(node) and is_computed_again(node))
 
 
 def reduced_tensor(node: Node) -> Node:
