@@ -39,7 +39,7 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     ) -> list[Any]:
         if not any(map(launches_ours, nodes)):
             return original(nodes, buffers, fused, given, results, *args)
-        groups = grouped(sunk(nodes))
+        groups = grouped(unpacked(sunk(nodes)))
         inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
         tried: list[list[Any]] = []
         token = _tried.set(tried)
@@ -76,7 +76,7 @@ def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def grouped(nodes: list[Any]) -> list[Any]:
     """Scheduler nodes in order, with each launch of ours, the empty buffers right before it, and the launches
-    right after it that read its results as one node."""
+    right after it that read its results as one node; so is a kernel with what takes its results apart."""
     from torch._inductor.scheduler import GroupedSchedulerNode
 
     parts: list[list[Any]] = []
@@ -85,7 +85,9 @@ def grouped(nodes: list[Any]) -> list[Any]:
         if _is_empty(node):
             waiting.append(node)
             continue
-        if not launches_ours(node):
+        if _unpacks(node) and not waiting and parts and _reads(node, parts[-1]):
+            parts[-1].append(node)
+        elif not launches_ours(node):
             parts += [[one] for one in (*waiting, node)]
         elif parts and _reads(node, parts[-1]):
             parts[-1] += [*waiting, node]
@@ -114,9 +116,34 @@ def sunk(nodes: list[Any]) -> list[Any]:
     return [one for node in nodes if node not in moved for one in (*before.get(node, ()), node)]
 
 
+def unpacked(nodes: list[Any]) -> list[Any]:
+    """Scheduler nodes in order, with what takes one of a kernel's several results right behind that kernel.
+    The kernel allocates them all, and they live as long as one is still to be taken; to Inductor, each is
+    allocated where it is taken, and is best taken late."""
+    makers = {b.get_name(): node for node in nodes for b in node.get_outputs()}
+    behind: dict[Any, list[Any]] = defaultdict(list)
+    for node in filter(_unpacks, nodes):
+        (made,) = node.unmet_dependencies
+        behind[makers[made.name]].append(node)
+    moved = {node for group in behind.values() for node in group}
+
+    def following(node: Any) -> list[Any]:
+        return [node, *(one for taken in behind.get(node, ()) for one in following(taken))]
+
+    return [one for node in nodes if node not in moved for one in following(node)]
+
+
+def _unpacks(node: Any) -> bool:
+    """Whether a scheduler node takes one of several results of a kernel, and waits for nothing else."""
+    from torch._inductor.ir import MultiOutput
+
+    return isinstance(getattr(node, "node", None), MultiOutput) and len(node.unmet_dependencies) == 1
+
+
 def _reads(node: Any, group: list[Any]) -> bool:
-    """Whether a launch reads what one of a group's launches wrote."""
-    written = {b.get_name() for one in group if launches_ours(one) for b in one.get_outputs()}
+    """Whether a node reads what one of a group wrote: of a launch, what a launch wrote."""
+    made = (one for one in group if launches_ours(one) or _unpacks(node))
+    written = {b.get_name() for one in made for b in one.get_outputs()}
     return any(dependency.name in written for dependency in node.unmet_dependencies)
 
 
