@@ -69,7 +69,11 @@ def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
         elif not any(map(launches_ours, nodes)):
             return original(nodes, *args)
         held = held_at(nodes, tensors(nodes, memory.compute_memory_timeline(nodes, *args)[0]))
-        return max(held), held
+        # Nothing is kept across a library's kernel with several results, such as a convolution's backward or
+        # an attention's: these take memory that no estimate has.
+        most = max(held)
+        several = {i for i, node in enumerate(nodes) if _has_several(node)}
+        return most, [most if i in several else taken for i, taken in enumerate(held)]
 
     return estimate_peak_memory
 
@@ -131,6 +135,13 @@ def unpacked(nodes: list[Any]) -> list[Any]:
         return [node, *(one for taken in behind.get(node, ()) for one in following(taken))]
 
     return [one for node in nodes if node not in moved for one in following(node)]
+
+
+def _has_several(node: Any) -> bool:
+    """Whether a scheduler node is a kernel with several results."""
+    from torch._inductor.ir import MultiOutputLayout
+
+    return isinstance(getattr(getattr(node, "node", None), "layout", None), MultiOutputLayout)
 
 
 def _unpacks(node: Any) -> bool:

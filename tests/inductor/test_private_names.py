@@ -138,6 +138,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.ir.FixedLayout": type,
     "torch._inductor.ir.FlexibleLayout": type,
     "torch._inductor.ir.MultiOutput": type,
+    "torch._inductor.ir.MultiOutputLayout": type,
     "torch._inductor.ir.MutableBox": type,
     "torch._inductor.ir.NonOwningLayout": type,
     "torch._inductor.ir.Pointwise": called(0, "device", "dtype", "inner_fn", "ranges"),
