@@ -136,7 +136,7 @@ class Pieces:
 def pieces_of(node: Node) -> Pieces | None:
     """The pieces of a tensor that is stored, of which loops compute some; None for any other node, and where
     it is no matter of pieces along one dim."""
-    dim = _dim(node)
+    dim = None if node.target is aten.cat.default else _dim(node)
     if dim is None or not is_read_as_stated(node) or any(user.target in PRODUCTS for user in node.users):
         return None
     found = Pieces(dim, [], [])
@@ -149,17 +149,21 @@ def pieces_of(node: Node) -> Pieces | None:
 
 
 class _Mixed(Exception):
-    """Elements of a tensor are computed from those of several."""
+    """Elements of a tensor are computed from those of several, or it is not known of which."""
 
 
 def _dim(node: Node) -> int | None:
-    """The dim along which a node puts pieces together; None if it does not, or sizes are symbolic."""
+    """The dim along which a node puts pieces together; None if it does not, or by sizes that are symbolic."""
     val = fake(node) if node.op == "call_function" else None
     if val is None or not all(isinstance(n, int) for n in val.shape):
+        return None
+    if any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes):
         return None
     if node.target is aten.add.Tensor:
         below = [_dim(arg) for arg in node.args if isinstance(arg, Node) and list(arg.users) == [node]]
         return next((dim for dim in below if dim is not None), None)
+    if node.target is aten.cat.default:
+        return _argument(node, 1, "dim", 0) % val.ndim
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
         return _argument(node, 2, "dim", 0) % val.ndim
     if node.target is aten.constant_pad_nd.default:
@@ -172,13 +176,20 @@ def _dim(node: Node) -> int | None:
 def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
     val = fake(node)
     assert val is not None
+    if not all(isinstance(n, int) for n in val.shape):
+        raise _Mixed
     size: int = val.shape[found.dim]
-    if node.target is aten.full.default and not isinstance(node.args[1], Node):
-        return [Piece(size, node.args[1])]  # type: ignore[arg-type]
+    filled = unviewed(node)
+    if filled.target is aten.full.default and not isinstance(filled.args[1], Node):
+        return [Piece(size, filled.args[1])]  # type: ignore[arg-type]
     if _dim(node) != found.dim or not (is_root or len(node.users) == 1):
         return [Piece(size, node)]
     found.inside.append(node)
     first: Any = node.args[0]
+    if node.target is aten.cat.default:
+        if any(one.meta["val"].dtype != val.dtype for one in first):
+            raise _Mixed
+        return [piece for one in first for piece in _pieces(one, found)]
     if node.target is aten.add.Tensor:
         second: Any = node.args[1]
         if node.kwargs or any(not isinstance(a, Node) or not _is_like(fake(a), val) for a in node.args):

@@ -11,8 +11,7 @@ have a `group` on each of these, and exchange a vector: a sum for each element o
 that wait: the total is found `Within` a program; or it is `Exchanged`, while a program keeps the operands; or
 it is `Produced` by other programs, and operands are loaded again; or it is in memory before a kernel of a
 second pass begins, which loads the operands again (`Applied`). `results` has those that are not simply
-stored: another place of a result, such as a slice of a tensor that others are stored into as well, is one
-more such record.
+stored. A result that is a part of a larger tensor is: its place gives it the strides (`region.parts`).
 
 **In which order.** `order` is that of the tiles, `layout` that of the elements in a tile, and `launch` says
 what runs at once.

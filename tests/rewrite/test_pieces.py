@@ -35,6 +35,17 @@ SPELLED: dict[str, tuple[Made, list[int]]] = {
         lambda a, b, x: placed(torch.zeros_like(x), a, 0) + placed(torch.zeros_like(x), b, 8),
         [4, 4, 4, 4],
     ),
+    "a sum of two chunks": (
+        lambda a, b, x: torch.cat([a, a.new_zeros(8, 12)], 1) + torch.cat([a.new_zeros(8, 12), b], 1),
+        [4, 8, 4],
+    ),
+    "a sum of two columns": (
+        lambda a, b, x: (
+            torch.cat([a[:, None], a.new_zeros(8, 4)[:, None]], 1)
+            + torch.cat([a.new_zeros(8, 4)[:, None], b[:, None]], 1)
+        ),
+        [1, 1],
+    ),
     "a sum with what is not written": (
         lambda a, b, x: placed(x, torch.zeros_like(a), 0) + placed(torch.zeros_like(x), a, 0),
         [4, 12],
@@ -58,6 +69,7 @@ LEFT: dict[str, Made] = {
     "cut": lambda a, b, x: F.pad(a, (-1, 4)),
     "what a loop reads": lambda a, b, x: placed(x, a, 4).sin(),
     "what a product reads": lambda a, b, x: F.pad(a, (0, 4)) @ a.new_ones(8, 8),
+    "another dtype": lambda a, b, x: torch.cat([a, x.float()], 1) + torch.cat([x.float(), b], 1),
     "what is given": lambda a, b, x: placed(x, x[:, 8:12], 4),
 }
 
