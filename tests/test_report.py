@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from graphs import f32, node, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline
+from mixorder import pipeline, report
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor import telemetry, versions
 from mixorder.options import Options
@@ -323,3 +324,27 @@ def test_a_graph_without_pairs_leaves_no_artifact(monkeypatch: pytest.MonkeyPatc
     assert names == []
     run(graphs.pair_graph())
     assert names == ["mixorder"]
+
+
+def test_a_collected_decline_keeps_no_frames() -> None:
+    """A backward is compiled during a step, whose gradients its frames would keep alive."""
+
+    class Gradient:
+        pass
+
+    alive = []
+
+    def refuse() -> None:
+        gradient = Gradient()
+        alive.append(weakref.ref(gradient))
+        try:
+            raise ValueError
+        except ValueError:
+            raise Decline(DeclineReason.SLOWER, "") from None
+
+    with collect() as records:
+        try:
+            refuse()
+        except Decline as decline:
+            report.declined(decline)
+    assert len(records) == 1 and alive[0]() is None
