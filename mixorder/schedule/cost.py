@@ -113,13 +113,17 @@ def without(nest: Nest, stored: Collection[str]) -> list[Statement]:
 
 
 def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:
-    touched: dict[str, int] = {}
+    """Bytes of inputs that are loaded. Loads at different offsets are of different elements, such as the
+    parts of a `split`; those at one offset are of the same."""
+    touched: dict[str, dict[sympy.Expr, int]] = {}
+    start = {axis.symbol: 0 for nest in program.nests for axis in nest.loops}
     for stmt in statements:
         if isinstance(stmt, Load):
             buffer = program.buffer(stmt.buffer)
             if buffer.role is BufferRole.INPUT:
-                touched[buffer.name] = max(touched.get(buffer.name, 0), _touched(program, buffer, stmt.index))
-    return sum(touched.values())
+                offset, parts = stmt.index.subs(start), touched.setdefault(buffer.name, {})
+                parts[offset] = max(parts.get(offset, 0), _touched(program, buffer, stmt.index))
+    return sum(min(sum(parts.values()), size(program, [name])) for name, parts in touched.items())
 
 
 def _written(program: LoopProgram, statements: Iterable[Statement]) -> int:

@@ -244,3 +244,19 @@ def test_a_transposed_tensor_is_staged_against_its_order() -> None:
     plainly, against = fused(plain).expected, fused(turned).expected
     assert plainly.saved_us > 0 > against.saved_us
     assert against.fused_us > 1.3 * plainly.fused_us
+
+
+def test_each_part_of_a_split_is_read() -> None:
+    """A tensor at two places moves as two tensors do; at one place, for two sums, it moves once."""
+
+    def in_halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = (half.float() for half in x.chunk(2, -1))
+        product = first * second
+        return product.sum(-1), product.sum(0)
+
+    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.float().sum(-1), x.float().square().sum(0)
+
+    for function in (in_halves, whole):
+        record = fused(graphs.traced(function, ((4096, 1024), bf16)))
+        assert record.traffic.read == 4096 * 1024 * 2
