@@ -3,6 +3,8 @@
 Imports nothing of torch. Bad option values are neither: they are plain `ValueError`s.
 """
 
+from __future__ import annotations
+
 from enum import Enum
 from typing import Any
 
@@ -95,7 +97,7 @@ class DeclineReason(Enum):
         "Let both reductions read the same view of the tensor, and let the inner one run over its last dims.",
     )
 
-    def __new__(cls, value: str, explanation: str, remedy: str) -> "DeclineReason":
+    def __new__(cls, value: str, explanation: str, remedy: str) -> DeclineReason:
         member = object.__new__(cls)
         member._value_ = value
         member.explanation = explanation
@@ -115,6 +117,12 @@ class Decline(Exception):
         self.detail = detail
         self.node_name = node_name
         self.provenance: Any = None
+
+    def kept(self) -> Decline:
+        """This decline, for longer than its handler: without the frames that it was raised through. They hold
+        what all their callers hold, such as a step's gradients, until Python looks for cycles."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
 
     def __str__(self) -> str:
         at = f" (at %{self.node_name})" if self.node_name else ""

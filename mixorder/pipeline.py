@@ -119,7 +119,7 @@ def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
     except MixorderError as error:
         runner.warn(error)
     except Decline as decline:
-        declined(decline)
+        declined(decline.kept())
 
 
 def _run(
@@ -191,9 +191,9 @@ def _fuse_each(
                 yield chosen, record
             except Decline as decline:
                 runner.show("declined.txt", decline)
-                yield chosen, located(decline, chosen)
+                yield chosen, located(decline.kept(), chosen)
         except Decline as decline:  # of the search itself: there is no next region
-            yield decline, decline
+            yield decline, decline.kept()
             return
         except MixorderError as error:
             runner.warn(error)
@@ -252,7 +252,7 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
                 runner.step("gate", check_size, plans[0].facts, runner.options.min_numel, is_pair)
                 fitting.append(fastest_within_peak(plans, timeline, runner))
             except Decline as decline:
-                refusal = refusal or decline
+                refusal = refusal or decline.kept()
         if fitting:
             return max(fitting, key=lambda one: one[0].expected.saved_us)
         assert refusal is not None
@@ -274,7 +274,7 @@ def fastest_within_peak(
         try:
             return chosen, runner.step("memory", within_peak, chosen, timeline, runner)
         except Decline as decline:
-            refusal = refusal or decline
+            refusal = refusal or decline.kept()
     assert refusal is not None
     raise refusal
 

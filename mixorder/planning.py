@@ -265,7 +265,7 @@ def by_first_strategy(
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
             return strategy, step("place", strategy.place, loops, schedule), facts, schedule
         except Decline as refusal:
-            refusals.append(refusal)
+            refusals.append(refusal.kept())
     if not refusals:
         raise Decline(DeclineReason.AXIS_CLASS, "no strategy can run this program")
     told = [one for one in refusals if not isinstance(one, GainsNothing)]

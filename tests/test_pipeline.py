@@ -18,10 +18,11 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline, runner
-from mixorder.errors import MixorderError
+from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import Options
 from mixorder.region import legality
 from mixorder.region.peak_memory import Timeline
+from mixorder.report import collect
 
 FULL = ((512, 256), f32)
 STRICT = Options(enabled=True, strict=True, interpret=True)
@@ -255,6 +256,15 @@ def marks(options: Options) -> list[bool]:
 def test_what_is_compared_is_marked_on_devices_of_ours() -> None:
     assert marks(STRICT) == [True, True, False, True]
     assert not any(marks(dataclasses.replace(STRICT, interpret=False)))
+
+
+def test_a_decline_holds_no_frames() -> None:
+    """From Python 3.12 on, those of a generator hold their callers', and so a training step's gradients."""
+    with collect() as records:
+        pipeline.run(graphs.rms_norm_backward(8, 64), Options(interpret=True, strict=True))
+    (decline,) = records
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.TOO_SMALL
+    assert decline.__traceback__ is None and decline.__context__ is None
 
 
 def test_a_failure_to_mark_leaves_the_graph_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:

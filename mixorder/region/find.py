@@ -107,7 +107,7 @@ class _Numbered:
                 for analysis in self.analyses.values():
                     analysis.forget(used)
             except Decline as decline:
-                yield about(decline, by_position(used))
+                yield about(decline.kept(), by_position(used))
 
     @staticmethod
     def paired(outers: list[tuple[Node, SpaceAnalysis]]) -> set[Node]:
@@ -171,7 +171,7 @@ class _Numbered:
                 taken = yield region
                 used = set((taken or region).nodes)
         except Decline as decline:
-            about(decline, by_position(used))
+            about(decline.kept(), by_position(used))
             self.answered |= used
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline

@@ -79,7 +79,7 @@ def _best(seed: Seed, name: str) -> Region:
             try:
                 found.append(growth.grow(name))
             except Decline as decline:
-                refusal = refusal or decline
+                refusal = refusal or decline.kept()
             if not growth.members.written:
                 break  # the other way is the same
         best = max(found, key=_reductions, default=None)
