@@ -24,7 +24,6 @@ Join = Callable[[list[Any]], Any]
 
 JOINED: dict[str, Join] = {
     "a loop reads what they are joined to": lambda parts: torch.cat(parts, -1).sin(),
-    "padding": lambda parts: [aten.constant_pad_nd(p, [0, 64]) for p in parts],
     "the parts as well": lambda parts: [torch.cat(parts, -1), parts],
     "twice": lambda parts: torch.cat(parts * 2, -1),
     "between boundaries": lambda parts: torch.cat([parts[-1][:, :8], *parts], -1),
@@ -37,6 +36,7 @@ APART: dict[str, Join] = {
     "as they are": lambda parts: parts,
     "a loop of the same size reads them": lambda parts: [p.sin() for p in parts],
     "cat": lambda parts: torch.cat(parts, -1),
+    "padding": lambda parts: [aten.constant_pad_nd(p, [0, 64]) for p in parts],
     "cat behind views": lambda parts: torch.cat([p.view(ROWS // 4, 4, -1) for p in parts], -1),
     "cat for a matrix product": lambda parts: torch.cat(parts, -1) @ parts[0].new_ones(512, 8),
     "stack": lambda parts: torch.stack([parts[0], parts[0].new_ones(ROWS, 448)], 1),
