@@ -31,7 +31,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.config import realize_threshold
-from ..inductor.graphs import donated, get_node_storage, may_overwrite_inputs
+from ..inductor.graphs import OpOverload, donated, get_node_storage, may_overwrite_inputs
 from .liveness import erased
 from .nodes import is_constant, is_pointwise, is_view, readers, reduction_kind, shape_of
 from .padding import fills_gaps
@@ -97,7 +97,7 @@ class Timeline:
     def _find_bases(self, graph: Graph) -> None:
         first: dict[object, Node] = {}
         for node in graph.nodes:
-            if (key := get_node_storage(node)) is not None:
+            if (key := _storage(node)) is not None:
                 own = first.setdefault(key, node)
                 inside = _is_broadcast(node) or fills_gaps(node)
                 self.base[node] = self.base[node.args[0]] if inside else own
@@ -432,8 +432,16 @@ def _is_loop(node: Node) -> bool:
         return True
     if _is_broadcast(node):
         return True
-    key = get_node_storage(node)
-    return key is not None and any(get_node_storage(a) == key for a in node.all_input_nodes)
+    key = _storage(node)
+    return key is not None and any(_storage(a) == key for a in node.all_input_nodes)
+
+
+def _storage(node: Node) -> object:
+    """The memory of a node's result; of several that are views, such as the pieces of a split, that of what
+    they are views of."""
+    gives_several = isinstance(node.meta.get("val"), (tuple, list))
+    divides = gives_several and isinstance(node.target, OpOverload) and node.target.is_view
+    return get_node_storage(node.args[0] if divides else node)  # type: ignore[arg-type]
 
 
 def _is_row_of(node: Node, result: Node) -> bool:

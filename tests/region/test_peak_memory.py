@@ -58,6 +58,19 @@ def test_a_view_and_what_loops_compute_again_take_no_memory() -> None:
     assert Timeline(plain).stock == Timeline(viewed).stock < 2.1 * S
 
 
+@pytest.mark.parametrize("divided", [lambda y: y.chunk(2), lambda y: y.view(2, ROWS // 2, COLS).unbind()])
+def test_what_is_divided_is_held_until_its_last_piece_is_read(divided: Any) -> None:
+    """At the second product: a tensor of two pieces, the sines of one, and the product of these."""
+
+    def function(x: Any, w: Any, wide: Any) -> Any:
+        one, other = divided(x @ w)
+        return one.sin() @ wide, other.sum()
+
+    wide = (COLS, 4 * COLS), f32
+    graph = traced(function, FULL, ((COLS, COLS), f32), wide)
+    assert Timeline(graph).stock == S + S // 2 + 2 * S + 4 * COLS * COLS * 4
+
+
 def test_an_output_stays_and_an_operand_is_freed() -> None:
     graph = traced(lambda x, w: (x @ w, (x @ w.t()) @ w), FULL, ((COLS, COLS), f32))
     assert Timeline(graph).stock == 3 * S + COLS * COLS * 4
