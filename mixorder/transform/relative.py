@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ..ir.program import AxisClass, Compute, LoopProgram, Nest, Reduce, Ref, Statement
@@ -17,8 +17,10 @@ from ..ir.program import AxisClass, Compute, LoopProgram, Nest, Reduce, Ref, Sta
 def in_two_steps(program: LoopProgram, over: AxisClass | None = AxisClass.ROW) -> LoopProgram:
     """The program without such sums, but for those along an axis of the class `over`."""
     axis = over and program.axis(over)
+    # Of all nests: they are merged, and a sum that several have is the same one.
+    differences = {s.args for n in program.nests for s in n.body if isinstance(s, Compute) and s.op == "sub"}
 
-    def steps(stmt: Statement, body: Sequence[Statement]) -> Iterator[Statement]:
+    def steps(stmt: Statement) -> Iterator[Statement]:
         if not isinstance(stmt, Reduce) or stmt.peak is None or (axis and axis.symbol in stmt.axes):
             yield stmt
             return
@@ -29,7 +31,7 @@ def in_two_steps(program: LoopProgram, over: AxisClass | None = AxisClass.ROW) -
             return Ref(made[-1].name)
 
         value = Ref(made[0].name)
-        if any(isinstance(s, Compute) and (s.op, s.args) == ("sub", made[0].args) for s in body):
+        if made[0].args in differences:
             term = compute("term", "exp", value)  # as the graph has it anyway
         else:
             factor = compute("factor", "constant", math.log2(math.e), stmt.dtype)
@@ -38,7 +40,7 @@ def in_two_steps(program: LoopProgram, over: AxisClass | None = AxisClass.ROW) -
         yield dataclasses.replace(stmt, value=term, peak=None)
 
     def of_nest(nest: Nest) -> Nest:
-        new = tuple(new for stmt in nest.body for new in steps(stmt, nest.body))
+        new = tuple(new for stmt in nest.body for new in steps(stmt))
         return dataclasses.replace(nest, body=new)
 
     return dataclasses.replace(program, nests=tuple(map(of_nest, program.nests)))
