@@ -11,12 +11,12 @@ share one kernel.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import sympy
 
 from ..inductor.printing import printing_triton
-from ..ir.program import SPLIT_SYMBOL, AxisClass, LoopProgram, Nest
+from ..ir.program import SPLIT_SYMBOL, AxisClass, LoopProgram, Nest, Statement, Store, Value, operands
 from ..schedule.plan import Plan
 from ..transform.finished import finished
 from .programmatic_launch import PROGRAM, awaited
@@ -63,8 +63,21 @@ def _final_kernel(
     writer.programs("block", own if alone else "program")
     writer.index(s, writer.widened("tl.arange(0, SBLOCK)[:, None]", s.symbol))
     writer.index(y, f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
-    for stmt in nest.statements:
+    for stmt in _with_stores_first(nest):
         writer.statement(stmt)
     config = LaunchConfig((), plan.second.warps, 1)
     source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
     return dataclasses.replace(source, waits=plan.launch.dependent)
+
+
+def _with_stores_first(nest: Nest) -> Iterator[Statement]:
+    """The statements, with the stores of a value before what else is computed from it. Triton 3.6 may convert
+    the layout of a value once, for a store, and use the result in front of it: it compiles no kernel for the
+    sum and the mean of a column that are stored in bf16, fp16 and fp32."""
+    used = {name for stmt in nest.statements if not isinstance(stmt, Store) for name in operands(stmt)}
+    early = [s for s in nest.statements if isinstance(s, Store) and s.value.name in used]
+    for stmt in nest.statements:
+        if stmt not in early:
+            yield stmt
+        if isinstance(stmt, Value):
+            yield from (store for store in early if store.value.name == stmt.name)

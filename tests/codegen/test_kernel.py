@@ -74,6 +74,18 @@ def test_a_thread_that_has_all_rows_adds_them_up_before_it_compensates(warps: in
     assert ("ws0_acc = tl.full([1, R0_BLOCK]" in text) == folds
 
 
+def test_a_total_is_stored_before_it_is_divided() -> None:
+    """In each dtype. Triton 3.6 does not compile the kernel otherwise."""
+
+    def function(x: Any, y: Any) -> Any:
+        total = (x * y).sum(0)
+        return y - (x * y).sum(1, keepdim=True), total.to(bf16), total, (x * y).mean(0)
+
+    _, final = pair_of(function, ((300, 24), f32), ((300, 24), f32))
+    lines = [line for line in final.text.splitlines() if "tl.store" in line or " / " in line]
+    assert ["tl.store" in line for line in lines] == [True, True, False, True]
+
+
 def test_a_kernel_is_loaded_with_its_one_configuration() -> None:
     _, schedule, (main, _) = graphs.kernels(only(graphs.pair_graph(32768, 768)))
     (config,) = load_kernel(main).configs
