@@ -68,7 +68,7 @@ class Spelling:
                 _by_columns(self.one(node), kept)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
-            elif roots and (other := _reduced_root(node)) and is_permutation(other[0]):
+            elif (other := _reduced_root(node)) and is_permutation(other[0]) and _root(other[0])[0] in roots:
                 _unpermuted(self.one(node), *other)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
