@@ -119,7 +119,7 @@ def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
     except MixorderError as error:
         runner.warn(error)
     except Decline as decline:
-        declined(decline.kept())
+        declined(decline)
 
 
 def _run(

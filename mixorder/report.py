@@ -64,10 +64,8 @@ def given_back(regions: Sequence[RegionRecord]) -> None:
 def declined(decline: Decline) -> None:
     count(f"declined:{decline.reason.value}")
     log.info("not fused: %s. %s", decline, decline.reason.explanation)
-    # Its frames have tensors: a backward is compiled while the gradients of the step are alive.
-    decline.__traceback__ = decline.__context__ = decline.__cause__ = None
     for records, _ in list(_collectors):
-        records.append(decline)
+        records.append(decline.kept())
 
 
 def failed(error: MixorderError) -> None:
