@@ -1,14 +1,90 @@
-"""Statements that use other values."""
+"""Other statements in place of a program's: those that a rule gives, and those with other operands."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar
 
-from .program import Compute, Exchange, Load, Ref, Statement, operands
+import sympy
+import torch
+
+from .program import Compute, Exchange, Load, LoopProgram, Nest, Ref, Statement, Value, live, operands
 
 Some = TypeVar("Some", bound=Statement)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """What a rule reads of the nest that a statement is in."""
+
+    program: LoopProgram
+    nest: Nest
+    made: set[str] = dataclasses.field(default_factory=set)
+    """What a rule has computed for several statements, by its name."""
+
+    @functools.cached_property
+    def values(self) -> dict[str, Value]:
+        """By their names."""
+        return {s.name: s for s in self.nest.statements if isinstance(s, Value)}
+
+    @functools.cached_property
+    def deps(self) -> dict[str, frozenset[sympy.Symbol]]:
+        """The loop symbols that each value depends on."""
+        return self.nest.dependence()
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Statement]]:
+        """The statements that use each value."""
+        found: dict[str, list[Statement]] = {name: [] for name in self.values}
+        for stmt in self.nest.statements:
+            for name in operands(stmt):
+                found[name].append(stmt)
+        return found
+
+    def constant(self, arg: Any) -> float | None:
+        """The number that an operand always is; None if it may be several."""
+        stmt = self.values[arg.name] if isinstance(arg, Ref) else None
+        return stmt.args[0] if isinstance(stmt, Compute) and stmt.op == "constant" else None
+
+
+Rule = Callable[[Statement, Scope], Sequence[Statement]]
+"""What takes the place of a statement; empty where it stays."""
+
+
+def rewritten(program: LoopProgram, *rules: Rule) -> LoopProgram:
+    """The program after each rule, one after the other, and without what nothing uses then."""
+    for rule in rules:
+        nests = []
+        for nest in program.nests:
+            scope = Scope(program, nest)
+            body = live(new for stmt in nest.body for new in rule(stmt, scope) or [stmt])
+            nests.append(dataclasses.replace(nest, body=body))
+        program = dataclasses.replace(program, nests=tuple(nests))
+    return program
+
+
+def is_op(stmt: object, op: str, dtype: torch.dtype) -> TypeGuard[Compute]:
+    """Whether a statement computes an op in a dtype."""
+    return isinstance(stmt, Compute) and stmt.op == op and stmt.dtype == dtype
+
+
+class Steps:
+    """Statements that compute one value, in `made`. Each gives the reference to its own: `name`, with the
+    name of the step unless that is empty."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name, self.dtype = name, dtype
+        self.made: list[Compute] = []
+
+    def __call__(self, step: str, op: str, *args: Any, dtype: torch.dtype | None = None) -> Ref:
+        name = f"{self.name}.{step}" if step else self.name
+        self.made.append(Compute(name, op, args, (), dtype or self.dtype))
+        return Ref(name)
+
+    def constant(self, step: str, number: float, dtype: torch.dtype | None = None) -> Ref:
+        return self(step, "constant", number, dtype or self.dtype, dtype=dtype)
 
 
 def reading(stmt: Some, others: Mapping[str, Ref]) -> Some:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 
 from ..ir.program import Compute, LoopProgram, Nest, Reduce, Ref, Statement, Store, operands
+from ..ir.rewriting import Steps
 
 _EXACT = (torch.float32, torch.float64)
 
@@ -64,24 +66,16 @@ class _Contraction:
             return [stmt]
         first, second = (self.values.get(a.name) for a in stmt.args)
         if self.is_product(first, stmt):
-            product, other = first, stmt.args[1]
+            product = first
         elif self.is_product(second, stmt) and not (first is not None and first.op == "mul"):
-            product, other = second, stmt.args[0]
+            product = second
         else:
             return [stmt]
-        assert product is not None
         if self.users[product.name] == 1 or not self.is_free(product, at):
             return [stmt]  # the compiler contracts it, or its factors would take more registers
-        terms = [*product.args, other]
-        before: list[Statement] = []
-        if stmt.op == "sub":
-            negated = 2 if product is first else 0  # a * b - c, or a - b * c
-            minus = Compute(f"{stmt.name}.minus", "neg", (terms[negated],), (), stmt.dtype)
-            terms[negated] = Ref(minus.name)
-            before.append(minus)
-        return [*before, Compute(stmt.name, "fma", tuple(terms), (), stmt.dtype)]
+        return [*as_fma(stmt, product)]
 
-    def is_product(self, value: Compute | None, stmt: Compute) -> bool:
+    def is_product(self, value: Compute | None, stmt: Compute) -> TypeGuard[Compute]:
         """Whether a value is a product over the whole tile, in the dtype of its sum."""
         return (
             value is not None
@@ -99,3 +93,14 @@ class _Contraction:
         later = Counter(name for s in body[start + 1 :] for name in operands(s))
         kept = [n for n in set(operands(product)) if self.deps[n] == self.tile and not later[n]]
         return len(kept) <= (later[product.name] == 1)
+
+
+def as_fma(stmt: Compute, product: Compute) -> list[Compute]:
+    """A sum or a difference as one op with its product: `a * b + c`, `a * b - c` or `c - a * b`."""
+    first = stmt.args[0] == Ref(product.name)
+    terms, step = [*product.args, stmt.args[first]], Steps(stmt.name, stmt.dtype)
+    if stmt.op == "sub":
+        negated = 2 if first else 0
+        terms[negated] = step("minus", "neg", terms[negated])
+    step("", "fma", *terms)
+    return step.made

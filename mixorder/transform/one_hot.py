@@ -17,30 +17,27 @@ import sympy
 import torch
 
 from ..ir.dtypes import BOOL, INTEGERS
-from ..ir.program import AxisClass, Compute, LoopProgram, Nest, Reduce, Ref, Statement, Value, closure, live
+from ..ir.program import AxisClass, Compute, LoopProgram, Reduce, Ref, Statement, Value, closure
+from ..ir.rewriting import Scope, Steps, rewritten
 
 
 def sum_one_hot(program: LoopProgram) -> LoopProgram:
     """The program without sums over columns of which one differs from all others."""
-    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
+    return rewritten(program, _without_loop)
 
 
-def _of_nest(nest: Nest) -> Nest:
-    body: list[Statement] = []
-    columns = {a.symbol: a.size for a in nest.loops if a.kind is AxisClass.COLUMN and a.size.is_number}
-    for stmt in nest.body:
-        instead: list[Compute] = []
-        if isinstance(stmt, Reduce) and stmt.kind.compensable and stmt.dtype.is_floating_point:
-            column, *others = stmt.axes
-            if not others and column in columns:
-                instead = _sum(nest, stmt, column, int(columns[column]))
-        body += instead or [stmt]
-    return dataclasses.replace(nest, body=live(body))
+def _without_loop(stmt: Statement, scope: Scope) -> list[Compute]:
+    columns = {a.symbol: a.size for a in scope.nest.loops if a.kind is AxisClass.COLUMN and a.size.is_number}
+    if isinstance(stmt, Reduce) and stmt.kind.compensable and stmt.dtype.is_floating_point:
+        column, *others = stmt.axes
+        if not others and column in columns:
+            return _sum(scope, stmt, column, int(columns[column]))
+    return []
 
 
-def _sum(nest: Nest, reduce: Reduce, column: sympy.Symbol, count: int) -> list[Compute]:
+def _sum(scope: Scope, reduce: Reduce, column: sympy.Symbol, count: int) -> list[Compute]:
     """Statements that give the sum; none where the elements differ in another way."""
-    deps = nest.dependence()
+    nest, deps = scope.nest, scope.deps
     cone = [s for s in closure(nest.body, [reduce])[:-1] if isinstance(s, Value) and column in deps[s.name]]
     if not all(isinstance(s, Compute) for s in cone):
         return []
@@ -51,7 +48,7 @@ def _sum(nest: Nest, reduce: Reduce, column: sympy.Symbol, count: int) -> list[C
         return []
     ((equal, label),) = found
     rest.remove(equal)
-    dtype = next((s.dtype for s in nest.body if isinstance(s, Value) and s.name == label.name), None)
+    dtype = scope.values[label.name].dtype
     here, elsewhere = (
         _of_column(rest, equal.name, places, hit, f"{reduce.name}.{hit}") for hit in (True, False)
     )
@@ -106,20 +103,11 @@ def _total(
     reduce: Reduce, label: Ref, integer: torch.dtype, one: Ref, other: Ref, count: int
 ) -> list[Compute]:
     """`one` and `count - 1` times `other` where `label` is a column, and `count` times `other` elsewhere."""
-    found: list[Compute] = []
-
-    def value(part: str, op: str, *args: Any, dtype: torch.dtype = reduce.dtype) -> Ref:
-        name = f"{reduce.name}.{part}" if part else reduce.name
-        found.append(Compute(name, op, args, (), dtype))
-        return Ref(name)
-
-    def number(part: str, of: float, dtype: torch.dtype = reduce.dtype) -> Ref:
-        return value(part, "constant", of, dtype, dtype=dtype)
-
-    least = value("least", "ge", label, number("zero", 0, integer), dtype=BOOL)
-    most = value("most", "lt", label, number("count", count, integer), dtype=BOOL)
-    inside = value("inside", "and_", least, most, dtype=BOOL)
-    rest = value("rest", "mul", other, number("others", float(count - 1)))
-    every = value("every", "mul", other, number("all", float(count)))
-    value("", "where", inside, value("whole", "add", one, rest), every)
-    return found
+    step = Steps(reduce.name, reduce.dtype)
+    least = step("least", "ge", label, step.constant("zero", 0, integer), dtype=BOOL)
+    most = step("most", "lt", label, step.constant("count", count, integer), dtype=BOOL)
+    inside = step("inside", "and_", least, most, dtype=BOOL)
+    rest = step("rest", "mul", other, step.constant("others", float(count - 1)))
+    every = step("every", "mul", other, step.constant("all", float(count)))
+    step("", "where", inside, step("whole", "add", one, rest), every)
+    return step.made

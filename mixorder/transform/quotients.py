@@ -11,18 +11,18 @@ That holds for divisors of a known range (`_bounds`) and, with a correction, for
 smaller one gives a quotient that its users cannot tell from zero (`_is_coarse`). A divisor of another range
 is first multiplied by a power of two, which brings it to 1/2 or above, and below 1, or near that; so are its
 dividends, by one product more for each. These overflow only where the quotient does, and are inexact only
-where it is below 2**-101. Takes a program, and returns one for GPUs of NVIDIA.
+where it is below 2**-101. This is for GPUs of NVIDIA.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Nest, Reduce, Ref, Statement, Value, live, operands
+from ..ir.program import Compute, Reduce, Ref, Statement
+from ..ir.rewriting import Scope, Steps, is_op
 from .half_precision import halves_of
 
 INVERSE = "inverse_in_range"
@@ -38,39 +38,22 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ROUNDING = frozenset({"round", "trunc"})
 _SELECTING = frozenset({"maximum", "minimum", "abs", "neg"})
 
-_Users = Mapping[str, Sequence[Statement]]
-_Values = Mapping[str, Value]
 _Bounds = tuple[float, float]
 
 
-def divide_by_blocks(program: LoopProgram) -> LoopProgram:
-    """A blocked program with products and corrections in place of quotients of float32. The other quotients
-    are stated as what they are there: `div_rn`."""
-    if not program.blocked:
-        return program
-    return dataclasses.replace(program, nests=tuple(_of_nest(program, nest) for nest in program.nests))
-
-
-def _of_nest(program: LoopProgram, nest: Nest) -> Nest:
-    deps = nest.dependence()
-    values = {s.name: s for s in nest.statements if isinstance(s, Value)}
-    users: dict[str, list[Statement]] = {}
-    for stmt in nest.statements:
-        for name in operands(stmt):
-            users.setdefault(name, []).append(stmt)
-    body: list[Statement] = []
-    known = dict[str, _Divisor]()
-    for stmt in nest.body:
-        if not (isinstance(stmt, Compute) and stmt.op == "truediv" and stmt.dtype == torch.float32):
-            body.append(stmt)
-            continue
-        divisor = stmt.args[1].name
-        if deps[divisor] < deps[stmt.name] and divisor not in known:
-            known[divisor] = _Divisor.of(divisor, program, values)
-            body += known[divisor].computed()
-        found = _quotient(stmt, known[divisor], program, values, users) if divisor in known else []
-        body += found or [dataclasses.replace(stmt, op="div_rn")]
-    return dataclasses.replace(nest, body=live(body))
+def divide_by_blocks(stmt: Statement, scope: Scope) -> list[Statement]:
+    """In a blocked program, a product and a correction in place of a quotient of float32. Another quotient is
+    stated as what it is there: `div_rn`."""
+    if not scope.program.blocked or not is_op(stmt, "truediv", torch.float32):
+        return []
+    name, found = stmt.args[1].name, list[Statement]()
+    if scope.deps[name] < scope.deps[stmt.name]:
+        divisor = _Divisor.of(name, scope)
+        found += [] if name in scope.made else divisor.computed()
+        scope.made.add(name)
+        if quotient := _quotient(stmt, divisor, scope):
+            return [*found, *quotient]
+    return [*found, dataclasses.replace(stmt, op="div_rn")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +64,8 @@ class _Divisor:
     in_range: bool
 
     @classmethod
-    def of(cls, name: str, program: LoopProgram, values: _Values) -> _Divisor:
-        bounds = _bounds(name, program, values)
+    def of(cls, name: str, scope: Scope) -> _Divisor:
+        bounds = _bounds(name, scope)
         return cls(name, bounds is not None and bounds[0] >= LEAST and bounds[1] <= MOST)
 
     @property
@@ -103,40 +86,25 @@ class _Divisor:
         least, so that it is no subnormal number. It has the divisor's sign, since a correction by a negative
         divisor would lose that of a zero. A zero, infinity or NaN stays what it is."""
         i32, f32 = torch.int32, torch.float32
-
-        def value(part: str, op: str, *args: object, dtype: torch.dtype = i32) -> Compute:
-            return Compute(f"{self.name}.{part}", op, args, (), dtype)
-
-        def part(name: str) -> Ref:
-            return Ref(f"{self.name}.{name}")
-
-        inverse = value("inverse", INVERSE, self.scaled, dtype=f32)
-        if self.in_range:
-            return [inverse]
-        return [
-            value("bits", "to_dtype_bitcast", Ref(self.name), i32, f32),
-            value("infinite", "constant", _INFINITE, i32),
-            value("exponent", "bitwise_and", part("bits"), part("infinite")),
-            value("most", "constant", 253 << _MANTISSA_BITS, i32),
-            value("less", "sub", part("most"), part("exponent")),
-            value("least", "constant", 1 << _MANTISSA_BITS, i32),
-            value("normal", "maximum", part("less"), part("least")),
-            value("negative", "constant", -(2**31), i32),
-            value("sign", "bitwise_and", part("bits"), part("negative")),
-            value("signed", "bitwise_or", part("normal"), part("sign")),
-            value("power", "to_dtype_bitcast", part("signed"), f32, i32, dtype=f32),
-            value("scaled", "mul", Ref(self.name), self.power, dtype=f32),
-            inverse,
-        ]
+        step = Steps(self.name, i32)
+        if not self.in_range:
+            bits = step("bits", "to_dtype_bitcast", Ref(self.name), i32, f32)
+            exponent = step("exponent", "bitwise_and", bits, step.constant("infinite", _INFINITE))
+            less = step("less", "sub", step.constant("most", 253 << _MANTISSA_BITS), exponent)
+            normal = step("normal", "maximum", less, step.constant("least", 1 << _MANTISSA_BITS))
+            sign = step("sign", "bitwise_and", bits, step.constant("negative", -(2**31)))
+            signed = step("signed", "bitwise_or", normal, sign)
+            power = step("power", "to_dtype_bitcast", signed, f32, i32, dtype=f32)
+            step("scaled", "mul", Ref(self.name), power, dtype=f32)
+        step("inverse", INVERSE, self.scaled, dtype=f32)
+        return step.made
 
 
-def _quotient(
-    stmt: Compute, divisor: _Divisor, program: LoopProgram, values: _Values, users: _Users
-) -> list[Compute]:
+def _quotient(stmt: Compute, divisor: _Divisor, scope: Scope) -> list[Compute]:
     """A quotient by its divisor's reciprocal; empty where that may have other bits."""
-    halves = all(halves_of(one.name, program, values) == {torch.bfloat16} for one in stmt.args)
-    rounded = halves and all(map(_rounds, users.get(stmt.name, ())))
-    if not (rounded and divisor.in_range) and not _is_coarse(stmt.name, users, values):
+    halves = all(halves_of(one.name, scope) == {torch.bfloat16} for one in stmt.args)
+    rounded = halves and all(is_op(user, "to_dtype", torch.bfloat16) for user in scope.users[stmt.name])
+    if not (rounded and divisor.in_range) and not _is_coarse(stmt.name, scope):
         return []
     found, dividend = list[Compute](), stmt.args[0]
     if not divisor.in_range:
@@ -148,22 +116,17 @@ def _quotient(
     return [*found, dataclasses.replace(stmt, op=CORRECTED, args=args)]
 
 
-def _rounds(user: Statement) -> bool:
-    return isinstance(user, Compute) and user.op == "to_dtype" and user.dtype == torch.bfloat16
-
-
-def _is_coarse(name: str, users: _Users, values: _Values, below: float = _INEXACT) -> bool:
+def _is_coarse(name: str, scope: Scope, below: float = _INEXACT) -> bool:
     """Whether nothing that a value is used for can tell numbers `below` a bound from zero, nor the largest
     ones from infinity."""
-    return all(
-        isinstance(user, Compute) and _forgets(user, name, users, values, below) for user in users[name]
-    )
+    users = scope.users[name]
+    return all(isinstance(user, Compute) and _forgets(user, name, scope, below) for user in users)
 
 
-def _forgets(user: Compute, name: str, users: _Users, values: _Values, below: float) -> bool:
+def _forgets(user: Compute, name: str, scope: Scope, below: float) -> bool:
     if user.op == "isnan" or (user.op == "to_dtype" and below < _least(user.dtype)):
         return True
-    other = _number(user, name, values)
+    other = _number(user, name, scope)
     if user.op in _COMPARISONS:
         return below < other
     if user.op in _ROUNDING or (user.op in ("add", "sub") and below < 2.0**-26 * other):
@@ -172,7 +135,7 @@ def _forgets(user: Compute, name: str, users: _Users, values: _Values, below: fl
         below *= other
     elif not (_selects(user, name) or (user.op in ("floor", "ceil") and not below)):
         return False
-    return _is_coarse(user.name, users, values, below)
+    return _is_coarse(user.name, scope, below)
 
 
 def _selects(user: Compute, name: str) -> bool:
@@ -192,21 +155,18 @@ def _least(dtype: torch.dtype) -> float:
     return limits.smallest_normal * limits.eps / 2 if limits.max < _MOST_TOLD else 0.0
 
 
-def _number(user: Compute, name: str, values: _Values) -> float:
+def _number(user: Compute, name: str, scope: Scope) -> float:
     """The magnitude of an op's other operand, if that is a number that is not large; otherwise 0."""
     others = [arg for arg in user.args if arg != Ref(name)]
-    stmt = values[others[0].name] if len(others) == 1 and isinstance(others[0], Ref) else None
-    if not isinstance(stmt, Compute) or stmt.op != "constant":
-        return 0.0
-    number = abs(float(stmt.args[0]))
+    number = abs(scope.constant(others[0]) or 0.0) if len(others) == 1 else 0.0
     return number if number < _MOST_TOLD else 0.0
 
 
-def _bounds(name: str, program: LoopProgram, values: _Values) -> _Bounds | None:
+def _bounds(name: str, scope: Scope) -> _Bounds | None:
     """The least positive number and the largest finite one that a value may be, if it is never negative."""
-    stmt = values[name]
+    stmt = scope.values[name]
     if isinstance(stmt, Reduce):
-        return _bounds(stmt.value.name, program, values) if stmt.kind.selects else None
+        return _bounds(stmt.value.name, scope) if stmt.kind.selects else None
     if not isinstance(stmt, Compute):
         return None
     if stmt.op == "constant":
@@ -214,8 +174,8 @@ def _bounds(name: str, program: LoopProgram, values: _Values) -> _Bounds | None:
         return (number, number) if 0 < number < math.inf else None
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "abs":
-        return _of_numbers(*(halves_of(own[0], program, values) or {stmt.dtype}))
-    found = [_bounds(one, program, values) for one in own]
+        return _of_numbers(*(halves_of(own[0], scope) or {stmt.dtype}))
+    found = [_bounds(one, scope) for one in own]
     known = [one for one in found if one is not None]
     lows, highs = [low for low, _ in known], [high for _, high in known]
     every = bool(known) and len(known) == len(found)

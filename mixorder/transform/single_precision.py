@@ -2,7 +2,7 @@
 
 The factor of a block in FP8 formats is often `(448 / amax.double().clamp(min=1e-12)).float()`. On a GPU a
 division in float64 takes some ten times the instructions of one in float32, in each thread that has elements
-of the block. The results are the same, bit by bit: see `_exact`. Takes a program and returns one.
+of the block. The results are the same, bit by bit: see `_exact`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import ctypes
 import dataclasses
 import math
 import struct
-from collections.abc import Mapping
-from typing import TypeGuard
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Nest, Ref, Statement, Value, live
-
-_NAMES = ("below", "least", "smallest", "quotient", "dividend")
+from ..ir.program import Compute, Ref, Statement
+from ..ir.rewriting import Scope, Steps, is_op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,53 +29,40 @@ class _Quotient:
     at_least: float = 0.0
 
 
-def divide_in_float32(program: LoopProgram) -> LoopProgram:
-    """The program with quotients of float32 in place of those of float64 that are rounded to float32."""
-    return dataclasses.replace(program, nests=tuple(map(_of_nest, program.nests)))
+def divide_in_float32(stmt: Statement, scope: Scope) -> list[Compute]:
+    """A quotient of float32 in place of one of float64 that is rounded to float32."""
+    if not is_op(stmt, "to_dtype", torch.float32) or (quotient := _rounded_quotient(stmt, scope)) is None:
+        return []
+    return _in_float32(stmt.name, quotient)
 
 
-def _of_nest(nest: Nest) -> Nest:
-    values = {s.name: s for s in nest.statements if isinstance(s, Value)}
-    body: list[Statement] = []
-    for stmt in nest.body:
-        if isinstance(stmt, Compute) and (quotient := _rounded_quotient(stmt, values)):
-            body.extend(_in_float32(stmt.name, quotient))
-        else:
-            body.append(stmt)
-    return dataclasses.replace(nest, body=live(body))
-
-
-def _rounded_quotient(stmt: Compute, values: Mapping[str, Value]) -> _Quotient | None:
+def _rounded_quotient(stmt: Compute, scope: Scope) -> _Quotient | None:
     """The quotient in float64 that a statement rounds to float32."""
-    if not _is(stmt, "to_dtype", torch.float32):
-        return None
-    value = values[stmt.args[0].name]
-    if _is(value, "truediv", torch.float64):
-        return _quotient(_constant(value.args[0], values), value.args[1], values, twice=False)
-    if _is(value, "mul", torch.float64):
+    value = scope.values[stmt.args[0].name]
+    if is_op(value, "truediv", torch.float64):
+        return _quotient(scope.constant(value.args[0]), value.args[1], scope, twice=False)
+    if is_op(value, "mul", torch.float64):
         for one, other in (value.args, value.args[::-1]):
-            inverse = values[one.name]
-            if _is(inverse, "reciprocal", torch.float64):
-                return _quotient(_constant(other, values), inverse.args[0], values, twice=True)
+            inverse = scope.values[one.name]
+            if is_op(inverse, "reciprocal", torch.float64):
+                return _quotient(scope.constant(other), inverse.args[0], scope, twice=True)
     return None
 
 
-def _quotient(
-    dividend: float | None, divisor: Ref, values: Mapping[str, Value], twice: bool
-) -> _Quotient | None:
+def _quotient(dividend: float | None, divisor: Ref, scope: Scope, twice: bool) -> _Quotient | None:
     """`twice`: the reciprocal is rounded, and then its product with the dividend."""
     if dividend is None or not _exact(dividend):
         return None
-    least, value = None, values[divisor.name]
-    if _is(value, "maximum", torch.float64):
+    least, value = None, scope.values[divisor.name]
+    if is_op(value, "maximum", torch.float64):
         one, other = value.args
-        if (least := _constant(one, values)) is None:
+        if (least := scope.constant(one)) is None:
             one, other = other, one
-            least = _constant(one, values)
+            least = scope.constant(one)
         if least is None or not 0 < least < math.inf:
             return None
-        value = values[other.name]
-    if not _is(value, "to_dtype", torch.float64) or values[value.args[0].name].dtype != torch.float32:
+        value = scope.values[other.name]
+    if not is_op(value, "to_dtype", torch.float64) or scope.values[value.args[0].name].dtype != torch.float32:
         return None
     if least is None:
         return _Quotient(dividend, value.args[0])
@@ -97,24 +81,15 @@ def _exact(dividend: float) -> bool:
     return 4 <= dividend < math.inf and _rounded(dividend) == dividend
 
 
-def _in_float32(name: str, quotient: _Quotient) -> list[Statement]:
-    f32 = torch.float32
-
-    def value(part: str, op: str, *args: object, dtype: torch.dtype = f32) -> Compute:
-        return Compute(f"{name}.{part}" if part else name, op, args, (), dtype)
-
-    below, least, smallest, ratio, dividend = (Ref(f"{name}.{part}") for part in _NAMES)
-    constant = value("dividend", "constant", quotient.dividend, f32)
-    if quotient.least is None:
-        return [constant, value("", "div_rn", dividend, quotient.divisor)]
-    return [
-        constant,
-        value("quotient", "div_rn", dividend, quotient.divisor),
-        value("smallest", "constant", _from(quotient.least), f32),
-        value("below", "lt", quotient.divisor, smallest, dtype=torch.bool),
-        value("least", "constant", quotient.at_least, f32),
-        value("", "where", below, least, ratio),
-    ]
+def _in_float32(name: str, quotient: _Quotient) -> list[Compute]:
+    step = Steps(name, torch.float32)
+    dividend = step.constant("dividend", quotient.dividend)
+    ratio = step("" if quotient.least is None else "quotient", "div_rn", dividend, quotient.divisor)
+    if quotient.least is not None:
+        smallest = step.constant("smallest", _from(quotient.least))
+        below = step("below", "lt", quotient.divisor, smallest, dtype=torch.bool)
+        step("", "where", below, step.constant("least", quotient.at_least), ratio)
+    return step.made
 
 
 def _rounded(value: float) -> float:
@@ -130,12 +105,3 @@ def _from(bound: float) -> float:
     (bits,) = struct.unpack("I", struct.pack("f", rounded))
     (following,) = struct.unpack("f", struct.pack("I", bits + 1))
     return float(following)
-
-
-def _is(stmt: Statement, op: str, dtype: torch.dtype) -> TypeGuard[Compute]:
-    return isinstance(stmt, Compute) and stmt.op == op and stmt.dtype == dtype
-
-
-def _constant(ref: Ref, values: Mapping[str, Value]) -> float | None:
-    stmt = values[ref.name]
-    return stmt.args[0] if isinstance(stmt, Compute) and stmt.op == "constant" else None

@@ -13,6 +13,7 @@ from support.quantised import F8, RECIPES
 
 from mixorder.codegen import quotients
 from mixorder.ir.program import LoopProgram
+from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
 from mixorder.schedule.facts import PRICES, instructions
 from mixorder.transform.quotients import CORRECTED, INVERSE, divide_by_blocks
@@ -22,7 +23,7 @@ Array = Any
 
 def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
     program = lowered_tile(function, ((256, 512), dtype))
-    return verify(divide_by_blocks(program), Form.BLOCKED)
+    return verify(rewritten(program, divide_by_blocks), Form.BLOCKED)
 
 
 def by(scale: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda y: y.to(F8)) -> Callable[..., Any]:

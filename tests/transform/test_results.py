@@ -22,6 +22,7 @@ from torch.fx import Graph
 
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
+from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
@@ -43,7 +44,7 @@ from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.rounding import round_at_once
-from mixorder.transform.saturation import without_clamps
+from mixorder.transform.saturation import without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.sooner import compute_sooner
@@ -250,15 +251,16 @@ def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) 
     return program
 
 
-SAME_BITS = (
+RULES = (
     divide_in_float32,
     multiply_by_reciprocals,
-    without_clamps,
+    without_clamp,
     without_branches,
     divide_by_blocks,
     round_at_once,
     divide_by_few_bits,
 )
+SAME_BITS = [lambda program, rule=rule: rewritten(program, rule) for rule in RULES]
 
 
 @pytest.mark.parametrize("name", OVER_ROWS)

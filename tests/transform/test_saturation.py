@@ -12,8 +12,9 @@ from support import quantised
 from support.quantised import F8
 
 from mixorder.ir.program import Compute, LoopProgram
+from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
-from mixorder.transform.saturation import without_clamps
+from mixorder.transform.saturation import without_clamp
 
 Function = Callable[..., Any]
 
@@ -51,7 +52,7 @@ def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
 )
 def test_which_clamps_are_left(clamp: Function, dtype: torch.dtype, left: int) -> None:
     program = program_of(cast(clamp, dtype))
-    assert clamps(verify(without_clamps(program), Form.BLOCKED)) == left <= clamps(program)
+    assert clamps(verify(rewritten(program, without_clamp), Form.BLOCKED)) == left <= clamps(program)
 
 
 def test_a_clamped_value_that_is_stored_too_stays_clamped() -> None:
@@ -60,10 +61,10 @@ def test_a_clamped_value_that_is_stored_too_stays_clamped() -> None:
         return *clamped, *(x.to(F8) for x in clamped)
 
     program = program_of(function)
-    assert clamps(without_clamps(program)) == clamps(program) == 4
+    assert clamps(rewritten(program, without_clamp)) == clamps(program) == 4
 
 
 def test_a_program_without_such_casts_is_the_same() -> None:
     program = program_of(lambda x: cast(lambda x: x, f32)(x))
-    assert without_clamps(program) == program
-    assert clamps(without_clamps(program_of(quantised.mx_both))) == 0
+    assert rewritten(program, without_clamp) == program
+    assert clamps(rewritten(program_of(quantised.mx_both), without_clamp)) == 0

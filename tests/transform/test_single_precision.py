@@ -12,6 +12,7 @@ from evaluate import computed
 from graphs import bf16, both_ways, f32, lowered_tile
 
 from mixorder.ir.program import Compute, LoopProgram, Reduce, operands
+from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
 from mixorder.transform.single_precision import divide_in_float32
 
@@ -23,7 +24,7 @@ def transformed(factor: Callable[[Any], Any], dtype: torch.dtype = bf16) -> Loop
 
     function = both_ways(lambda blocks, dim: blocks * factor(blocks.abs().amax(dim, keepdim=True)))
     program = lowered_tile(function, ((256, 512), dtype))
-    return verify(divide_in_float32(program), Form.BLOCKED)
+    return verify(rewritten(program, divide_in_float32), Form.BLOCKED)
 
 
 def wide(program: LoopProgram) -> list[Compute]:
@@ -66,7 +67,7 @@ def test_a_quotient_that_is_also_stored_in_float64_stays() -> None:
         return rows * factor.float(), factor, cols * cols.abs().amax(1, keepdim=True)
 
     program = lowered_tile(function, ((256, 512), bf16))
-    assert wide(verify(divide_in_float32(program), Form.BLOCKED))
+    assert wide(verify(rewritten(program, divide_in_float32), Form.BLOCKED))
 
 
 def divisors() -> torch.Tensor:
