@@ -1,27 +1,25 @@
 """Tensors that are made of pieces along a dim, such as the gradient of a tensor that was sliced.
 
-They are spelled as a `cat` of the pieces while regions are looked for: a kernel writes its piece to its place
-there. Eager adds zeros to a piece, which makes 0 of -0; so does what a sum is spelled as. What no kernel
-writes a piece of is spelled as before at the end.
+They can be spelled as a `cat` of the pieces: a kernel writes its piece to its place there. Eager adds zeros
+to a piece, which makes 0 of -0; so does what a sum is spelled as.
+
+Reads the graph, never writes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from ..inductor.graphs import triton_kernel_wrapper_functional
 from ..region.layouts import is_read_as_stated
-from ..region.nodes import fake, is_constant, unviewed
+from ..region.nodes import fake, unviewed
 from ..region.padding import PRODUCTS
 from ..region.space_analysis import takes_operands
-from ..region.walk import by_position
 
 aten = torch.ops.aten
 
@@ -42,86 +40,6 @@ class Piece:
     start: int = 0
     lifted: bool = False
     added: bool = False
-
-
-class Pieced:
-    """A node that is spelled as a `cat`, and how it was spelled. No reduction is added: `joins` is false."""
-
-    joins = False
-
-    def __init__(self, graph: Graph, node: Node, found: Pieces) -> None:
-        self.graph, self.node = graph, node
-        inside = by_position({*found.inside, node})
-        self.before = [(one, one.target, one.args, one.kwargs, one.meta["val"]) for one in inside]
-        sources = (arg for one in inside for arg in one.all_input_nodes)
-        self.sources = [arg for arg in dict.fromkeys(sources) if arg not in inside]
-        self.made: list[Node] = []
-        self.readers: dict[Node, Node] = {}  # of sources that others than the node read now
-        operands = [self._operand(piece, found.dim) for piece in found.all]
-        self.places = {n: i for i, n in enumerate(operands)}
-        node.target, node.args, node.kwargs = aten.cat.default, (operands, found.dim), {}
-        for one in inside[:-1]:  # which stand idle, so that they can be put back
-            one.target, one.args, one.kwargs = int, (0,), {}
-            del one.meta["val"]
-
-    def _operand(self, piece: Piece, dim: int) -> Node:
-        whole = fake(self.node)
-        assert whole is not None
-        if not isinstance(piece.source, Node):
-            shape = [piece.size if d == dim else n for d, n in enumerate(whole.shape)]
-            kwargs = {"dtype": whole.dtype, "device": whole.device, "pin_memory": False}
-            return self._add(aten.full.default, shape, piece.source, **kwargs)
-        value = piece.source
-        if piece.added and whole.dtype.is_floating_point:
-            value = self._add(aten.add.Tensor, value, 0)
-        if piece.lifted:
-            return self._add(aten.unsqueeze.default, value, dim)
-        if piece.size != fake(value).shape[dim]:  # type: ignore[union-attr]
-            return self._add(aten.slice.Tensor, value, dim, piece.start, piece.start + piece.size)
-        return value
-
-    def _add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        val = fake(self.node)
-        assert val is not None
-        with self.graph.inserting_before(self.node):
-            made = self.graph.call_function(target, args, kwargs)
-        made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
-        with val.fake_mode:  # type: ignore[attr-defined]
-            made.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
-        self.made.append(made)
-        self.readers.update((n, made) for n in made.all_input_nodes)
-        return made
-
-    def end(self, alive: set[Node]) -> None:
-        """Restore the node, if no kernel writes a piece of it and no region has it. `alive`: the nodes of the
-        graph."""
-        now = self._now(alive)
-        for one, target, args, kwargs, val in self.before if now is not None else ():
-            one.target = target
-            one.args, one.kwargs = (
-                torch.fx.map_arg(given, (now or {}).__getitem__) for given in (args, kwargs)
-            )
-            one.meta["val"] = val
-        idle = [one for one, *_ in self.before[:-1]] if now is None else self.made
-        for one in (*reversed(idle), *filter(is_constant, self.sources)):
-            if one in alive and not one.users:
-                self.graph.erase_node(one)
-                alive.discard(one)
-
-    def _now(self, alive: set[Node]) -> dict[Node, Node] | None:
-        """What stands for each source, as regions may have computed it; None if the node stays as it is."""
-        if not alive.issuperset((self.node, *self.made)) or self.node.target is not aten.cat.default:
-            return None
-        operands: Any = self.node.args[0]
-        now = {one: one for one in (*self.sources, *(one for one, *_ in self.before))}
-        now |= {one: reader.all_input_nodes[0] for one, reader in self.readers.items() if one in now}
-        now |= {one: operands[i] for one, i in self.places.items() if one in now}
-        return None if any(map(_is_launched, operands)) or not alive.issuperset(now.values()) else now
-
-
-def _is_launched(operand: Node) -> bool:
-    source = unviewed(operand)
-    return source.target is operator.getitem and source.args[0].target is triton_kernel_wrapper_functional  # type: ignore[union-attr]
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..inductor.graphs import triton_kernel_wrapper_functional
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX
 from ..region.nodes import (
@@ -31,11 +32,12 @@ from ..region.nodes import (
     reduced_dims,
     shape_of,
     stated_by,
+    unviewed,
 )
 from ..region.sizes import product
 from ..region.tile import is_within_tile
-from ..region.walk import position
-from .pieces import Pieced, pieces_of
+from ..region.walk import by_position, position
+from .pieces import Piece, Pieces, pieces_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -53,14 +55,14 @@ class Spelling:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.found: list[_Spelled | Pieced] = []
+        self.found: list[_Spelled] = []
 
     @property
     def joining(self) -> dict[Node, frozenset[Node]]:
-        return {one.made[-1]: frozenset(one.made[:-1]) for one in self.found if one.joins and one.made}
+        return {one.made[-1]: frozenset(one.made[:-1]) for one in self.found if one.joins}
 
     def begin(self) -> None:
-        """Spell nodes as reductions."""
+        """Spell nodes as reductions, then others as a `cat`."""
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         roots = {root for root, _ in filter(None, map(_reduced_root, nodes)) if not is_permutation(root)}
         for node in nodes:
@@ -72,10 +74,10 @@ class Spelling:
                 _unpermuted(self.one(node), *other)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
-                self.found.append(Pieced(self.graph, node, pieces))
+                _of_pieces(self.one(*by_position({*pieces.inside, node})), pieces)
 
-    def one(self, node: Node) -> _Spelled:
-        self.found.append(found := _Spelled(self.graph, node))
+    def one(self, *nodes: Node) -> _Spelled:
+        self.found.append(found := _Spelled(self.graph, nodes))
         return found
 
     def end(self) -> None:
@@ -86,69 +88,107 @@ class Spelling:
 
 
 class _Spelled:
-    """A node that comes to read `made[-1]`, a reduction. `before`: how it was spelled. `reader`: which of
-    `made` reads what the node did, and at which place. `joins`: no region is looked for that reduction."""
+    """Nodes of which the last one, `node`, comes to read what was `made`; the others stand idle, so that they
+    can be put back. `before`: how they were spelled. `read`: the operands of what reads the same now.
+    `joins`: no region is looked for `made[-1]`, a reduction."""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
-        self.before = node.target, node.args, node.kwargs
+    joins = True
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+        self.graph, self.nodes, self.node = graph, nodes, nodes[-1]
+        self.before = [(n.target, n.args, n.kwargs, n.meta["val"]) for n in nodes]
         self.made: list[Node] = []
-        self.reader: tuple[Node, int] | None = None
-        self.joins = True
+        self.read: dict[Node, list[Node]] = {}
+        read = (arg for n in nodes for arg in n.all_input_nodes)
+        self.sources = [arg for arg in dict.fromkeys(read) if arg not in nodes]
 
-    @property
-    def source(self) -> Node:
-        """What the node reads."""
-        source = self.before[1][0]
-        assert isinstance(source, Node)
-        return source
-
-    def add(
-        self,
-        target: Any,
-        args: tuple[Any, ...],
-        shape: Sequence[int | torch.SymInt],
-        dtype: torch.dtype,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Node:
-        """Add a node before this one."""
-        with self.graph.inserting_before(self.node):
-            made = self.graph.call_function(target, args, kwargs or {})
-        self.made.append(made)
-        if self.source in args:
-            self.reader = made, args.index(self.source)
-        made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
+    def add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """Add a node before the last one."""
         val = fake(self.node)
         assert val is not None
+        with self.graph.inserting_before(self.node):
+            made = self.graph.call_function(target, args, kwargs)
+        made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
         with val.fake_mode:  # type: ignore[attr-defined]
-            made.meta["val"] = val.new_empty(shape, dtype=dtype)
+            made.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
+        self.made.append(made)
         return made
 
     def respell(self, target: Any, *args: Any, **kwargs: Any) -> None:
-        """Spell the node as a function of the last one that was added."""
-        self.node.target, self.node.args, self.node.kwargs = target, (self.made[-1], *args), kwargs
-
-    def operand(self, alive: set[Node]) -> Node | None:
-        """What the node reads once it is restored: its operand, or what a region has computed that as. None
-        if the node or some of `made` was taken, or the operand now comes too late."""
-        if not self.made or self.node.args[:1] != (self.made[-1],) or not alive.issuperset(self.made):
-            return None
-        operand: Any = self.reader[0].args[self.reader[1]] if self.reader else self.source
-        return operand if operand in alive and position(operand) < position(self.node) else None
+        """Spell the last node as a function of what was added, and the others as nothing."""
+        self.node.target, self.node.args, self.node.kwargs = target, args, kwargs
+        for one in self.nodes[:-1]:
+            one.target, one.args, one.kwargs = int, (0,), {}
+            del one.meta["val"]
+        self.read = {one: _read_by(one.args) for one in (*self.made, self.node)}
 
     def end(self, alive: set[Node]) -> None:
-        """Restore the node, if nothing was taken of it; erase what nothing reads then. `alive`: the nodes of
-        the graph."""
-        if (operand := self.operand(alive)) is not None:
-            self.node.target, (_, *args), self.node.kwargs = self.before
-            self.node.args = operand, *args
-        todo = [self.source, *self.made]
+        """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
+        of the graph."""
+        if (arguments := self._arguments(alive)) is not None:
+            for one, (target, _, _, val), (args, kwargs) in zip(
+                self.nodes, self.before, arguments, strict=True
+            ):
+                one.target, one.args, one.kwargs, one.meta["val"] = target, args, kwargs, val
+        todo = [*self.sources, *self.nodes[:-1], *self.made]
         while todo:
             node = todo.pop()
             if node in alive and not node.users and node.op == "call_function" and not node.is_impure():
                 todo += node.all_input_nodes
                 self.graph.erase_node(node)
                 alive.discard(node)
+
+    def _arguments(self, alive: set[Node]) -> list[tuple[Any, Any]] | None:
+        """The arguments of the nodes if they are restored, of what a region may have computed. None if some
+        node was taken, a kernel writes an operand to its place, or an operand now comes too late."""
+        if not alive.issuperset(self.read) or any(map(_is_launched, self.node.all_input_nodes)):
+            return None
+        now = {
+            a: b for one, before in self.read.items() for a, b in zip(before, _read_by(one.args), strict=True)
+        }
+        found = []
+        for one, (_, args, kwargs, _) in zip(self.nodes, self.before, strict=True):
+            given = torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n))
+            if not all(n in alive and position(n) < position(one) for n in _read_by(given)):
+                return None
+            found.append(given)
+        return found
+
+
+def _read_by(args: Any) -> list[Node]:
+    """The nodes in some arguments, each as often as it stands there."""
+    found = list[Node]()
+    torch.fx.map_arg(args, found.append)
+    return found
+
+
+def _is_launched(operand: Node) -> bool:
+    source = unviewed(operand)
+    return source.target is operator.getitem and source.args[0].target is triton_kernel_wrapper_functional  # type: ignore[union-attr]
+
+
+def _of_pieces(one: _Spelled, found: Pieces) -> None:
+    """Spell a node as a `cat` of pieces."""
+    one.joins = False
+    operands = [_operand(one, piece, found.dim) for piece in found.all]
+    one.respell(aten.cat.default, operands, found.dim)
+
+
+def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
+    whole, value = fake(one.node), piece.source
+    assert whole is not None
+    if not isinstance(value, Node):
+        shape = [piece.size if d == dim else n for d, n in enumerate(whole.shape)]
+        return one.add(
+            aten.full.default, shape, value, dtype=whole.dtype, device=whole.device, pin_memory=False
+        )
+    if piece.added and whole.dtype.is_floating_point:
+        value = one.add(aten.add.Tensor, value, 0)
+    if piece.lifted:
+        return one.add(aten.unsqueeze.default, value, dim)
+    if piece.size != fake(value).shape[dim]:  # type: ignore[union-attr]
+        return one.add(aten.slice.Tensor, value, dim, piece.start, piece.start + piece.size)
+    return value
 
 
 def _columns(node: Node) -> int | None:
@@ -166,12 +206,9 @@ def _columns(node: Node) -> int | None:
 
 def _by_columns(one: _Spelled, kept: int) -> None:
     """Put the reduction over all other dims before a node, which then reduces that one's result."""
-    val, (target, args, kwargs) = fake(one.source), one.before
-    assert val is not None
-    dims = [d for d in range(val.ndim) if d != kept]
-    shape = [n if d == kept else 1 for d, n in enumerate(val.shape)]
-    one.add(_OF_ROWS[target], (one.source, dims, True), shape, val.dtype)  # type: ignore[index]
-    one.respell(target, *args[1:], **kwargs)
+    ((target, (source, *args), kwargs, _),) = one.before
+    dims = [d for d in range(fake(source).ndim) if d != kept]  # type: ignore[arg-type,union-attr]
+    one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
 def _piece(node: Node) -> tuple[int, int, int] | None:
@@ -201,23 +238,22 @@ def _packs(count: int) -> bool:
 
 def _by_pairs(one: _Spelled, dim: int, count: int, which: int) -> None:
     """Put the reduction over `count` elements next to each other before a node; all but one of them are 0."""
-    val, result, value = fake(one.source), fake(one.node), one.source
+    value: Any = one.node.args[0]
+    val, result = fake(value), fake(one.node)
     assert val is not None and result is not None
     shape = list(val.shape)
     if one.node.target is aten.slice.Tensor:
         shape[dim : dim + 1] = [shape[dim] // count, count]
         dim += 1
-        value = one.add(aten.reshape.default, (value, shape), shape, val.dtype)
+        value = one.add(aten.reshape.default, value, shape)
     kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
-    place = one.add(prims.iota.default, (count,), [count], torch.int64, kwargs)
-    along = [count if d == dim else 1 for d in range(len(shape))]
-    place = one.add(aten.reshape.default, (place, along), along, torch.int64)
-    mask = one.add(aten.eq.Scalar, (place, which), along, torch.bool)
-    kwargs = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
-    zero = one.add(aten.full.default, ([], 0), [], val.dtype, kwargs)
-    value = one.add(aten.where.self, (mask, value, zero), shape, val.dtype)
-    one.add(prims.xor_sum.default, (value, [dim]), result.shape, val.dtype)
-    one.respell(aten.reshape.default, list(result.shape))
+    place = one.add(prims.iota.default, count, **kwargs)
+    place = one.add(aten.reshape.default, place, [count if d == dim else 1 for d in range(len(shape))])
+    mask = one.add(aten.eq.Scalar, place, which)
+    zero = one.add(aten.full.default, [], 0, dtype=val.dtype, device=val.device, pin_memory=False)
+    value = one.add(aten.where.self, mask, value, zero)
+    total = one.add(prims.xor_sum.default, value, [dim])
+    one.respell(aten.reshape.default, total, list(result.shape))
 
 
 def _reduced_root(node: Node) -> tuple[Node, list[Node]] | None:
@@ -243,24 +279,21 @@ def _root(node: Node) -> tuple[Node, list[Node]]:
 def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
     """Put the same reduction of what is permuted before a node, which then permutes that one's result."""
     value, order = permuted.args[0], [d % len(permuted.args[1]) for d in permuted.args[1]]  # type: ignore[arg-type,union-attr,operator]
-    assert isinstance(value, Node)
-    val, result = fake(value), fake(one.node)
-    assert val is not None and result is not None
+    one.joins = False
     for node in reversed(between):
-        args = tuple(value if arg in (permuted, *between) else arg for arg in node.args)
-        value = one.add(node.target, args, val.shape, fake(node).dtype, dict(node.kwargs))  # type: ignore[union-attr]
+        value = one.add(
+            node.target, *(value if a in (permuted, *between) else a for a in node.args), **node.kwargs
+        )
     gone, kept = [order[d] for d in reduced_dims(one.node)], keeps_dims(one.node)
     left = [d for d in order if kept or d not in gone]
-    shape = [1 if d in gone else val.shape[d] for d in sorted(left)]
     stated, dims = stated_by(one.node), sorted(gone)
     if stated.target in EXTREMA:
         target = aten.amax.default if EXTREMA[stated.target] is AMAX else aten.amin.default
-        one.add(target, (value, dims, kept), shape, result.dtype)
+        value = one.add(target, value, dims, kept)
     else:
         given = stated.args[1] if len(stated.args) > 1 else None
-        args = value, dims[0] if isinstance(given, int) else dims, *stated.args[2:]
-        one.add(stated.target, args, shape, result.dtype, dict(stated.kwargs))
+        args = dims[0] if isinstance(given, int) else dims, *stated.args[2:]
+        value = one.add(stated.target, value, *args, **stated.kwargs)
         if stated is not one.node:
-            one.add(operator.getitem, (one.made[-1], one.node.args[1]), shape, result.dtype)
-    one.respell(aten.permute.default, [sorted(left).index(d) for d in left])
-    one.joins = False
+            value = one.add(operator.getitem, value, one.node.args[1])
+    one.respell(aten.permute.default, value, [sorted(left).index(d) for d in left])
