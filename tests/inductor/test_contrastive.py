@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.stand_in import found
+from support.stand_in import ON_A_GPU, found
 
 SCRIPT = """
 import json, re
-from support import fake_cuda
-fake_cuda.load()
 import torch, torch.nn.functional as F
 from torch._inductor.graph import GraphLowering
 from support.peaks import Held, _playing
@@ -88,7 +86,7 @@ Results = tuple[dict[str, list[str]], dict[str, list[int]], list[int]]
 def results() -> Results:
     if torch.version.cuda is not None:
         pytest.skip("the stand-in for CUDA is for a CPU build")
-    return tuple(found(SCRIPT))
+    return tuple(found(SCRIPT, ON_A_GPU))
 
 
 def test_reductions_of_a_tensor_and_of_its_transpose_are_one_region(

@@ -87,8 +87,6 @@ def launched(code: str) -> tuple[list[str], set[str]]:
 
 ON_GPU = """
 import json
-from support import fake_cuda
-fake_cuda.load()
 import torch, torch.nn.functional as F
 from torch import nn
 from torch._inductor.graph import GraphLowering
@@ -156,7 +154,7 @@ print(json.dumps(found))
 @pytest.mark.skipif(torch.version.cuda is not None, reason="the stand-in for CUDA is for a CPU build")
 def test_on_a_gpu() -> None:
     """Launches write to the whole, no loop reads what they wrote, and no more is held than without them."""
-    programs = stand_in.found(ON_GPU)
+    programs = stand_in.found(ON_GPU, stand_in.ON_A_GPU)
     for name, count in {"heads": 2, "parts": 2, "one part": 1, "unbound": 2}.items():
         (stock, ours), code = programs[name]["peaks"], programs[name]["code"]
         mains, written = launched(code)

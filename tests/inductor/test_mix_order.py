@@ -17,8 +17,6 @@ from support import stand_in
 from mixorder.inductor import mix_order, versions
 
 SCRIPT = """
-from support import fake_cuda
-fake_cuda.load()
 import mixed_code
 mixed_code.main()
 """
@@ -29,7 +27,7 @@ def found() -> dict[str, dict[str, Any]]:
     """What `mixed_code.main` prints."""
     if torch.version.cuda is not None:
         pytest.skip("the stand-in for a GPU is for a CPU build of torch")
-    codes: dict[str, dict[str, Any]] = stand_in.found(SCRIPT, TRITON_INTERPRET="1")
+    codes: dict[str, dict[str, Any]] = stand_in.found(SCRIPT, stand_in.ON_A_GPU, TRITON_INTERPRET="1")
     return codes
 
 

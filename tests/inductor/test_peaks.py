@@ -3,12 +3,10 @@ was higher with."""
 
 import pytest
 import torch
-from support.stand_in import found
+from support.stand_in import ON_A_GPU, found
 
 SCRIPT = """
 import json
-from support import fake_cuda
-fake_cuda.load()
 import torch, torch.nn.functional as F
 from torch import nn
 from support.peaks import peak
@@ -67,7 +65,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="the stand-in for CUDA is for a CPU build")
 def test_no_peak_is_above_stocks() -> None:
-    peaks = found(SCRIPT)
+    peaks = found(SCRIPT, ON_A_GPU)
     assert len(peaks) == 2
     for name, (stock, ours) in peaks.items():
         assert 0 < ours <= 1.005 * stock, (name, stock, ours)

@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
 OURS = {"mixorder": True, "mixorder_strict": True, "mixorder_interpret": True, "mixorder_min_numel": 0}
 
+COMPILES = "import torch, mixorder; torch.compile(torch.sin)(torch.ones(2))"
+ON_A_GPU = f"from support import fake_cuda; fake_cuda.load(); {COMPILES}"
 
-def found(script: str, **env: str) -> Any:
-    """What a script prints last, as JSON. Inductor's caches are off, or nothing would be compiled."""
+SERVER = """
+import json, os, signal, sys
+{first}
+for line in sys.stdin:
+    code, out, err = json.loads(line)
+    if (child := os.fork()) == 0:
+        signal.alarm(900)
+        for file, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), file)
+        exec(code, {{"__name__": "__main__"}})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@functools.cache
+def _server(first: str, **env: str) -> subprocess.Popen[str]:
+    """A process that has run `first`, and runs what it reads in forks of itself. It ends with this process."""
     paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    caches_off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **caches_off, "PYTHONPATH": paths, **env},
-        capture_output=True,
+    # With Inductor's caches, nothing would be compiled; what compiles in threads cannot be forked.
+    config = dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0")
+    config["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(first=first)],
+        env={**os.environ, **config, "PYTHONPATH": paths, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=900,
     )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def found(script: str, first: str = COMPILES, **env: str) -> Any:
+    """What a script prints last, as JSON. It goes on in a process that has run `first`, and compiled."""
+    server = _server(first, **env)
+    assert server.stdin is not None and server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        print(json.dumps([script, str(out), str(err)]), file=server.stdin, flush=True)
+        status = server.stdout.readline().strip()
+        assert status == "0", f"{status}: {err.read_text()[-5000:] if err.exists() else 'no process'}"
+        return json.loads(out.read_text().splitlines()[-1])
 
 
 class Driver:
