@@ -31,7 +31,7 @@ CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
 CASTS = ((4096, 4096), (16384, 4096))
 NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
 DEVICES = ("H200", "A100", "RTX", "MI300")  # of tests/devices.py
-PARTS = ("ends", "plan", "kernel", "graph")
+PARTS = ("ends", "plan", "kernel", "graph", "predicted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +46,15 @@ class Job:
 @dataclasses.dataclass(frozen=True)
 class Replayed:
     """What the pass made of a graph, as text. `ends`: of each region, its space and strategy, or why it was
-    declined. `graph`: after the pass, in which kernels have no numbers, as these differ between runs."""
+    declined. `graph`: after the pass, in which kernels have no numbers, as these differ between runs.
+    `predicted`: of each region, microseconds, launches and bytes. Older commits have none."""
 
     name: str
     ends: str
     plan: str
     kernel: str
     graph: str
+    predicted: str = ""
 
     @property
     def digest(self) -> str:
@@ -140,7 +142,13 @@ def replay(job: Job) -> Replayed:
     kernels = [
         f"# {k.grid}, {k.config}, {k.registers} registers\n{k.text}" for r in records for k in r.kernels
     ]
-    return Replayed(job.name, *map("\n".join, (told, plans, kernels)), _plain(str(graph)))
+    predicted = "\n".join(f"{_rounded(r.expected)}, {r.traffic}" for r in records)
+    return Replayed(job.name, *map("\n".join, (told, plans, kernels)), _plain(str(graph)), predicted)
+
+
+def _rounded(expected: Any) -> dict[str, Any]:
+    """Microseconds to a tenth: the last places of a sum may differ between processors."""
+    return {k: round(v, 1) if isinstance(v, float) else v for k, v in dataclasses.asdict(expected).items()}
 
 
 def _plain(graph: str) -> str:
