@@ -12,7 +12,7 @@ from pathlib import Path
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32
+from graphs import bf16
 from torch.fx import Graph
 
 from mixorder import pipeline
@@ -20,14 +20,13 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.cost import Traffic
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts, facts_of
 from mixorder.schedule.predicted import (
     Expected,
     check_saves,
     check_size,
     check_spares,
-    expected,
     least_saved,
 )
 
@@ -96,13 +95,6 @@ def test_times_are_near_those_measured(kind: str, targets: int, mean: float, mos
     assert statistics.mean(off) < mean and max(off) < most
 
 
-def test_arithmetic_is_part_of_the_time() -> None:
-    """GELU's gradient takes longer than as many bytes without; a norm's arithmetic is hidden by memory."""
-    gelu, norm = (record_of(kind, 16384, 8192).expected for kind in ("gelu", "rms"))
-    assert gelu.idle_us < 0.9 * gelu.fused_us
-    assert norm.idle_us > 0.9 * norm.fused_us
-
-
 def benchmarked() -> Iterator[tuple[str, int, int, float]]:
     """Norm, rows, columns, and stock's time over mixorder's, of the first table of docs/lab/benchmark.md."""
     page = (ROOT / "docs" / "lab" / "benchmark.md").read_text().partition("| M x N |")[2].partition("\n\n")[0]
@@ -127,40 +119,6 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
             left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
     assert count > 40
     assert not left
-
-
-def test_rows_off_a_boundary_take_longer() -> None:
-    aligned, odd = (record_of("rms", 32768, cols).expected for cols in (4096, 4097))
-    assert odd.share == pytest.approx(
-        0.70, abs=0.1
-    )  # docs/lab/tuning.md, "First-level cache and narrow loads"
-    assert aligned.share > 0.85
-    assert record_of("rms", 16384, 16384).strategy.startswith("cooperative, ")
-    assert record_of("rms", 32768, 768).strategy == "persistent"
-
-
-def test_launches() -> None:
-    held, shared = record_of("layer", 4096, 4096).expected, record_of("layer", 4096, 16384).expected
-    assert (held.launches, held.launches_apart) == (2, 4)
-    # Ours fills words first; Inductor needs no split with so many columns.
-    assert (shared.launches, shared.launches_apart) == (3, 2)
-    few = fused(graphs.pair_graph(32, 2048, f32)).expected
-    assert few.launches_apart == 2  # nor with so few rows
-
-
-def test_another_device_has_its_own_bandwidth() -> None:
-    record = record_of("rms", 32768, 4096)
-
-    def on(device: DeviceInfo) -> Expected:
-        facts = facts_of(record.loops)
-        return expected(record.apart, record.loops, record.schedule, facts, record.traffic, device)
-
-    half = on(dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2))
-    assert half.limit_us == pytest.approx(2 * on(H200).limit_us, rel=0.05)
-    assert half.fused_us > 1.7 * on(H200).fused_us and half.apart_us > 1.5 * on(H200).apart_us
-    assert on(H200).measured and not half.measured
-    unknown = on(dataclasses.replace(H200, name="another", bandwidth=0.0))
-    assert unknown.limit_us == on(H200).limit_us and not unknown.measured
 
 
 def taking(fused_us: float, apart_us: float, launches_apart: int = 3) -> Expected:
@@ -226,37 +184,3 @@ def test_a_space_of_few_elements() -> None:
     with pytest.raises(Decline) as small:
         check_size(facts, 512 * 128 + 1, True)
     assert small.value.reason is DeclineReason.TOO_SMALL
-
-
-def test_a_transposed_tensor_is_staged_against_its_order() -> None:
-    """On an H200 a region of 16384x768 with numbers of each row and head took 128 us instead of 37."""
-
-    def scaled(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = x.tanh() * scale
-        return y, y.sum(0)
-
-    def of_heads(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = (x.tanh().view(16384, 12, 64) * scale.t()[:, :, None]).view(16384, 768)
-        return y, y.sum(0)
-
-    plain = graphs.traced(scaled, ((16384, 768), bf16), ((16384, 1), f32))
-    turned = graphs.traced(of_heads, ((16384, 768), bf16), ((12, 16384), f32))
-    plainly, against = fused(plain).expected, fused(turned).expected
-    assert plainly.saved_us > 0 > against.saved_us
-    assert against.fused_us > 1.3 * plainly.fused_us
-
-
-def test_each_part_of_a_split_is_read() -> None:
-    """A tensor at two places moves as two tensors do; at one place, for two sums, it moves once."""
-
-    def in_halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        first, second = (half.float() for half in x.chunk(2, -1))
-        product = first * second
-        return product.sum(-1), product.sum(0)
-
-    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.float().sum(-1), x.float().square().sum(0)
-
-    for function in (in_halves, whole):
-        record = fused(graphs.traced(function, ((4096, 1024), bf16)))
-        assert record.traffic.read == 4096 * 1024 * 2

@@ -8,7 +8,7 @@ import pytest
 
 from mixorder.errors import Decline
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.plan import Launch, Plan, Produced, in_tiles
+from mixorder.schedule.plan import Launch, Plan, in_tiles
 from mixorder.schedule.producers import Groups, groups_of, with_producers
 
 SIZES = (512, 32, 128, 32)
@@ -18,36 +18,6 @@ def planned(
     extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, loads: int = 2, device: DeviceInfo = H200
 ) -> Plan:
     return with_producers(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, loads, device)
-
-
-@pytest.mark.parametrize(
-    ("cols", "rows", "ahead", "at_once", "registers"),
-    [
-        (1024, 4, 58, 1024, 72),
-        (4096, 1, 14, 4096, 72),
-        (16384, 1, 6, 4096, 96),
-        (28672, 1, 4, 4096, 128),
-    ],
-)
-def test_as_many_programs_are_ahead_as_run_at_once(
-    cols: int, rows: int, ahead: int, at_once: int, registers: int
-) -> None:
-    sizes = (512, 32, cols // 32, 32)
-    found = planned((1, 32, 4, 32), sizes)
-    assert (found.produced, found.launch.max_registers) == (Produced(ahead, rows, at_once), registers)
-    assert found.order.grouped == 1
-
-
-def test_a_residual_takes_more_registers() -> None:
-    found = [planned((1, 32, 4, 32), loads=loads) for loads in (2, 3)]
-    assert [one.launch.max_registers for one in found] == [72, 96]
-    assert found[0].produced == found[1].produced
-
-
-@pytest.mark.parametrize(("cols", "at_once"), [(96, 128), (8192, 8192), (8224, 4096), (28672, 4096)])
-def test_wide_rows_are_added_up_part_by_part(cols: int, at_once: int) -> None:
-    found = planned((1, 32, cols // 32, 32), (512, 32, cols // 32, 32)).produced
-    assert found is not None and found.cols == at_once
 
 
 @pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])
