@@ -14,7 +14,7 @@ import graphs
 import pytest
 import torch
 from evaluate import computed
-from graphs import bf16, f32, generate, only, share, traced
+from graphs import f32, generate, only, share, traced
 
 from mixorder.codegen.exchange_phases import groups_of, without_effect
 from mixorder.codegen.source import KernelSource
@@ -31,10 +31,6 @@ def kernel_of(program: LoopProgram, xblock: int = 2, lag: int = 2, splits: int =
     walk = Walk(split=splits, tile=xblock), Walk(group=8, part=part, tile=1 << (part - 1).bit_length())
     plan = Plan(walk, Launch(4, 3), SecondStage(16, 4), Exchanged(lag))
     return generate(share(program, plan.group, xblock), plan, "test")[0]
-
-
-def rms(rows: int = 64, cols: int = 16384) -> LoopProgram:
-    return graphs.merged(only(graphs.rms_norm_backward(rows, cols)))
 
 
 def program_of(function: Any, *specs: Any) -> LoopProgram:
@@ -72,27 +68,6 @@ def test_a_turn_for_each_part_and_exchange_tells_what_is_not_told() -> None:
         assert parts[0] == parts[-1] == own
         assert sorted(parts[1:8]) == sorted(set(range(8)) - {own})
         assert sorted(parts[8:-1]) == list(range(8))
-
-
-def test_each_stage_waits_for_its_own_tile() -> None:
-    text = kernel_of(program_of(*TWO_STAGES), lag=3).text
-    ready = [line.strip() for line in text.splitlines() if line.strip().startswith("ready")]
-    assert ready == [
-        "ready1 = (tile - 12 >= 0) & (tile - 12 < tiles)",
-        "ready2 = (tile - 24 >= 0) & (tile - 24 < tiles)",
-    ]
-    assert "tl.range(begin, tiles + 24, 4" in text
-
-
-def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
-    def function(x: Any, y: Any) -> Any:
-        product = x * y
-        return product, product.sum(0)
-
-    full = ((64, 1031), bf16)  # a prime number of columns is not cut into narrower ones
-    source = kernel_of(program_of(function, full, full))
-    assert not any(word in source.text for word in ("mailbox", "missed", "asm", "again"))
-    assert "mailbox" not in source.buffers and "for tile in tl.range(begin, tiles, 4" in source.text
 
 
 def test_a_record_has_reductions_of_one_kind_and_no_more_than_a_warp_reads() -> None:
@@ -167,17 +142,6 @@ def test_a_sum_that_is_not_masked_is_given_zeros(other: float, programs: list[Lo
     assert idle > 2 and masked > 5  # or nothing was tested
 
 
-def test_what_a_weight_multiplies_is_masked() -> None:
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        return dy * (x * dy).sum(1, keepdim=True), (x * w).sum(0), (x * dy).sum(0), torch.cos(x).sum(0)
-
-    program = share(program_of(function, TWO_STAGES[1], TWO_STAGES[2], TWO_STAGES[3]), 4, 1)
-    nest = program.nests[0]
-    sums = [s for s in nest.body if isinstance(s, PartialAccumulate)]
-    unmasked = without_effect(nest, program.tile_axes[0].symbol)
-    assert [s in unmasked for s in sums] == [False, True, False]
-
-
 def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
     def function(x: Any, dy: Any, w: Any) -> Any:
         q = x * torch.log(x).amax(-1, keepdim=True)  # of zeros, minus infinity
@@ -186,19 +150,3 @@ def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
     program = share(program_of(function, *TWO_STAGES[1:]), 4, 1)
     assert any(isinstance(s, Carry) and s.value.name == "amax" for s in program.nests[0].body)
     assert without_effect(program.nests[0], program.tile_axes[0].symbol) == set()
-
-
-def labelled(logits: Any, labels: Any, lse: Any) -> Any:
-    scaled = torch.where(labels == torch.arange(logits.shape[1]), -1.0, 0.0)
-    dx = scaled - torch.exp(logits - lse) * scaled.sum(1, keepdim=True)
-    return dx, dx.sum(0)
-
-
-def test_a_reduction_without_a_load_over_columns_is_anchored_to_one() -> None:
-    """Or a thread would have a whole row of it."""
-    text = kernel_of(
-        program_of(labelled, ((64, 16384), f32), ((64, 1), torch.int64), ((64, 1), f32)), splits=4
-    ).text
-    assert text.count("anchor = tl.load(") == 1 and "tl.program_id(0) < 0" in text
-    assert text.count("tl.where(anchor == 0, ") == 1
-    assert "anchor" not in kernel_of(rms()).text
