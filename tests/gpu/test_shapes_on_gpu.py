@@ -1,7 +1,6 @@
 """Shapes and layouts on a GPU: what Inductor makes of results that are viewed, written or gathered."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -10,10 +9,6 @@ from graphs import f32, randomised
 from results import RESULTS, aliases
 from support.compilers import STRICT
 from torch._dynamo.utils import counters
-
-from mixorder.report import collect
-from mixorder.schedule.constants import FITTED
-from mixorder.strategies.persistent import PERSISTENT
 
 
 def poison():
@@ -57,41 +52,6 @@ def check(forward, module, x, dynamic=False, cancelled=0.0):
         assert mine.shape == truth.shape and mine.isfinite().all()
         error = float((mine.double() - truth).norm())
         assert error <= 4e-6 * (float(truth.norm()) + cancelled)
-
-
-SHAPES = [(16, 16), (64, 64), (1, 20), (2, 1000), (5, 6), (67, 33), (1500, 3), (100_003, 2), (3, 8192)]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("rows", "cols"), SHAPES)
-@pytest.mark.parametrize("name", NORMS)
-def test_rows_and_columns(name, rows, cols, dynamic):
-    module = randomised(NORMS[name](cols), f32).cuda()
-    x = torch.randn(rows, cols, device="cuda")
-    check(lambda m, x: m(x), module, x, dynamic, cancelled=1e2 * rows**0.5 if cols <= 3 else 0.0)
-    assert counters["mixorder"] == {"fused_regions": 1}
-
-
-@pytest.mark.parametrize(
-    ("rows", "cols"), [(37, 96), (1001, 304), (3000, 768), (5000, 1152), (700, 5120), (300, 6144)]
-)
-@pytest.mark.parametrize("name", NORMS)
-def test_rows_in_chunks(name, rows, cols, plan_with):
-    constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
-    choose = lambda facts, device, split_size: PERSISTENT.choose(facts, device, split_size, constants)  # noqa: E731
-    plan_with(strategies=(dataclasses.replace(PERSISTENT, choose=choose),))
-    module = randomised(NORMS[name](cols), f32).cuda()
-    with collect() as records:
-        check(lambda m, x: m(x), module, torch.randn(rows, cols, device="cuda"))
-    (record,) = records
-    assert record.schedule.chunks > 1
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", NORMS)
-def test_no_rows(name, dynamic):
-    module = randomised(NORMS[name](20), f32).cuda()
-    check(lambda m, x: m(x), module, torch.randn(0, 20, device="cuda"), dynamic)
 
 
 LAYOUTS = {

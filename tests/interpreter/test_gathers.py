@@ -158,7 +158,7 @@ def test_checkpointed(form: str) -> None:
 SYMBOLIC = ["rope", "gated", "class_token", "next_token", "pad", "batch_second", "concatenated"]
 
 
-@pytest.mark.parametrize(("form", "dims"), crossed(SYMBOLIC, [(0,), (1,), (0, 1)]))
+@pytest.mark.parametrize(("form", "dims"), [(f, [(0, 1), (0,), (1,)][i % 3]) for i, f in enumerate(SYMBOLIC)])
 def test_symbolic_rows(form: str, dims: tuple[int, ...]) -> None:
     after, shape = FORMS[form]
     module = Around(nn.LayerNorm(shape[-1]), after)

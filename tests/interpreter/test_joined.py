@@ -12,7 +12,7 @@ from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 
-@pytest.mark.parametrize(("part", "join", "order"), crossed(PARTS, JOINS, ORDERS))
+@pytest.mark.parametrize(("part", "join", "order"), crossed(PARTS, JOINS, ORDERS)[::2])
 def test_joined_results(part: str, join: str, order: str) -> None:
     function = program(part, join, order)
     given = [torch.randn(shape) for shape in SHAPES]

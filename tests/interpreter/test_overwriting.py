@@ -45,7 +45,7 @@ def both(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensors, T
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
 
 
-@pytest.mark.parametrize(("norm", "dtype"), [("layer", f32), ("layer", bf16), ("rms", f32), ("hf", bf16)])
+@pytest.mark.parametrize(("norm", "dtype"), [("rms", f32), ("layer", bf16)])
 def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two norms and the GELU get their gradient from a product; the last one writes over an activation."""
     module = randomised(Block(40, NORMS[norm]), dtype)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from graphs import bf16, f32, randomised
+from grids import crossed
 from running import OFF, ON, Tensors, check, compiled, exact_gradients, gradients, unfused
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -182,8 +182,9 @@ class Stored(nn.Module):
         return self.norm(x).contiguous(memory_format=self.format)
 
 
-@pytest.mark.parametrize(("of_x", "of_dy"), itertools.product([False, True], repeat=2))
-@pytest.mark.parametrize("shape", [(3, 64, 12, 8), (1, 40, 13, 7)])
+@pytest.mark.parametrize(
+    ("shape", "of_x", "of_dy"), crossed([(3, 64, 12, 8), (1, 40, 13, 7)], [False, True], [False, True])
+)
 def test_tensors_that_lie_in_two_orders(shape: tuple[int, ...], of_x: bool, of_dy: bool) -> None:
     """Of a channels-last x and a contiguous dy, a tile is read along its rows and along its columns."""
     torch.manual_seed(5)
@@ -247,13 +248,15 @@ class Shifted(nn.Module):
         return nn.functional.silu(self.norm(x + self.bias[..., None, None]))
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
-@pytest.mark.parametrize(("shape", "groups"), [((2, 24, 30, 20), 8), ((5, 40, 13, 9), 4)])
-@pytest.mark.parametrize("of_samples", [False, True])
+@pytest.mark.parametrize(
+    ("of_samples", "sizes", "last"),
+    crossed([False, True], [((2, 24, 30, 20), 8), ((5, 40, 13, 9), 4)], [False, True]),
+)
 def test_a_fourth_kernel_adds_up_what_the_third_has_computed(
-    of_samples: bool, shape: tuple[int, ...], groups: int, last: bool, monkeypatch: pytest.MonkeyPatch
+    of_samples: bool, sizes: tuple[tuple[int, ...], int], last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several parts at a time."""
+    shape, groups = sizes
     monkeypatch.setattr(slabs, "RESULTS", 64)
     torch.manual_seed(8)
     module = randomised(Shifted(shape[1], groups, shape[0] if of_samples else 0), bf16)

@@ -329,8 +329,9 @@ def cast_behind(gradient: Function) -> Function:
     return function
 
 
-@pytest.mark.parametrize("gradient", [rms, layer])
-@pytest.mark.parametrize(("rows", "cols"), [(256, 512), (480, 544), (1056, 1024)])
+@pytest.mark.parametrize(
+    ("gradient", "rows", "cols"), [(rms, 256, 512), (layer, 480, 544), (rms, 1056, 1024)]
+)
 def test_a_norm_in_the_same_kernel(
     gradient: Function, rows: int, cols: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

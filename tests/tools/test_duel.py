@@ -1,10 +1,6 @@
 """Duels without a GPU: one from end to end in the interpreter, the records, the report of made-up results."""
 
-import dataclasses
-import json
-import math
 import multiprocessing
-import re
 import subprocess
 import sys
 import time
@@ -13,14 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
-from lab.duel import moved
-from lab.duels import Duel, Way, load, parse
+from lab.duels import load
 from lab.exact import NoReference, exact
 from lab.processes import EXIT_TIMEOUT, Turn
-from lab.stopwatch import medians_of_rounds
-from support import compilers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -70,18 +62,6 @@ def test_bits_and_random_numbers_have_no_reference(graph: Any) -> None:
         exact(make_fx(graph)(x), [x])
 
 
-def test_a_broadcast_tensor_counts_as_what_is_in_memory() -> None:
-    assert moved([torch.empty(8).expand(100, 8), 3, torch.empty(0)], [torch.empty(2, 2)]) == 4 * (8 + 4)
-
-
-def test_kernels_of_rounds_without_the_flush() -> None:
-    flush = "void at::native::vectorized_elementwise_kernel<16, at::native::FillFunctor<unsigned char>>"
-    rounds = [(flush, 90.0), ("a", 3.0), ("b", 1.0), (flush, 91.0), ("a", 5.0), ("b", 1.0)]
-    rounds += [(flush, 90.0), ("a", 4.0), ("b", 9.0)]
-    assert medians_of_rounds(rounds, 3) == [("a", 4.0), ("b", 1.0)]
-    assert medians_of_rounds(rounds[:-1], 3) == [] == medians_of_rounds([], 3)
-
-
 def _hold(path: str, pipe: Any) -> None:
     with Turn(path, 100):
         pipe.send("held")
@@ -118,97 +98,6 @@ def test_a_process_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
 
 
 # Records and their report.
-
-
-EXPECTED = {"fused_us": 18.0, "apart_us": 24.0}
-
-
-def made_up(key: str, stock: float, ours: float, **changes: Any) -> Duel:
-    region = {"space": "8x8", "strategy": "persistent", "kernels": ["mine"], "expected": EXPECTED}
-    ways = {
-        "stock": Way(us=stock, launches=3, errors=[1e-3], peak=1000, compile_s=2.0),
-        "ours": Way(
-            us=ours, launches=2, errors=[1e-3], peak=1000, regions=[region], kernels=[("mine", 17.0)]
-        ),
-    }
-    duel = Duel(key, count=2, where=[["gpt", "autocast", "backward"]], kind="norm", limit_us=10.0, **ways)
-    duel.locked = {"times": 0.5, "errors": 0.25}
-    return dataclasses.replace(duel, **changes)
-
-
-def figures(*records: list[Duel]) -> dict[str, str]:
-    """The report's lines of two cells: what is told, and its value."""
-    lines = [re.sub(" +", " ", line) for line in duel_report.report(list(records)).splitlines()]
-    pairs = (line.split(" | ")[:2] for line in lines if line.startswith("| ") and line.count("|") == 4)
-    return {name.removeprefix("| "): value for name, value in pairs}
-
-
-def test_figures_of_made_up_results() -> None:
-    fast, slow = made_up("fast", 40.0, 20.0), made_up("slow", 20.0, 22.0)
-    slow.ours.kernels = [("mine_0", 18.0), ("other", 2.0)]
-    near = made_up("near", 10.0, 10.9, kind="bias")  # slower by more than 3%, but not by 1 us
-    near.ours.regions, near.ours.declined, near.ours.errors = [], {"cycle": 2}, [2e-3]
-    near.ours.peak = 1006
-    found = figures([fast], [slow], [near], [Duel("broken", "hung", "exit code None")])
-    assert found["slower by more than 3% and 1 us"] == "1: slow"
-    assert found["geometric mean, norm (2)"] == f"{math.sqrt(40 / 20 * 20 / 22):.3f}"
-    assert found["geometric mean, bias (1)"] == "0.917"
-    assert found["all occurrences, ms, stock -> ours"] == "0.14 -> 0.11"
-    # 18 for 20 (all of it the region's), and 18 for 22 - 2.
-    assert found["prediction: median, p95 of the error"] == "10.0%, 10.0% (2)"
-    assert found["... to fuse (2)"] == "50.0%" and found["... not to (0 of 1 judged)"] == "-"
-    # 24 for 40; of `slow`, a kernel is not the region's.
-    assert found["... of Inductor's kernels"] == "40.0%, 40.0% (1)"
-    assert found["less exact than stock"] == found["peak memory above stock's by 0.5%"] == "1: near"
-    assert found["without a result"] == "1: broken"
-
-
-def test_what_is_left_to_inductor_is_judged_by_a_duel_with_all_fused() -> None:
-    def left(key: str) -> Duel:
-        duel = made_up(key, 40.0, 40.0)
-        duel.ours.regions, duel.ours.declined = [], {"slower": 1}
-        return duel
-
-    wrong, right = made_up("wrong", 40.0, 30.0, forced=True), made_up("right", 40.0, 39.5, forced=True)
-    found = figures([wrong, left("wrong")], [left("right"), right], [left("unknown")])
-    assert found["... not to (2 of 3 judged)"] == "50.0%"
-    assert found["decisions that were right (2)"] == "50.0%"
-
-
-def test_what_is_tuned_has_figures_of_its_own() -> None:
-    """By a stricter bar, and it takes the place of no result without tuning."""
-    plain, slow = made_up("slow", 20.0, 22.0), made_up("slow", 20.0, 20.3, tuned=True)
-    fast = made_up("fast", 40.0, 20.0, tuned=True)
-    found = figures([plain, slow], [made_up("fast", 40.0, 25.0), fast])
-    assert found["tuned (2): slower by more than 1%"] == "1: slow"
-    assert found["... geometric mean"] == f"{math.sqrt(2 * 20 / 20.3):.3f}"
-    assert found["slower by more than 3% and 1 us"] == "1: slow"
-    assert compilers.as_shipped(True, None, True)["mixorder_autotune"]
-    assert "mixorder_autotune" not in compilers.as_shipped(False, None, True) | compilers.as_shipped(True)
-
-
-def test_small_errors_are_as_good_as_none() -> None:
-    duel = made_up("a", 1, 1)
-    for mine, stock, less in (
-        (1.2e-3, 1e-3, []),
-        (1.3e-3, 1e-3, [0]),
-        (9e-7, 1e-8, []),
-        (math.inf, 1e-3, [0]),
-    ):
-        duel.ours.errors, duel.stock.errors = [mine], [stock]
-        assert duel.less_exact == less
-
-
-def test_results_are_read_back_and_a_broken_line_is_left_out(tmp_path: Path) -> None:
-    one = made_up("a", 40.0, 20.0)
-    plain = json.loads(json.dumps(dataclasses.asdict(one)))
-    assert parse(plain | {"from": "another version"}).ours.regions == one.ours.regions
-    path = tmp_path / "duels.jsonl"
-    path.write_text(json.dumps(plain) + "\n" + json.dumps(plain | {"key": "b"})[:-20])
-    again = tmp_path / "again.jsonl"
-    again.write_text(json.dumps(dataclasses.asdict(made_up("a", 44.0, 20.0))) + "\n")
-    ((first, second),) = load([path, again])
-    assert (first.ratio, second.ratio) == (2.0, 2.2)
 
 
 def entry(key: str, dtype: str, target: str = "aten.mul.Tensor") -> Entry:

@@ -3,16 +3,13 @@
 Bytes are counted on Inductor's own scheduled kernels, in a process of its own with a stand-in for the driver.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import family
 import pytest
-from support.cases import CASES
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -116,36 +113,3 @@ def test_bytes_of_a_dx_that_is_written_over_dy(counted: Bytes) -> None:
     (_, stock), (_, ours) = counted["product"]
     again = 2 * FULL + 2 * STATISTIC  # what stock's second kernel reads of the norm's inputs
     assert stock - ours == again
-
-
-STOCK = family.Measured(5_000_000, [], [], 7, 90.0, 1.7e-3)
-OURS = family.Measured(3_200_000, [("16384x2048", 2, 2)], [], 2, 60.0, 1.7e-3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "faults"),
-    [
-        ({}, []),
-        ({"fused": []}, ["not fused as it should be"]),
-        ({"fused": [("16384x2048", 2, 1)]}, ["not fused as it should be"]),
-        ({"declined": ["cycle"]}, ["not fused as it should be"]),
-        ({"microseconds": 95.0}, ["slower"]),
-        ({"bytes": 5_000_001}, ["more bytes"]),
-        ({"error": 1.9e-3}, ["less accurate"]),
-        ({"error": float("nan")}, ["less accurate"]),
-    ],
-)
-def test_faults(changes: dict[str, object], faults: list[str]) -> None:
-    ours = dataclasses.replace(OURS, **changes)
-    assert family.faults(CASES["LayerNorm"], False, STOCK, ours) == faults
-
-
-def test_small_shapes_are_not_judged_by_time_and_bytes() -> None:
-    ours = dataclasses.replace(OURS, fused=[("15x60", 2, 2)], microseconds=95.0, bytes=6_000_000)
-    assert family.faults(CASES["LayerNorm"], True, STOCK, ours) == []
-
-
-def test_a_small_region_is_expected_to_be_declined() -> None:
-    case = CASES["GroupNorm"]
-    assert case.expected(case.shapes.small, 65536) == ([], ["too-small"])
-    assert case.expected(case.shapes.small, 0) == ([("column 3 x column 2 x column 3 x row 35", 0, 6)], [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import time
@@ -281,37 +280,6 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: 
         assert time.monotonic() < ends + 30
     finally:
         pool.close()
-
-
-def test_errors_are_told_by_dtype() -> None:
-    found = [
-        {"dtype": "bfloat16", "errors": [(2**-8, 2**-7), (2**-6, 2**-7)]},
-        {"dtype": "float32", "errors": [(2**-24, 0.0)]},
-        {"dtype": "float32"},
-        {"dtype": "float64", "errors": [(2**-53, 0.0)]},
-    ]
-    assert fuzz.scaled(found) == {"bfloat16": [[1, 4], [2, 2]], "float32": [[1], [0]]}
-
-
-def test_kinds_of_failures_are_written_once(tmp_path: Path) -> None:
-    found = [
-        {"seed": s, "status": "failed", "kind": "values", "message": "result 0", "fused": 1} for s in (3, 5)
-    ]
-    args = argparse.Namespace(out=tmp_path, seed=3, cases=3, device="cpu", shrink_box=9.0)
-    fuzz.shrink_all(InProcess(lambda program: False), args, found)  # type: ignore[arg-type]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["failures.json", "test_fuzz_3.py"]
-    assert fuzz.summary(found, 2.0).startswith("2 cases in 2 s: 2 failed\n2 regions fused, in 2 cases")
-
-
-def test_crashes_are_told_apart_by_what_was_raised() -> None:
-    begin = "BackendCompilerFailed: backend='inductor' raised:"
-    first = f"{begin}\nMixorderError: mixorder failed on region0: KeyError: 3\nx"
-    other = f"{begin}\nCompilationError: at 12:3"
-    kinds = [
-        fuzz.kind_of({"status": "failed", "kind": "crash", "message": m})
-        for m in (first, first.replace("region0", "region7"), other)
-    ]
-    assert kinds[0] == kinds[1] != kinds[2] and "KeyError" in kinds[0] and "Compilation" in kinds[2]
 
 
 @pytest.mark.parametrize("ours", ["its graph's", "apart", "its own"])
