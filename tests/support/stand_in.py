@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 @functools.cache
 def _server(first: str, **env: str) -> subprocess.Popen[str]:
-    """A process that has run `first`, and runs what it reads in forks of itself. It ends with this process."""
+    """A process that has run `first`, and runs what it reads in forks of itself. It ends with this one."""
     paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     # With Inductor's caches, nothing would be compiled; what compiles in threads cannot be forked.
     config = dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0")
