@@ -11,6 +11,9 @@ the program that computes it.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import torch
 
 from ..inductor.printing import texpr, triton_compute_type
@@ -22,26 +25,38 @@ from ..ir.program import (
     LoopProgram,
     PartialAccumulate,
     Reduce,
-    Statement,
-    Store,
 )
 from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
-from .exchange_phases import floating, phases_of, without_effect
+from .exchange_phases import phases_of, without_effect
 from .programmatic_launch import PROGRAM
 from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer, filler, identity
+from .writer import TileDim, Writer
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
-_CARRIED_RAW = (torch.bfloat16, torch.float16, torch.float32)  # carried in registers without a cast
+# What full tiles are carried in without a cast.
+_CARRIED_RAW = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
 
 
 def cooperative_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a program that `transform.cooperative` has cut into phases."""
     return _CooperativeKernel(program, plan).written(label)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A carried value: its name in the kernel, for how many iterations it stays in registers, and as what.
+    `raw`: as it was loaded."""
+
+    name: str
+    age: int
+    dtype: torch.dtype
+    triton_dtype: str
+    shape: str
+    raw: bool = False
 
 
 class _CooperativeKernel:
@@ -60,9 +75,9 @@ class _CooperativeKernel:
         self.phases = phases_of(self.nest.body, plan.group)
         self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
-        self.ages = self._ages()
-        self.idle = without_effect(self.nest, self.x.symbol)
-        self.writer.floating = floating(self.nest, self.y.symbol)
+        self.writer.held = self._held()
+        if not self.ragged and len(self.phases) == 1:
+            self.writer.idle = set(self.accumulators)
 
     def written(self, label: str) -> KernelSource:
         plan, writer, code = self.plan, self.writer, self.code
@@ -109,15 +124,13 @@ class _CooperativeKernel:
         self.columns()
         for stmt in self.nest.preamble:
             writer.statement(stmt)
-        if writer.floating:
-            self.anchor()
-        self.empty_accumulators()
+        for acc in self.accumulators:
+            writer.empty(acc)
         self.main_loop()
         if self.plan.launch.dependent:
             self.writer.release()
         for acc in self.accumulators:
-            value = " - ".join(writer.accumulators(acc))
-            writer.store(acc.buffer, acc.index, value, writer.symbols(acc.index))
+            writer.store_partial(acc)
 
     @staticmethod
     def missed(phase: int) -> str:
@@ -145,14 +158,6 @@ class _CooperativeKernel:
             if cols != self.plan.lanes:
                 inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
             self.code.writeline(f"{y.mask} = {inside}")
-
-    def anchor(self) -> None:
-        """A load that is always masked off, in the layout of the tiles. A reduction that depends on no load
-        over columns would otherwise have the layout of its mailbox store, with a row per thread
-        (docs/lab/tuning.md, "Registers and layouts")."""
-        full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
-        pointer = self.writer.pointer(next(full).buffer)
-        self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, phase: int) -> None:
         """The rows of the tile that a phase works on in this iteration."""
@@ -184,9 +189,10 @@ class _CooperativeKernel:
 
     def main_loop(self) -> None:
         plan, code, last = self.plan, self.code, len(self.phases) - 1
-        for name, age in self.ages.items():
-            for i in range(1, age + 1):
-                code.writeline(f"{name}_{i} = tl.zeros([{self.held_shape(name)}], {self.held_dtype(name)})")
+        held = self.writer.held
+        for one in held.values():
+            for i in range(1, one.age + 1):
+                code.writeline(f"{one.name}_{i} = tl.zeros([{one.shape}], {one.triton_dtype})")
         for k in range(1, last + 1):
             code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
         for k, group, row in self.records():
@@ -198,10 +204,11 @@ class _CooperativeKernel:
                 self.loads(k)
             for k in range(last + 1):
                 self.run_phase(k)
-            for name, age in self.ages.items():
-                for i in range(age, 1, -1):
-                    code.writeline(f"{name}_{i} = {self.moved(name, i - 1)}")
-                code.writeline(f"{name}_1 = {self.held(name)}")
+            for value, one in held.items():
+                for i in range(one.age, 1, -1):
+                    moved = carried(f"{one.name}_{i - 1}", one.dtype.itemsize * 8, one.triton_dtype)
+                    code.writeline(f"{one.name}_{i} = {moved}")
+                code.writeline(f"{one.name}_1 = {self.newest(value, one)}")
 
     def loads(self, k: int) -> None:
         """A phase's loads. They are outside every branch, so that Triton prefetches them."""
@@ -227,20 +234,12 @@ class _CooperativeKernel:
             if isinstance(stmt, Carry):
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
-                self.statement(stmt)
+                self.writer.statement(stmt)
         if k and self.phases[k].groups:
             self.code.writeline(f"failed{k} = {self.any_warp(k)}")
         for group in self.phases[k].groups:
             for reduce in group:
                 self.publish(reduce, k)
-
-    def statement(self, stmt: Statement) -> None:
-        if isinstance(stmt, PartialAccumulate):
-            some_idle = self.ragged or len(self.phases) > 1
-            with self.writer.ops.active():
-                self.writer.fold(stmt, masked=some_idle and stmt not in self.idle)
-        else:
-            self.writer.statement(stmt)
 
     def publish(self, reduce: Reduce, k: int) -> None:
         value = word(str(self.writer.ops.variables[reduce.name]))
@@ -286,91 +285,56 @@ class _CooperativeKernel:
 
     # Values that are carried from phase to phase.
 
-    def _ages(self) -> dict[str, int]:
-        """The iterations for which each carried value stays in registers, by its name in the kernel."""
-        ages: dict[str, int] = {}
+    def _held(self) -> dict[str, _Held]:
+        """The values that are carried, by their names."""
+        found: dict[str, _Held] = {}
+        values = {s.name: s for s in self.nest.body if isinstance(s, Load | Reduce)}
         for stmt in self.nest.body:
             if isinstance(stmt, Carry):
-                self.writer.held.setdefault(stmt.value.name, f"held{len(self.writer.held)}")
-                name = self.writer.held[stmt.value.name]
-                ages[name] = max(ages.get(name, 0), stmt.phases * self.plan.lag)
-        self.writer.raw = {
-            s.name
-            for s in self.nest.body
-            if isinstance(s, Load) and s.name in self.writer.held and self.is_raw(s)
-        }
-        return ages
+                value, age = values[stmt.value.name], stmt.phases * self.plan.lag
+                before = found.get(value.name)
+                name = before.name if before else f"held{len(found)}"
+                found[value.name] = self.held(name, value, max(age, before.age if before else 0))
+        return found
 
-    def is_raw(self, load: Load) -> bool:
-        """Whether a load is carried without a cast: full tiles only, as few values per row gain nothing."""
-        dtype = self.program.buffer(load.buffer).dtype
-        return dtype in _CARRIED_RAW and len(self.writer.deps[load.name]) == 2
+    def held(self, name: str, value: Load | Reduce, age: int) -> _Held:
+        varies = self.writer.deps[value.name]
+        if isinstance(value, Load) and len(varies) == 2:  # few values per row gain nothing
+            own = self.program.buffer(value.buffer).dtype
+            if own in _CARRIED_RAW:
+                return _Held(name, age, own, _CARRIED_RAW[own], self.writer.shape(varies), raw=True)
+        dtype = torch.int8 if value.dtype == torch.bool else value.dtype
+        return _Held(name, age, dtype, triton_compute_type(dtype), self.writer.shape(varies))
 
-    def source(self, name: str) -> Load | Reduce:
-        value = next(v for v, held in self.writer.held.items() if held == name)
-        return next(s for s in self.nest.body if isinstance(s, Load | Reduce) and s.name == value)
-
-    def held_shape(self, name: str) -> str:
-        return self.writer.shape(self.writer.deps[self.source(name).name])
-
-    def held_torch_dtype(self, name: str) -> torch.dtype:
-        source = self.source(name)
-        if source.name in self.writer.raw:
-            assert isinstance(source, Load)
-            return self.program.buffer(source.buffer).dtype
-        return torch.int8 if source.dtype == torch.bool else source.dtype
-
-    def held_dtype(self, name: str) -> str:
-        names = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
-        dtype = self.held_torch_dtype(name)
-        return names.get(dtype, triton_compute_type(dtype))
-
-    def held(self, name: str) -> str:
-        source = self.source(name)
-        if source.name in self.writer.raw:
-            return f"{name}_raw"
-        value = str(self.writer.ops.variables[source.name])
-        return f"{value}.to(tl.int8)" if source.dtype == torch.bool else value
-
-    def moved(self, name: str, age: int) -> str:
-        bits = self.held_torch_dtype(name).itemsize * 8
-        return carried(f"{name}_{age}", bits, self.held_dtype(name))
+    def newest(self, value: str, held: _Held) -> str:
+        """Triton text: a value of this iteration, as it is carried."""
+        if held.raw:
+            return f"{held.name}_raw"
+        variable = self.writer.ops.variables[value]
+        return f"{variable}.to(tl.int8)" if held.dtype == torch.int8 != variable.dtype else str(variable)
 
     def carry(self, stmt: Carry) -> None:
-        name = self.writer.held[stmt.value.name]
-        text = f"{name}_{stmt.phases * self.plan.lag}"
+        held = self.writer.held[stmt.value.name]
+        text = f"{held.name}_{stmt.phases * self.plan.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
-        elif stmt.value.name in self.writer.raw and self.held_torch_dtype(name) != stmt.dtype:
+        elif held.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.writer.ops.define(text, stmt.dtype, stmt.name)
 
-    def empty_accumulators(self) -> None:
-        for acc in self.accumulators:
-            start = identity(acc.kind, self.writer.dtype(acc))
-            for name in self.writer.accumulators(acc):
-                self.code.writeline(f"{name} = tl.full([1, R0_BLOCK], {start})")
-
 
 class _CooperativeWriter(Writer):
-    """Loads that are carried are also kept without a cast. Column vectors and accumulators have one row. In a
-    kernel with exchanges, results are stored only in turns for the program's own part."""
+    """Loads that are carried are also kept without a cast. Column vectors and accumulators have one row: a
+    thread has all rows of a tile. In a kernel with exchanges, results are stored only in turns for the
+    program's own part."""
 
     spread_columns = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.held: dict[str, str] = {}  # carried values, and their names in the kernel
-        self.raw: set[str] = set()  # the loads among them that are carried without a cast
-        self.floating: frozenset[str] = frozenset()  # reductions that depend on no load over columns
-
-    def reduce(self, stmt: Reduce) -> None:
-        value = self.ops.variables[stmt.value.name]
-        if stmt.name in self.floating:
-            anchored = f"tl.where(anchor == 0, {value}, {filler(stmt.kind, stmt.dtype)})"
-            self.ops.variables[stmt.value.name] = anchored
-        super().reduce(stmt)
-        self.ops.variables[stmt.value.name] = value
+        self.held: dict[str, _Held] = {}  # by the names of the values
+        # Accumulations that add zero where there is no row, if there are such places at all.
+        self.idle = without_effect(self.nest, self.dims[0].symbol)
 
     def stored_where(self, mask: str) -> str:
         if not any(isinstance(s, Exchange) for s in self.nest.body):
@@ -378,31 +342,30 @@ class _CooperativeWriter(Writer):
         return f"{mask} & {MINE}" if mask else MINE
 
     def loaded(self, stmt: Load, text: str) -> str:
-        if stmt.name not in self.raw:
+        if stmt.name not in self.held or not self.held[stmt.name].raw:
             return text
-        name = f"{self.held[stmt.name]}_raw"
+        name = f"{self.held[stmt.name].name}_raw"
         self.code.writeline(f"{name} = {text}")
         return name
 
-    def fold(self, stmt: PartialAccumulate, masked: bool) -> None:
-        """Reduce a tile over its rows, which a thread has all of, and accumulate the result."""
-        dims = self.reduced_dims(stmt) if masked else ()
-        if stmt.peak is not None:
-            self.add_relative_rows(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
-            return
-        value = self.masked_value(stmt.value.name, stmt.kind, self.dtype(stmt), dims)
-        value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=0)
-        self.add(stmt, value)
+    def masked_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
+        return () if stmt in self.idle else self.reduced_dims(stmt)
 
-    def add_relative_rows(self, stmt: PartialAccumulate, value: str) -> None:
+    def folds(self, stmt: PartialAccumulate) -> bool:
+        return True
+
+    def totals(self, stmt: PartialAccumulate) -> Iterator[str]:
+        yield " - ".join(self.accumulators(stmt))
+
+    def add_relative(self, stmt: PartialAccumulate, value: str) -> None:
         """Add the exponentials of a tile's rows, relative to the maximum that the tile moves."""
         dtype, (acc,), before = self.dtype(stmt), self.accumulators(stmt), self.peak(stmt)
         value = str(self.ops.define(value, dtype))
-        highest = self.combined(AMAX, before, self.reduced(AMAX, dtype, value, axis=0), dtype)
+        highest = self.combined(AMAX, before, self.reduced_along(AMAX, dtype, value, 0, 2), dtype)
         highest = str(self.ops.define(highest, dtype))
         base = self.ops.define(f"tl.where({highest} == float('-inf'), 0.0, {highest})", dtype)
         scale, terms = (self.exponential(f"({one} - {base})", dtype) for one in (before, value))
-        total = self.reduced(stmt.kind, dtype, str(terms), axis=0)
+        total = self.reduced_along(stmt.kind, dtype, str(terms), 0, 2)
         self.code.writeline(f"{acc} = {acc} * {scale} + {total}")
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..inductor.printing import offset_text, printing_triton, triton_compute_type
+from ..inductor.printing import offset_text, printing_triton
 from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
 from ..schedule.slabs import axes_of
 from .kernel import MainKernel
+from .kernel_text import identity
 from .source import KernelSource
 from .tile import TileWriter
-from .writer import identity
 
 
 def slab_kernels(
@@ -66,7 +66,6 @@ def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSou
     assert isinstance(plan.totals, Applied)
     own = Plan(_tiles(nest, plan.totals.ends), Launch(plan.second.warps))
     writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), own)
-    writer.looped = nest.loops[0]
     writer.numbered = list(nest.loops[1:])
     writer.begin()
     if nest.loops[0] in writer.tiled:
@@ -93,11 +92,6 @@ class _SlabWriter(TileWriter):
     kernels have them."""
 
     exact = False
-    looped: Axis | None = None  # that a program walks along
-
-    @property
-    def tiles_in_all(self) -> int:
-        return super().tiles_in_all // (self.tiles(self.looped) if self.looped else 1)
 
     def load(self, stmt: Load) -> None:
         if not stmt.index.has(FloorDiv, ModularIndexing):
@@ -110,11 +104,8 @@ class _SlabWriter(TileWriter):
             if int(axis.size) % self.extents[axis]:
                 masks.append(f"({axis.symbol} < {axis.size})")
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
-        buffer = self.program.buffer(stmt.buffer)
-        text = f"tl.load({self.program.memory(stmt.buffer).pointer} + ({offset_text(stmt.index)}){mask})"
-        if buffer.dtype != stmt.dtype:
-            text += f".to({triton_compute_type(stmt.dtype)})"
-        self.ops.define(text, stmt.dtype, stmt.name)
+        text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
+        self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
 
 
 class _SumsWriter(_SlabWriter):
@@ -136,19 +127,11 @@ class _SumsWriter(_SlabWriter):
     def number_tiles(self) -> None:
         """Define the number of the tile along each axis that is kept, and of the program's part. Programs
         next to each other have neighbours in memory."""
-        splits, rest, divisor = self.plan.splits, self.programs, 1
-        for axis in reversed(self.axes):
-            if axis in self.gone and str(SPLIT_SYMBOL) in self._known:
-                continue
-            name, count = self.number(axis), self.tiles(axis)
-            if axis in self.gone:
-                name, count = str(SPLIT_SYMBOL), splits
-                self._known.add(name)
-            if count > 1 or axis in self.gone:
-                number = "program" if divisor == 1 else f"program // {divisor}"
-                number += f" % {count}" * (divisor * count != rest)
-                self.code.writeline(f"{name} = {number}")
-            divisor *= count
+        self._known.add(str(SPLIT_SYMBOL))
+        own = [axis for axis in self.axes if axis in self.kept or axis is self.gone[-1]]
+        part = (str(SPLIT_SYMBOL), self.plan.splits)
+        numbers = [(self.number(axis), self.tiles(axis)) if axis in self.kept else part for axis in own]
+        self.divide("program", numbers)
 
     def loop(self) -> None:
         gone, body = {axis.symbol for axis in self.gone}, self.nest.body
@@ -168,17 +151,8 @@ class _SumsWriter(_SlabWriter):
             f"for step in tl.range({SPLIT_SYMBOL}, {self.steps}, {self.plan.splits}{stages}):"
         )
         with self.code.indent():
-            divisor = 1
-            for axis in reversed(self.gone):
-                count = self.tiles(axis)
-                if count > 1:
-                    number = "step" if divisor == 1 else f"step // {divisor}"
-                    number += f" % {count}" * (divisor * count != self.steps)
-                    wide = axis.symbol in self.wide_symbols
-                    self.code.writeline(
-                        f"{self.number(axis)} = {f'({number}).to(tl.int64)' if wide else number}"
-                    )
-                divisor *= count
+            wide = [self.number(axis) for axis in self.gone if axis.symbol in self.wide_symbols]
+            self.divide("step", [(self.number(axis), self.tiles(axis)) for axis in self.gone], wide)
             for stmt in body:
                 if isinstance(stmt, PartialAccumulate):
                     self.add(stmt, totals[stmt])

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ..ir.program import LoopProgram, Nest, Store
 from ..schedule.plan import Launch, Plan, in_tiles
+from .kernel_text import named
 from .programmatic_launch import PROGRAM, awaited
 from .source import KernelSource, LaunchConfig
 from .tile import copy_function
-from .writer import named
 
 WARPS = 4
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import sympy
 import torch
 
-from ..inductor.printing import offset_text, triton_compute_type
+from ..inductor.printing import offset_text
 from ..ir.dtypes import computed_in
 from ..ir.program import (
     SPLIT_SYMBOL,
@@ -38,13 +39,12 @@ from ..schedule.producers import Groups, groups_of, row_axes_of
 from ..transform.cooperative import MAILBOX
 from . import lanes
 from .exchange import word
+from .kernel_text import buffers_of, filler, identity
 from .maxima import Maxima
-from .op_printer import OpPrinter
 from .producers import FUNCTION, awaited, branches, looked_at, roles
 from .registers import HELPER, WORD, along_columns
 from .source import KernelSource, LaunchConfig
 from .tile_access import Dim, Part, TileAccesses
-from .writer import buffers_of, filler, identity, named
 
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
@@ -68,10 +68,7 @@ def row_values(
     plan = Plan(in_tiles([int(axis.size) for axis in ahead.loops], [own.rows, own.cols]), launch)
     writer = TileWriter(dataclasses.replace(program, nests=(ahead,)), plan)
     writer.apart, writer.maxima = frozenset({row}), maxima
-    pointers = ", ".join(b.pointer for b in writer.buffers)
-    writer.code.writeline("@triton.jit")
-    writer.code.writeline(f"def {FUNCTION}({pointers}, {writer.number(row)}):")
-    writer.code.do_indent()
+    writer.begin_function(writer.number(row), name=FUNCTION)
     if row.symbol in writer.wide_symbols:
         writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
     if writer.tiles(column) > 1:
@@ -79,17 +76,14 @@ def row_values(
     else:
         for stmt in ahead.statements:
             writer.statement(stmt)
-    return f"{writer.code.getvalue()}\n\n", pointers
+    return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
 
 
 def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
     """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
     is its last parameter."""
     writer = TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
-    pointers = ", ".join(b.pointer for b in writer.buffers)
-    writer.code.writeline("@triton.jit")
-    writer.code.writeline(f"def {name}({pointers}, program):")
-    writer.code.do_indent()
+    writer.begin_function("program", name=name)
     if writer.wide:
         writer.code.writeline("program = program.to(tl.int64)")
     writer.number_tiles()
@@ -99,20 +93,13 @@ def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tu
 
 
 class TileWriter(TileAccesses):
-    """Writes one kernel. `exact`: results have eager's bits, as scales and bytes need."""
-
-    exact = True
+    """Writes one kernel."""
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         super().__init__(program, plan)
-        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in self.axes}, self.exact)
-        self.deps = self.nest.dependence()
-        self.numbered = self.axes  # outermost first, as programs go along them
-        self.buffers = buffers_of(program, self.nest)
         if plan.produced and program.ahead is not None:
             read = buffers_of(program, program.ahead)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
-        self.maxima = Maxima()
         self.maxima.compared = self.turns_a_byte()
         self.turned: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
@@ -128,10 +115,7 @@ class TileWriter(TileAccesses):
         self._awaited: dict[str, str] = {}  # the variable of each word
 
     def begin(self) -> None:
-        pointers = ", ".join(b.pointer for b in self.buffers)
-        self.code.writeline("@triton.jit")
-        self.code.writeline(f"def KERNEL({pointers}):")
-        self.code.do_indent()
+        self.begin_function()
         first = "tl.program_id(0)"
         if self.plan.produced:
             return
@@ -145,17 +129,6 @@ class TileWriter(TileAccesses):
             self.code.writeline(f"{self.number(across)} = program % {each} // {band}")
             return
         self.number_tiles()
-
-    def number_tiles(self) -> None:
-        """Define the number of the tile along each axis."""
-        before = 1
-        for axis in reversed(self.numbered):
-            tiles = self.tiles(axis)
-            if tiles > 1:
-                number = "program" if before == 1 else f"program // {before}"
-                number += f" % {tiles}" * (before * tiles != self.tiles_in_all)
-                self.code.writeline(f"{self.number(axis)} = {number}")
-            before *= tiles
 
     def begin_groups(self, ahead: Nest) -> None:
         """Begin a kernel whose programs come in groups (`codegen.producers`)."""
@@ -185,18 +158,16 @@ class TileWriter(TileAccesses):
     def finish(self, name: str) -> KernelSource:
         functions = self._functions + self.maxima.functions + HELPER * self._words
         functions += "".join(self._over_lanes.values())
-        name, text = named(name, functions + self.text())
-        stores = (s for s in self.nest.body if isinstance(s, Store | PartialAccumulate))
-        stored = {self.program.memory(s.buffer).name for s in stores}
-        names = tuple(b.name for b in self.buffers)
-        config = LaunchConfig((), self.plan.launch.num_warps, self.plan.launch.num_stages)
-        written = tuple(n for n in names if n in stored)
-        grid = self.tiles_in_all
-        if self._groups is not None and (producers := self.plan.produced):
-            written = (*written, MAILBOX)
-            grid = (self._groups.row_tiles + producers.lag) * self._groups.programs
-        most = self.plan.launch.max_registers
-        return KernelSource(name, text, names, written, (), grid, config, exact=self.exact, registers=most)
+        launch, grid = self.plan.launch, self.tiles_in_all
+        config = LaunchConfig((), launch.num_warps, launch.num_stages)
+        groups, producers = self._groups, self.plan.produced
+        if groups is not None and producers is not None:
+            grid = (groups.row_tiles + producers.lag) * groups.programs
+        own: dict[str, Any] = {"exact": self.exact, "registers": launch.max_registers}
+        source = self.source(name, functions + self.text(), grid, config, **own)
+        if groups is None:
+            return source
+        return dataclasses.replace(source, written=(*source.written, MAILBOX))
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():
@@ -223,8 +194,7 @@ class TileWriter(TileAccesses):
             if stmt.name not in self._awaited:
                 self.wait()
             text = self._awaited[stmt.name]
-        if self.program.buffer(stmt.buffer).dtype != stmt.dtype:
-            text += f".to({triton_compute_type(stmt.dtype)})"
+        text = self.cast(stmt, text)
         text = self.joined(text, parts, dims)
         axes = [axis for dim in dims for axis in dim.axes]
         if axes:
@@ -289,17 +259,12 @@ class TileWriter(TileAccesses):
                 self.statement(stmt)
             for one, total in totals.items():
                 value = self.within(self.spread(one.value.name, self.tiled), [column], one.kind, one.dtype)
-                self.code.writeline(f"{total} = {self.combined(one, total, value)}")
+                self.code.writeline(f"{total} = {self.combined(one.kind, total, value, one.dtype)}")
         for one, total in totals.items():
             self.ops.define(self.reduced(one.kind, one.dtype, total, [column]), one.dtype, one.name)
         for rest in nest.body:
             if rest not in inner and rest not in reductions:
                 self.statement(rest)
-
-    def combined(self, stmt: Reduce, one: str, other: str) -> str:
-        if self.maxima.has(stmt.kind, stmt.dtype):
-            return self.maxima.of(stmt.kind, one, other)
-        return self.ops.combine(stmt.kind.combine, one, other, stmt.dtype)
 
     def spread(self, name: str, along: Sequence[Axis]) -> str:
         """A value with all elements of the tile along some axes."""
@@ -329,8 +294,7 @@ class TileWriter(TileAccesses):
                 shape[place] //= each
                 value = self.over_lanes(kind, dtype, value, shape, place, used)
             else:
-                kept = ", ".join("None" if i == place else ":" for i in range(len(self.tiled)))
-                value = f"{self.reduced_once(kind, dtype, value, place)}[{kept}]"
+                value = self.reduced_along(kind, dtype, value, place, len(self.tiled))
             shape[place] = 1
         return value
 
@@ -342,12 +306,6 @@ class TileWriter(TileAccesses):
         if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
             return False
         return self.extents[axis] >= self.plan.layout.thread_rows * (least if used else 2)
-
-    def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
-        """A value reduced along one of its dims, which it loses."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.along(kind, value, place)
-        return f"{kind.tile}({value}, {place})"
 
     def over_lanes(
         self, kind: ReductionKind, dtype: torch.dtype, value: str, shape: list[int], place: int, used: bool

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sympy
 
-from ..inductor.printing import IndentedBuffer, offset_text
+from ..inductor.printing import offset_text
 from ..inductor.symbols import wide_symbols
 from ..inductor.versions import deals_from_last
 from ..ir.program import (
@@ -33,6 +33,7 @@ from ..ir.program import (
     is_full,
 )
 from ..schedule.plan import Plan
+from .kernel_text import KernelText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +66,22 @@ class Part:
     extent: int
 
 
-class TileAccesses:
+class TileAccesses(KernelText):
     """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
-    `code`, each once. `rows`: the axis along which a thread has several elements, if it has any."""
+    `code`, each once. `rows`: the axis along which a thread has several elements, if it has any. `exact`:
+    results have eager's bits, as scales and bytes need."""
+
+    exact = True
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        self.program, self.nest, self.plan = program, program.nests[0], plan
-        self.axes = [axis for axis in self.nest.loops if axis.kind is not AxisClass.SPLIT]
+        nest = program.nests[0]
+        self.axes = [axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT]
+        self.numbered = self.axes  # outermost first, as programs go along them
+        super().__init__(program, nest, self.axes, self.exact)
+        self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
         self._tiles = {a: w.grid * w.split for a, w in zip(self.axes, plan.walk, strict=True)}
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
-        self.code = IndentedBuffer()
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
         self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
@@ -96,7 +102,22 @@ class TileAccesses:
 
     @property
     def tiles_in_all(self) -> int:
-        return math.prod(map(self.tiles, self.axes))
+        return math.prod(map(self.tiles, self.numbered))
+
+    def number_tiles(self) -> None:
+        """Define the number of the tile along each axis."""
+        self.divide("program", [(self.number(axis), self.tiles(axis)) for axis in self.numbered])
+
+    def divide(self, number: str, parts: Sequence[tuple[str, int]], wide: Collection[str] = ()) -> None:
+        """Define the numbers that one number stands for, the outermost first: the name of each, and how many
+        there are. A single one has no name, but for the split. `wide`: those in 64 bits."""
+        before, in_all = 1, math.prod(count for _, count in parts)
+        for name, count in reversed(parts):
+            if count > 1 or name == str(SPLIT_SYMBOL):
+                text = number if before == 1 else f"{number} // {before}"
+                text += f" % {count}" * (before * count != in_all)
+                self.code.writeline(f"{name} = {f'({text}).to(tl.int64)' if name in wide else text}")
+            before *= count
 
     def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[Dim]:
         """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
@@ -153,10 +174,9 @@ class TileAccesses:
             terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
             if dim.masked:
                 masks.append(f"({at} < {dim.total})")
-        pointer = self.program.memory(buffer).pointer
         mask = " & ".join(masks)
         offset = " + ".join(terms) if parts or len(terms) > 1 else offset_text(outside)
-        return f"{pointer} + ({offset})", mask
+        return f"{self.pointer(buffer)} + ({offset})", mask
 
     def index_along(self, dim: Dim, parts: Sequence[Part]) -> str:
         """The index along a dim, defined before if it is not yet, in a tensor of all parts."""

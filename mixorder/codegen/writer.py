@@ -11,7 +11,6 @@ lane by lane.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -20,18 +19,16 @@ from typing import NamedTuple
 import sympy
 import torch
 
-from ..inductor.printing import CSEVariable, IndentedBuffer, texpr, triton_compute_type
+from ..inductor.printing import CSEVariable, texpr, triton_compute_type
 from ..inductor.symbols import INT32_LIMIT, wide_symbols
-from ..ir.dtypes import INTEGERS, computed_in
+from ..ir.dtypes import computed_in
 from ..ir.program import (
     SPLIT_SYMBOL,
     Accumulated,
     AlignmentPhase,
     AxisClass,
-    Buffer,
     BufferRole,
     Compute,
-    Exchange,
     Load,
     LoopProgram,
     Nest,
@@ -41,9 +38,7 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import AMAX, ReductionKind
-from .eviction import Eviction
-from .maxima import Maxima
-from .op_printer import OpPrinter
+from .kernel_text import KernelText, filler, identity
 from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
 
@@ -90,7 +85,7 @@ class _Chunk(NamedTuple):
     names: dict[sympy.Symbol, sympy.Symbol]
 
 
-class Writer:
+class Writer(KernelText):
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
     `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `columns`: the chunks
@@ -110,31 +105,22 @@ class Writer:
         spread_columns: bool = True,
         keeps: bool = False,
     ) -> None:
+        super().__init__(program, nest, nest.loops)
         self.spread_columns = self.spread_columns and spread_columns
-        self.program = program
-        self.nest = nest
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
-        self.eviction = Eviction(program, nest, self.tiled, keeps)
-        self.deps = {name: deps & self.tiled for name, deps in nest.dependence().items()}
+        self.keeps = keeps
+        self.deps = {name: deps & self.tiled for name, deps in self.deps.items()}
         batch = program.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
-        self.code = IndentedBuffer()
-        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in nest.loops})
-        self.maxima = Maxima()
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
     def begin(self, constants: tuple[str, ...]) -> None:
-        args = [b.pointer for b in self.buffers] + list(self.sizes)
-        args += [f"{c}: tl.constexpr" for c in constants]
-        self.code.writeline("@triton.jit")
-        self.code.writeline(f"def KERNEL({', '.join(args)}):")
-        self.code.do_indent()
+        self.begin_function(*self.sizes, *(f"{c}: tl.constexpr" for c in constants))
         for size in self.sizes:
             if size in self.wide:
                 self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
@@ -157,17 +143,9 @@ class Writer:
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
 
     def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
-        name, text = named(name, self.maxima.functions + self.code.getvalue())
-        written = tuple(b.name for b in self.buffers if b.name in _written(self.program, self.nest))
-        return KernelSource(
-            name,
-            text,
-            tuple(b.name for b in self.buffers),
-            written,
-            self.sizes,
-            int(grid) if sympy.sympify(grid).is_number else grid,
-            config,
-        )
+        grid = int(grid) if sympy.sympify(grid).is_number else grid
+        text = self.maxima.functions + self.code.getvalue()
+        return self.source(name, text, grid, config, sizes=self.sizes)
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
@@ -246,7 +224,6 @@ class Writer:
         return self.deps[stmt.name]  # type: ignore[union-attr]
 
     def load(self, stmt: Load) -> None:
-        buffer = self.program.buffer(stmt.buffer)
         symbols, varies = self.symbols(stmt.index), self.deps[stmt.name]
         shifted = self.is_shifted(stmt.index)
         mask = self.mask(varies, NEAR if shifted else None)
@@ -254,7 +231,7 @@ class Writer:
             predicate = self.predicate(stmt.predicate.name)
             mask = f"{mask} & {predicate}" if mask else predicate
         masked = f", {mask}, other=0" if mask else ""
-        evict = self.eviction.of(stmt)
+        evict = ", eviction_policy='evict_first'" if self.is_evicted_first(stmt) else ""
         pointer = f"{self.pointer(stmt.buffer)} + ({SHIFTED if shifted else self.ops.offset(stmt.index)})"
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, to which Triton would convert every tile
@@ -263,9 +240,18 @@ class Writer:
         elif stmt.predicate is not None and (not symbols or varies - symbols):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
         text = self.loaded(stmt, f"tl.load({pointer}{masked}{evict})")
-        if buffer.dtype != stmt.dtype:
-            text += f".to({triton_compute_type(stmt.dtype)})"
-        self.ops.define(text, stmt.dtype, stmt.name)
+        self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
+
+    def is_evicted_first(self, stmt: Load) -> bool:
+        """Whether caches let the data of a load go first, so that they keep others. Full tiles are streamed.
+        The others are small tensors, what a gather reads again at another place of the row, a table that many
+        rows share, and what another kernel reads later."""
+        buffer = self.program.buffer(stmt.buffer)
+        reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
+        numel = sympy.prod(a.size for a in self.nest.loops if a.kind is not AxisClass.SPLIT)
+        full = sympy.expand(buffer.numel - numel).is_nonnegative
+        read_once = len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
+        return read_once and not (self.keeps or buffer.read_again)
 
     def loaded(self, stmt: Load, text: str) -> str:
         """The text by which the kernel uses a load; a subclass may assign it to a name first."""
@@ -275,10 +261,6 @@ class Writer:
         """A bool value as part of a mask, which has both dims of the tile: a constant is broadcast."""
         value = str(self.ops.variables[name])
         return value if self.deps[name] else f"(tl.full([1, 1], True, tl.int1) & {value})"
-
-    def pointer(self, buffer: str) -> str:
-        """The parameter for a buffer, or for the input whose memory it reuses."""
-        return self.program.memory(buffer).pointer
 
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
         return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
@@ -291,8 +273,8 @@ class Writer:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
         name, kind, dtype = stmt.value.name, stmt.kind, stmt.dtype
         values = [self.masked_value(name, kind, dtype, (self.dims[dim],)) for _ in self.chunks()]
-        value = self.joined(stmt.kind, values, stmt.dtype)
-        self.ops.define(self.reduced(stmt.kind, stmt.dtype, value, axis=dim), stmt.dtype, stmt.name)
+        value = self.joined(kind, values, dtype)
+        self.ops.define(self.reduced_along(kind, dtype, value, dim, 2), dtype, stmt.name)
 
     def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
         """Combine the chunks' tiles lane by lane, so that threads exchange their parts of a row only once."""
@@ -301,21 +283,18 @@ class Writer:
             value = str(self.ops.define(self.combined(kind, value, other, dtype), dtype))
         return value
 
-    def combined(self, kind: ReductionKind, one: str, other: str, dtype: torch.dtype) -> str:
-        """The text of two values of a reduction, combined."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.of(kind, one, other)
-        return self.ops.combine(kind.combine, one, other, dtype)
-
     def accumulate(self, stmt: PartialAccumulate) -> None:
         if stmt.peak is not None:
-            self.add_relative(
-                stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), self.reduced_dims(stmt))
-            )
+            dims = self.masked_dims(stmt)
+            self.add_relative(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
             return
-        dims, dtype = self.reduced_dims(stmt), self.dtype(stmt)
+        dims, dtype = self.masked_dims(stmt), self.dtype(stmt)
         value = self.masked_value(stmt.value.name, stmt.kind, dtype, dims)
-        self.add(stmt, self.reduced(stmt.kind, dtype, value, axis=0) if self.folds(stmt) else value)
+        self.add(stmt, self.reduced_along(stmt.kind, dtype, value, 0, 2) if self.folds(stmt) else value)
+
+    def masked_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
+        """The dims beyond whose extents a value may change what is accumulated."""
+        return self.reduced_dims(stmt)
 
     def folds(self, stmt: PartialAccumulate) -> bool:
         """Whether a tile's rows are added up before they are accumulated: where each thread has all rows, and
@@ -374,13 +353,13 @@ class Writer:
         dtype, own = self.dtype(stmt), self.peak(stmt)
         highest = own
         for dim in self.reduced_dims(stmt):
-            highest = self.reduced(AMAX, dtype, highest, axis=self.dims.index(dim))
+            highest = self.reduced_along(AMAX, dtype, highest, self.dims.index(dim), 2)
         factor = self.exponential(f"({own} - {highest})", dtype)
         return f"tl.where({own} == float('-inf'), 0.0, {value} * {factor})"
 
     def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
         for dim in self.reduced_dims(stmt):
-            value = self.reduced(stmt.kind, self.dtype(stmt), value, axis=self.dims.index(dim))
+            value = self.reduced_along(stmt.kind, self.dtype(stmt), value, self.dims.index(dim), 2)
         return value
 
     def accumulated(self, stmt: Accumulated) -> None:
@@ -425,12 +404,6 @@ class Writer:
         if mask := " & ".join(d.mask for d in dims if d.masked):
             value = f"tl.where({mask}, {value}, {filler(kind, dtype)})"
         return value
-
-    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, axis: int) -> str:
-        """A tile reduced over one of its dims, which stays with size 1."""
-        is_maximum = self.maxima.has(kind, dtype)
-        text = self.maxima.along(kind, value, axis) if is_maximum else f"{kind.tile}({value}, {axis})"
-        return text + ("[:, None]" if axis == 1 else "[None, :]")
 
     def store(self, buffer: str, index: sympy.Expr, value: str, symbols: frozenset[sympy.Symbol]) -> None:
         """Store a value that varies over `symbols`; an index lacks those whose extent is 1."""
@@ -500,40 +473,3 @@ class Writer:
         # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
         n = phase.elements
         self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
-
-
-def identity(kind: ReductionKind, dtype: torch.dtype) -> str:
-    """The identity of a reduction in a dtype, as arguments of `tl.full`."""
-    return f"{_literal(kind, dtype)}, {triton_compute_type(dtype)}"
-
-
-def filler(kind: ReductionKind, dtype: torch.dtype) -> str:
-    """The identity for use with values of `dtype`; an integer gets a width, which a literal lacks."""
-    if dtype in INTEGERS:
-        return f"tl.full([1, 1], {identity(kind, dtype)})"
-    return _literal(kind, dtype)
-
-
-def _literal(kind: ReductionKind, dtype: torch.dtype) -> str:
-    value = kind.identity if dtype.is_floating_point else int(kind.identity)
-    return f"float('{value}')" if math.isinf(value) else str(value)
-
-
-def named(name: str, text: str) -> tuple[str, str]:
-    """The name of a kernel, with a hash of its text, and the text with that name for `KERNEL`."""
-    name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return name, text.replace("def KERNEL(", f"def {name}(", 1)
-
-
-def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
-    """Names of the buffers that a kernel writes; for an output that reuses an input, that input."""
-    stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
-    return frozenset(program.buffer(name).over or name for name in stored)
-
-
-def buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
-    """The parameters of a kernel. An output that reuses an input's memory has no pointer of its own."""
-    read = {program.memory(s.buffer).name for s in nest.statements if isinstance(s, Load)}
-    used = read | _written(program, nest)
-    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)
-    return [b for role in order for b in program.role(role) if b.name in used]

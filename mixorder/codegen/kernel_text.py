@@ -1,0 +1,138 @@
+"""What the writers of all kernels share: parameters, casts of what is loaded, steps of a reduction."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+import torch
+
+from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..ir.dtypes import INTEGERS
+from ..ir.program import (
+    Axis,
+    Buffer,
+    BufferRole,
+    Exchange,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Store,
+)
+from ..ir.reductions import ReductionKind
+from .maxima import Maxima
+from .op_printer import OpPrinter
+from .source import KernelSource, LaunchConfig
+
+
+class KernelText:
+    """The text of one nest's kernel, or of a function that kernels call, in `code`. `exact`: results have
+    eager's bits."""
+
+    def __init__(self, program: LoopProgram, nest: Nest, loops: Iterable[Axis], exact: bool = False) -> None:
+        self.program, self.nest = program, nest
+        self.code = IndentedBuffer()
+        self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in loops}, exact)
+        self.deps = nest.dependence()
+        self.buffers = buffers_of(program, nest)
+        self.maxima = Maxima()
+
+    def begin_function(self, *parameters: str, name: str = "KERNEL") -> None:
+        """Begin the kernel, or a function of this name, which has the buffers as its first parameters."""
+        pointers = [buffer.pointer for buffer in self.buffers]
+        self.code.writeline("@triton.jit")
+        self.code.writeline(f"def {name}({', '.join([*pointers, *parameters])}):")
+        self.code.do_indent()
+
+    def source(
+        self,
+        name: str,
+        text: str,
+        grid: int | sympy.Expr,
+        config: LaunchConfig,
+        sizes: tuple[str, ...] = (),
+        **launch: Any,
+    ) -> KernelSource:
+        """The kernel of this text; `launch` has other fields of its record."""
+        name, text = named(name, text)
+        written = _written(self.program, self.nest)
+        return KernelSource(
+            name,
+            text,
+            buffers=tuple(b.name for b in self.buffers),
+            written=tuple(b.name for b in self.buffers if b.name in written),
+            sizes=sizes,
+            grid=grid,
+            config=config,
+            **launch,
+        )
+
+    def pointer(self, buffer: str) -> str:
+        """The parameter for a buffer, or for the input whose memory it reuses."""
+        return self.program.memory(buffer).pointer
+
+    def cast(self, load: Load, text: str) -> str:
+        """What is loaded, in the dtype that it is computed with."""
+        if self.program.buffer(load.buffer).dtype == load.dtype:
+            return text
+        return f"{text}.to({triton_compute_type(load.dtype)})"
+
+    def combined(self, kind: ReductionKind, one: str, other: str, dtype: torch.dtype) -> str:
+        """The text of two values of a reduction, combined."""
+        if self.maxima.has(kind, dtype):
+            return self.maxima.of(kind, one, other)
+        return self.ops.combine(kind.combine, one, other, dtype)
+
+    def reduced_along(
+        self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int, rank: int
+    ) -> str:
+        """A tensor of this rank, reduced along one of its dims, which stays with size 1."""
+        kept = ", ".join("None" if i == place else ":" for i in range(rank))
+        return f"{self.reduced_once(kind, dtype, value, place)}[{kept}]"
+
+    def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
+        """A value reduced along one of its dims, which it loses."""
+        if self.maxima.has(kind, dtype):
+            return self.maxima.along(kind, value, place)
+        return f"{kind.tile}({value}, {place})"
+
+
+def identity(kind: ReductionKind, dtype: torch.dtype) -> str:
+    """The identity of a reduction in a dtype, as arguments of `tl.full`."""
+    return f"{_literal(kind, dtype)}, {triton_compute_type(dtype)}"
+
+
+def filler(kind: ReductionKind, dtype: torch.dtype) -> str:
+    """The identity for use with values of `dtype`; an integer gets a width, which a literal lacks."""
+    if dtype in INTEGERS:
+        return f"tl.full([1, 1], {identity(kind, dtype)})"
+    return _literal(kind, dtype)
+
+
+def _literal(kind: ReductionKind, dtype: torch.dtype) -> str:
+    value = kind.identity if dtype.is_floating_point else int(kind.identity)
+    return f"float('{value}')" if math.isinf(value) else str(value)
+
+
+def named(name: str, text: str) -> tuple[str, str]:
+    """The name of a kernel, with a hash of its text, and the text with that name for `KERNEL`."""
+    name = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name, text.replace("def KERNEL(", f"def {name}(", 1)
+
+
+def _written(program: LoopProgram, nest: Nest) -> frozenset[str]:
+    """Names of the buffers that a kernel writes; for an output that reuses an input, that input."""
+    stored = (s.buffer for s in nest.statements if isinstance(s, Store | PartialAccumulate | Exchange))
+    return frozenset(program.buffer(name).over or name for name in stored)
+
+
+def buffers_of(program: LoopProgram, nest: Nest) -> list[Buffer]:
+    """The parameters of a kernel. An output that reuses an input's memory has no pointer of its own."""
+    read = {program.memory(s.buffer).name for s in nest.statements if isinstance(s, Load)}
+    used = read | _written(program, nest)
+    order = (BufferRole.INPUT, BufferRole.OUTPUT, BufferRole.WORKSPACE, BufferRole.MAILBOX)
+    return [b for role in order for b in program.role(role) if b.name in used]
