@@ -22,6 +22,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 REDUCTIONS: dict[object, ReductionKind] = {
+    aten.sum.default: SUM,
     aten.sum.dim_IntList: SUM,
     aten.mean.dim: SUM,
     aten.amax.default: AMAX,

@@ -1,8 +1,9 @@
 """Nodes that are spelled as the reductions, or as the `cat`, that they are, while regions are looked for.
 
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
-rows, as a pair's outer one, and may be computed where a region has the tensor at hand. Every other element of
-a tensor is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
+rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
+of each row's sum: beside a sum of each column, the first step makes a pair. Every other element of a tensor
+is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
@@ -20,9 +21,10 @@ from torch.fx import Graph, Node
 
 from ..inductor.graphs import triton_kernel_wrapper_functional
 from ..ir.program import PACKED
-from ..ir.reductions import AMAX
+from ..ir.reductions import AMAX, SUM
 from ..region.nodes import (
     EXTREMA,
+    Reduced,
     fake,
     is_permutation,
     is_pointwise,
@@ -46,6 +48,7 @@ _OF_ROWS = {
     aten.amin.default: aten.amin.default,
     aten.min.default: aten.amin.default,
 }
+_SUMS = (aten.sum.default, aten.sum.dim_IntList)
 _BYTES = (torch.uint8, torch.int8)
 
 
@@ -65,9 +68,12 @@ class Spelling:
         """Spell nodes as reductions, then others as a `cat`."""
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         roots = {root for root, _ in filter(None, map(_reduced_root, nodes)) if not is_permutation(root)}
+        some = [what for what in map(reduced, nodes) if what and len(what.dims) < len(what.shape)]
         for node in nodes:
             if (kept := _columns(node)) is not None:
                 _by_columns(self.one(node), kept)
+            elif (dims := _of_rows(node, some)) is not None:
+                _by_rows(self.one(node), dims)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
             elif (other := _reduced_root(node)) and is_permutation(other[0]) and _root(other[0])[0] in roots:
@@ -209,6 +215,25 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     ((target, (source, *args), kwargs, _),) = one.before
     dims = [d for d in range(fake(source).ndim) if d != kept]  # type: ignore[arg-type,union-attr]
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
+
+
+def _of_rows(node: Node, some: Sequence[Reduced]) -> list[int] | None:
+    """The dims that another reduction of a tensor of this shape keeps, of a node that adds up all elements;
+    None for any other node."""
+    what = reduced(node) if node.target in _SUMS else None
+    if what is None or len(what.dims) < len(what.shape):
+        return None
+    every = range(len(what.shape))
+    kept = ([d for d in every if d not in other.dims] for other in some if other.shape == what.shape)
+    return next((dims for dims in kept if product(tuple(what.shape[d] for d in dims)) != 1), None)
+
+
+def _by_rows(one: _Spelled, dims: list[int]) -> None:
+    """Put the sum of each row, in the dtype that it is added up in, before a node, which adds those up."""
+    ((target, (source, *args), kwargs, val),) = one.before
+    of_rows = one.add(aten.sum.dim_IntList, source, dims, True, dtype=SUM.accumulates_in(val.dtype))
+    one.respell(target, of_rows, *args, **{"dtype": val.dtype, **kwargs})
+    one.joins = False
 
 
 def _piece(node: Node) -> tuple[int, int, int] | None:

@@ -94,6 +94,30 @@ def test_columns_are_the_contiguous_dim() -> None:
         assert first.args[1] == [1] and tuple(first.meta["val"].shape) == (48, 1)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_sum_of_all_is_one_of_rows_beside_a_sum_of_columns(kept: bool) -> None:
+    """The step in between is in float32. Without the other sum, or with one of as many columns alone, nothing
+    changes."""
+
+    def sums(x: Any) -> Any:
+        return x.exp().sum(0), (x * 2).sum((0, 1), keepdim=kept), x.float().sum()
+
+    graph, x = traced(sums, FULL), torch.randn(64, 48).to(bf16)
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph) as joining:
+        added = [n for n in graph.nodes if n not in nodes]
+        assert [tuple(n.meta["val"].shape) for n in added] == [(64, 1)] * 2 and not joining
+        assert {n.meta["val"].dtype for n in added} == {f32}
+        for mine, eager in zip(run(graph, x), sums(x), strict=True):
+            assert mine.dtype == eager.dtype and mine.shape == eager.shape
+            torch.testing.assert_close(mine, eager, atol=0, rtol=1e-2)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+    alone = traced(lambda x: (x.sum(), x[:, :24].sum(0), x.new_ones(5, 1).sum(0)), FULL)
+    before = snapshot(alone)
+    with spelled_as_reductions(alone):
+        assert snapshot(alone) == before
+
+
 def test_no_region_is_looked_for_one() -> None:
     """Stock has one kernel for a product and the maximum of all its elements, though not of its columns."""
 

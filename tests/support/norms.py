@@ -213,6 +213,19 @@ def of_chunks(b: int, s: int, d: int) -> list[Fused]:
     return [(f"{b * s}x{d}", 1, 1), bias_of_chunks(b * s, 2 * d)]
 
 
+class DyT(nn.Module):
+    """A tanh instead of a norm (Zhu et al., 2025): the gradient of `alpha` is a sum of all elements."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.weight = nn.Parameter(torch.randn(dim))
+        self.bias = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alpha * x) * self.weight + self.bias
+
+
 NORMS = {
     "LayerNorm": Case(columns(nn.LayerNorm), TOKENS, pairs((2, 2))),
     "LayerNorm, no bias": Case(lambda *s: nn.LayerNorm(s[-1], bias=False), TOKENS, pairs((2, 1))),
@@ -231,6 +244,7 @@ NORMS = {
     "DiT block": Case(columns(DiTBlock), IMAGES, with_bias, inputs=(None, None)),
     "scale-shift table": Case(columns(ScaleShiftTable), TOKENS, pairs((2, 2))),
     "no parameters, Linear as gate": Case(columns(GatedByLinear), TOKENS, pairs((1, 1))),
+    "DyT": Case(columns(DyT), TOKENS, pairs((1, 2))),
     "norm of a gated product": Case(columns(NormOfGatedProduct), TOKENS, of_chunks),
 }
 
