@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import graphs
 from graphs import bf16, f32, only, pair, traced
 
 from mixorder.codegen.programmatic_launch import RELEASE, WAIT
-from mixorder.schedule.device import H200
 
 
 def scaled(x: Any, dy: Any, scale: Any) -> Any:
@@ -19,13 +17,6 @@ def scaled(x: Any, dy: Any, scale: Any) -> Any:
 
 
 FULL = ((4096, 256), f32)
-
-
-def test_nothing_overlaps_on_other_devices() -> None:
-    alone = dataclasses.replace(H200, overlaps=False)
-    _, schedule, sources = graphs.kernels(only(graphs.rms_norm_backward(8192, 768)), alone)
-    assert not schedule.launch.dependent
-    assert all(RELEASE not in s.text and WAIT not in s.text and not s.waits for s in sources)
 
 
 def test_nothing_overlaps_where_a_read_could_come_before_the_wait() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, layer_norm_backward, only, pair, pair_graph, traced
+from graphs import f32, layer_norm_backward, only, pair, traced
 from torch.fx import Graph
 
 from mixorder.inductor import config
@@ -44,31 +44,7 @@ def test_layer_norm(rows: int, cols: int, expected: list[tuple[str, int]]) -> No
     assert kinds(layer_norm_backward(rows, cols)) == expected
 
 
-def test_few_rows_are_not_split() -> None:
-    assert kinds(pair_graph(32, 2048)) == [("looped", 1), ("columns", 1)]
-    assert kinds(pair_graph(128, 2048)) == [("looped", 1), ("columns", 1)]
-    assert kinds(pair_graph(129, 2048)) == [("looped", 1), ("columns", 2)]
-
-
 LARGE = (32768, 1024)
-
-
-def largest(x: Any, dy: Any) -> Any:
-    return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).amax(0)
-
-
-def transposed(x: Any, dy: Any) -> Any:
-    return pair(x.t(), dy)
-
-
-@pytest.mark.parametrize(
-    ("function", "first"),
-    [(pair, LARGE), (largest, LARGE), (transposed, LARGE[::-1])],
-    ids=["sum", "maximum", "across memory"],
-)
-def test_only_sums_of_contiguous_tensors_are_mixed(function: Any, first: tuple[int, int]) -> None:
-    found = kinds(traced(function, (first, f32), (LARGE, f32)))
-    assert found == ([("mixed", 2)] if function is pair else [("rows", 1), ("columns", 2)])
 
 
 def test_sums_that_are_not_float32_are_not_mixed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -44,34 +43,6 @@ def us(work: Work, kind: Kind = Kind.POINTWISE, times: Times = ROUND, **how: flo
 )
 def test_the_longest_part_decides(work: Work, expected: float) -> None:
     assert us(work) == pytest.approx(expected, rel=1e-2)
-
-
-def test_lesser_parts_add_to_the_longest() -> None:
-    """By as much as `sharpness` says: at 1 parts follow each other."""
-    work = Work(100 * MB, 100 * MB, SM * 5000)
-    after_each_other = us(work, times=dataclasses.replace(ROUND, sharpness=1.0))
-    between = us(work, times=dataclasses.replace(ROUND, sharpness=2.0))
-    assert us(work) < between < after_each_other
-    assert after_each_other == pytest.approx(25 + 10 + 5, rel=1e-2)
-    assert between == pytest.approx(math.hypot(25, 10, 5), rel=1e-2)
-
-
-def test_a_kind_of_kernel_reaches_a_share_of_the_memorys_rate() -> None:
-    assert us(Work(100 * MB, 0), Kind.LOOPED) == pytest.approx(2 * us(Work(100 * MB, 0)), rel=1e-2)
-
-
-def test_a_kind_of_kernel_takes_time_without_work() -> None:
-    assert us(Work(0, 0), Kind.FINAL) == 3
-    assert us(Work(100 * MB, 0), Kind.FINAL) == 3 + us(Work(100 * MB, 0))
-    assert us(Work(0, 0)) == 0
-
-
-def test_few_programs_leave_multiprocessors_idle() -> None:
-    """Half as many programs as multiprocessors compute half as fast; memory is as fast as ever."""
-    computing, moving = Work(0, 0, instructions=SM * 7000), Work(100 * MB, 0)
-    assert us(computing, programs=SM / 2) == pytest.approx(14, rel=1e-2)
-    assert us(computing, programs=2 * SM) == us(computing) == pytest.approx(7, rel=1e-2)
-    assert us(moving, programs=SM / 2) == us(moving)
 
 
 def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:

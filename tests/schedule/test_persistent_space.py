@@ -46,14 +46,6 @@ def test_each_part_of_a_schedule_is_varied() -> None:
     assert {-(-s.splits // H200.num_sm) for s in near} == {1, 2, 4}
 
 
-def test_a_row_is_tried_in_chunks_and_in_one_tile() -> None:
-    here = space(32768, 5120)
-    assert here.start.chunks == 5
-    near = {(s.lanes, s.chunks) for s in here.near(here.start)}
-    assert near == {(8192, 1), (6144, 3), (5120, 5)}
-    assert not any(s.chunks > 1 for s in space(32768, 5120, period=8, slack=7).near(here.start))
-
-
 def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
     here = space(1_000_000, 8192, load_bytes=8, staged_bytes=8, held_words=3)
     start = here.start
@@ -76,12 +68,6 @@ def test_as_many_warps_as_a_limit_on_registers_leaves_room_for() -> None:
     assert here.start.launch.max_registers == BUSY_REGISTERS
     for schedule in here.near(here.start):
         assert schedule.launch.num_warps * H200.warp_size * schedule.launch.max_registers <= H200.registers
-
-
-def test_twice_the_rows_take_half_the_programs_where_both_do_not_fit() -> None:
-    here = space(32768, 768)
-    doubled = [s for s in here.near(here.start) if s.tile_rows == 2 * here.start.tile_rows]
-    assert doubled and all(s.splits < here.start.splits for s in doubled)
 
 
 def test_the_users_split_is_kept() -> None:

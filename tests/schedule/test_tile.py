@@ -14,13 +14,9 @@ from support.quantised import RECIPES
 
 from mixorder.errors import Decline
 from mixorder.ir.hardware import SECTOR
-from mixorder.lowering.tile import lower_tile
 from mixorder.schedule import tile
-from mixorder.schedule.cost import traffic
 from mixorder.schedule.device import H200
-from mixorder.schedule.predicted import LEAST_SAVED
 from mixorder.schedule.tile import TileFacts
-from mixorder.transform.staged import staged
 
 ROWS, COLS = 16384, 4096
 
@@ -62,24 +58,6 @@ def test_blocks_that_do_not_fit_are_declined() -> None:
         tile.choose(facts, H200)
 
 
-@pytest.mark.parametrize("name", ["mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares"])
-def test_the_predicted_time(name: str) -> None:
-    """Ours moves every tensor once; Inductor's kernels read x for each axis."""
-    program = lower_tile(within_tile(traced(lambda x: RECIPES[name].function(x), ((ROWS, COLS), bf16))))
-    facts = tile.facts_of_tile(program)
-    schedule = tile.choose(facts, H200)
-    loops = staged(program, tile.staged_results(program, schedule))
-    moved = traffic(program, loops, 1)
-    found = tile.expected_of_tile(program, loops, schedule, facts, moved, H200)
-    both = len(set(name.split("_")) & {"both", "place"})
-    assert (found.launches, found.launches_apart) == (1 + bool(schedule.results), 1 + both)
-    assert found.limit_us < found.fused_us and found.idle_us <= found.fused_us
-    assert found.saved_us > 0
-    slow = dataclasses.replace(H200, name="half", bandwidth=H200.bandwidth / 2)
-    other = tile.expected_of_tile(program, loops, schedule, facts, moved, slow)
-    assert other.limit_us > 1.8 * found.limit_us and not other.measured
-
-
 def turned(x: Any) -> Any:
     """A transposed cast, by scales that need all rows."""
     return quantised.whole(x, 0)[0].t().contiguous()
@@ -92,14 +70,3 @@ def test_a_turned_cast_has_whole_sectors_both_ways(rows: int, cols: int) -> None
     schedule = tile.choose(facts, H200)
     for size, chain in facts.chains:
         assert tile._run(facts, schedule.extents, size, chain)[0] >= SECTOR
-
-
-@pytest.mark.parametrize(("rows", "pays"), [(16384, True), (1024, True), (1023, False), (64, False)])
-def test_the_time_of_a_turned_cast(rows: int, pays: bool) -> None:
-    """Inductor has one kernel for it. Nothing is known of how it turns few elements."""
-    program = lower_tile(within_tile(traced(turned, ((rows, 4096), bf16))))
-    facts = tile.facts_of_tile(program)
-    moved = traffic(program, program, 1)
-    found = tile.expected_of_tile(program, program, tile.choose(facts, H200), facts, moved, H200)
-    assert (found.launches, found.launches_apart) == (1, 1)
-    assert (found.saved_us > LEAST_SAVED * found.apart_us) == pays

@@ -9,41 +9,9 @@ import graphs
 import pytest
 import sympy
 import torch
-from graphs import bf16, f16, f32, only
+from graphs import bf16, f32, only
 
-from mixorder.ir.program import AlignmentPhase
-from mixorder.schedule.device import H200
-from mixorder.schedule.facts import facts_of
-from mixorder.schedule.persistent import choose
 from mixorder.transform.alignment import alignment_phase
-
-
-@pytest.mark.parametrize(
-    ("cols", "dtype", "period"),
-    [
-        (4096, bf16, None),
-        (4097, bf16, 8),
-        (4098, bf16, 4),
-        (4100, f16, 2),
-        (4104, bf16, None),
-        (4097, f32, 4),
-        (4098, f32, 2),
-        (4100, f32, None),
-    ],
-)
-def test_after_how_many_rows_one_lies_as_the_first(cols: int, dtype: torch.dtype, period: int | None) -> None:
-    found = alignment_phase(graphs.merged(only(graphs.layer_norm_backward(512, cols, dtype))))
-    assert (found and found.period) == period
-    if found is not None:
-        size = dtype.itemsize
-        starts = {row * found.stride * size % 16 for row in range(0, 100 * found.period, found.period)}
-        assert starts == {0} and found.stride * size % 16 != 0
-
-
-def test_the_smallest_elements_decide() -> None:
-    """Of bf16 and fp32 tiles, an access of 16 bytes has eight of the former."""
-    program = graphs.merged(only(graphs.layer_norm_backward(512, 1002, bf16, f32)))
-    assert alignment_phase(program) == AlignmentPhase(1002, 8)
 
 
 def test_a_tensor_that_starts_off_a_boundary_is_read_by_elements() -> None:
@@ -71,15 +39,6 @@ def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
     program = graphs.merged(only(graph))
     assert sorted(int(b.offset) for b in program.buffers)[-2:] == [0, 1001]
     assert alignment_phase(program) is None
-
-
-def test_rows_of_a_batch_axis_are_left_as_they_are() -> None:
-    assert alignment_phase(graphs.merged(only(graphs.rope_backward(2, 64, 4, 33 * 2)))) is None
-
-
-def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
-    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
-    assert work.period == 8 and choose(work, H200).period == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])

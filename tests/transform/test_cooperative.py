@@ -8,66 +8,25 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, f64, merged, only, share, traced
+from graphs import f32, f64, merged, only, traced
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.ir.program import Axis, AxisClass, BufferRole, LoopProgram, Reduce
-from mixorder.ir.verify import Form, verify
-from mixorder.transform.cooperative import check_shareable, slots_of
+from mixorder.ir.program import Axis, AxisClass, LoopProgram
+from mixorder.transform.cooperative import check_shareable
 from mixorder.transform.reorder import merge, reorder
 from mixorder.transform.split import split_outer
 
-FULL = ((64, 256), bf16)
 COLUMN = ((256,), f32)
 WIDE, HEADS = ((64, 256), f32), ((64, 4, 256), f32)
-
-
-def outer_only(x: Any, y: Any) -> Any:
-    product = x * y
-    return product, product.sum(0)
 
 
 def program_of(function: Any, *specs: Any) -> LoopProgram:
     return merged(only(traced(function, *specs)))
 
 
-def shared(program: LoopProgram, parts: int = 4, xblock: int = 2) -> LoopProgram:
-    check_shareable(program)
-    return verify(share(program, parts, xblock), Form.COOPERATIVE)
-
-
 def layer() -> LoopProgram:
     return merged(only(graphs.layer_norm_backward(64, 256)))
-
-
-@pytest.mark.parametrize(("parts", "lanes"), [(2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, 32), (32, 32)])
-@pytest.mark.parametrize("xblock", [1, 2])
-def test_each_row_of_each_tile_has_its_words(parts: int, lanes: int, xblock: int) -> None:
-    assert slots_of(parts) == lanes
-    (words,) = shared(layer(), parts, xblock).role(BufferRole.MAILBOX)
-    assert words.dtype == torch.int32
-    assert words.numel == (64 + xblock) * 2 * lanes  # two sums per row; a tile also of no rows
-
-
-def test_nothing_is_exchanged_without_a_reduction_over_columns() -> None:
-    # A prime number of columns cannot be cut into narrower ones that each have a program.
-    program = program_of(outer_only, ((64, 257), bf16), ((64, 257), bf16))
-    assert not any(isinstance(s, Reduce) for s in program.nests[0].body)
-    again = shared(program)
-    assert again.role(BufferRole.MAILBOX) == ()
-    assert sorted(map(str, again.nests[0].body)) == sorted(map(str, program.nests[0].body))
-
-
-def test_rows_may_be_symbolic() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        return graphs.pair(x, dy)
-
-    full = ((64, 256), f32)
-    program = shared(merged(only(graphs.traced_rows(function, full, full))), parts=4, xblock=2)
-    ((rows,),) = (b.shape for b in program.role(BufferRole.MAILBOX))
-    (symbol,) = program.sizes
-    assert rows.free_symbols == {symbol} and program.hint(rows) == 66 * 4
 
 
 def per_head(x: Any, dy: Any) -> Any:

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f16, f32, lowered_tile, traced, within_tile
+from graphs import bf16, f16, f32, traced, within_tile
 from support.quantised import mx_both, norm_backward
 
 from mixorder.codegen import bfloat16
-from mixorder.ir.program import Compute, Load, LoopProgram, PartialAccumulate, Statement, Store, operands
-from mixorder.ir.verify import Form, verify
+from mixorder.ir.program import Load, LoopProgram, Statement
 from mixorder.lowering.tile import lower_tile
 from mixorder.region.producers import with_row_values
 from mixorder.transform.cooperative import MAILBOX
-from mixorder.transform.held_packed import UNPACKED, UNPACKED_AGAIN, hold_packed
+from mixorder.transform.held_packed import UNPACKED, hold_packed
 from mixorder.transform.producers import with_producers
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.tile_split import split_spanning
@@ -36,40 +35,6 @@ def waits(body: tuple[Statement, ...]) -> list[int]:
     return [i for i, s in enumerate(body) if isinstance(s, Load) and s.buffer == MAILBOX]
 
 
-def ops(body: tuple[Statement, ...]) -> list[str]:
-    return [s.op for s in body if isinstance(s, Compute)]
-
-
-def test_nothing_that_was_converted_is_held_across_the_wait() -> None:
-    before = program_of()
-    program = verify(hold_packed(before), Form.BLOCKED)
-    body = program.nests[0].body
-    (wait,) = waits(body)
-    first, last = body[:wait], body[wait:]
-    assert ops(first).count(UNPACKED) == ops(last).count(UNPACKED_AGAIN) == 2
-    assert UNPACKED_AGAIN not in ops(first) and UNPACKED not in ops(last)
-    assert sum(isinstance(s, PartialAccumulate) for s in first) == 1
-    assert not any(isinstance(s, PartialAccumulate) for s in last)
-    used = {name for s in last for name in operands(s)}
-    deps = program.nests[0].dependence()
-    held = [s for s in first if isinstance(s, Load | Compute) and s.name in used]
-    assert all(isinstance(s, Load) or len(deps[s.name]) < 4 for s in held)
-
-
-def without_sums(*args: Any) -> Any:
-    return norm_backward(*args)[:-1]
-
-
-def test_where_nothing_comes_before_the_wait() -> None:
-    """It waits as soon as everything is on its way."""
-    before = program_of(without_sums)
-    body = verify(hold_packed(before), Form.BLOCKED).nests[0].body
-    (wait,) = waits(body)
-    assert all(isinstance(s, Load) for s in body[:wait]) and waits(before.nests[0].body) > [wait]
-    stores = [[str(s) for s in b if isinstance(s, Store)] for b in (before.nests[0].body, body)]
-    assert sorted(stores[0]) == sorted(stores[1])
-
-
 @pytest.mark.parametrize("dtype", [f16, f32])
 def test_what_is_converted_by_one_instruction_alone_is_kept(dtype: torch.dtype) -> None:
     """A compiler would make one of both again."""
@@ -81,11 +46,6 @@ def test_what_is_converted_by_one_instruction_alone_is_kept(dtype: torch.dtype) 
 
     program = program_of(norm, dtype)
     assert waits(program.nests[0].body) and hold_packed(program) == program
-
-
-def test_tiles_that_wait_for_nothing() -> None:
-    program = same_bits_sooner(lowered_tile(mx_both, ((512, 1024), bf16)), True, True)
-    assert hold_packed(program) is program
 
 
 def test_the_interpreter_unpacks_bits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from graphs import bf16, f32, lowered_tile, traced, within_tile
+from graphs import bf16, f32, traced, within_tile
 from support.quantised import mx_both
 
 from mixorder.errors import Decline
@@ -22,11 +22,6 @@ def lowered(function: Any, specs: Any = SPECS) -> LoopProgram:
     region = with_row_values(within_tile(traced(lambda *x: function(*x), *specs)))
     assert region is not None
     return lower_tile(region)
-
-
-def test_a_program_without_values_of_rows_stays_as_it_is() -> None:
-    program = lowered_tile(mx_both, SPECS[0])
-    assert with_producers(program) is program
 
 
 def test_a_value_that_needs_another_one() -> None:

@@ -11,9 +11,8 @@ from graphs import bf16, f32, lowered_tile, ops
 from support import quantised
 
 from mixorder.codegen import bfloat16
-from mixorder.ir.program import Compute, LoopProgram, Store
+from mixorder.ir.program import LoopProgram
 from mixorder.ir.rewriting import rewritten
-from mixorder.ir.verify import Form, verify
 from mixorder.transform.rounding import ROUNDED, round_at_once
 from mixorder.transform.same_bits import same_bits_sooner
 
@@ -22,15 +21,6 @@ GELU = [((256, 512), bf16)] * 2
 
 def program_of(function: Any, specs: Any) -> LoopProgram:
     return lowered_tile(function, *specs)
-
-
-def test_a_gradient_that_is_rounded_before_its_casts() -> None:
-    program = program_of(quantised.gelu_backward, GELU)
-    assert ROUNDED not in ops(program)
-    rounded = rewritten(program, round_at_once)
-    verify(rounded, Form.BLOCKED)
-    once = ops(rounded).count(ROUNDED)
-    assert once and ops(rounded).count("to_dtype") == ops(program).count("to_dtype") - 2 * once
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, f32])
@@ -44,17 +34,6 @@ def test_only_gpus_that_have_the_instruction() -> None:
     for saturates, runs_ptx in ((True, True), (True, False), (False, True), (False, False)):
         made = ops(same_bits_sooner(program, saturates, runs_ptx))
         assert (ROUNDED in made) == (saturates and runs_ptx)
-
-
-def test_a_result_in_bfloat16_is_stored_from_the_rounded_value() -> None:
-    def function(x: Any) -> Any:
-        half = (x.float() * 1.1).bfloat16()
-        return *quantised.mx_both(half), half
-
-    program = rewritten(program_of(function, GELU[:1]), round_at_once)
-    (rounded,) = (s for s in program.nests[0].body if isinstance(s, Compute) and s.op == ROUNDED)
-    stores = [s for s in program.nests[0].body if isinstance(s, Store) and s.value.name == rounded.name]
-    assert [program.buffer(store.buffer).dtype for store in stores] == [bf16]
 
 
 def test_the_interpreter_rounds_as_torch_does() -> None:

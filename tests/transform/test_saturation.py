@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, both_ways, f32, lowered_tile
-from support import quantised
 from support.quantised import F8
 
 from mixorder.ir.program import Compute, LoopProgram
@@ -62,9 +61,3 @@ def test_a_clamped_value_that_is_stored_too_stays_clamped() -> None:
 
     program = program_of(function)
     assert clamps(rewritten(program, without_clamp)) == clamps(program) == 4
-
-
-def test_a_program_without_such_casts_is_the_same() -> None:
-    program = program_of(lambda x: cast(lambda x: x, f32)(x))
-    assert rewritten(program, without_clamp) == program
-    assert clamps(rewritten(program_of(quantised.mx_both), without_clamp)) == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
-from graphs import bf16, f32, f64, only, traced
+from graphs import bf16, f32, only, traced
 
 from mixorder.ir.program import BufferRole, LoopProgram, PartialAccumulate
 from mixorder.ir.verify import Form, verify
@@ -17,22 +16,6 @@ FULL = ((512, 256), f32)
 
 def split(function: Any, *specs: Any) -> LoopProgram:
     return verify(split_outer(lower(only(traced(function, *specs)))), Form.SPLIT)
-
-
-def test_fp64_partials_stay_fp64() -> None:
-    program = split(graphs.pair, ((512, 256), f64), ((512, 256), f64))
-    assert [w.dtype for w in program.role(BufferRole.WORKSPACE)] == [f64]
-
-
-def test_a_program_without_outer_reductions_is_unchanged() -> None:
-    program = lower(only(graphs.pair_graph()))
-    only_inner = LoopProgram(program.buffers, program.nests[:1])
-    assert split_outer(only_inner) == only_inner
-
-
-def test_splitting_twice_adds_nothing() -> None:
-    once = split_outer(lower(only(graphs.pair_graph())))
-    assert split_outer(once) == once
 
 
 def test_a_column_result_that_loops_round_is_not_compensated() -> None:

@@ -28,11 +28,6 @@ def staged(program: LoopProgram, schedule: Plan) -> LoopProgram:
     return transform.staged(program, tile.staged_results(program, schedule))
 
 
-def test_a_schedule_that_stages_nothing() -> None:
-    program, schedule = planned(quantised.mx_both)
-    assert staged(program, dataclasses.replace(schedule, results=())) is program
-
-
 def test_a_staged_result_that_is_not_copied_is_found() -> None:
     program, schedule = planned(quantised.mx_both)
     loops = staged(program, schedule)

@@ -19,11 +19,6 @@ def lowered(function: Callable[..., Any], rows: int = 256, cols: int = 512) -> L
     return verify(lowered_tile(function, *[((rows, cols), bf16)] * 2), Form.BLOCKED)
 
 
-def test_without_sums_nothing_changes() -> None:
-    program = lowered(lambda x, z: quantised.mx_both(x * z))
-    assert split_spanning(program) is program
-
-
 def test_results_that_do_not_lie_column_by_column_are_declined() -> None:
     def function(x: Any, z: Any) -> Any:
         return *quantised.mx_both(x), x.float().sum(0).view(16, 32).t().contiguous()
