@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,21 +56,6 @@ def test_results_are_bitwise_reproducible(name: str) -> None:
     first, again = (example.step(interpreted(ON))() for _ in range(2))
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: nn.LayerNorm(64, elementwise_affine=False), (3, 5, 64)),
-        (lambda: nn.Linear(64, 64), (3, 5, 64)),
-        (lambda: nn.Softmax(-1), (3, 5, 64)),
-    ],
-)
-def test_what_has_no_pair_is_left_alone(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    module, x = make(), torch.randn(shape)
-    with collect() as records:
-        gradients(module, x, torch.randn_like(x), ON)
-    assert records == []
 
 
 def test_a_block_of_checkpointed_norms() -> None:

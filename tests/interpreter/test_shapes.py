@@ -127,16 +127,6 @@ def test_no_rows(name: str, shape: tuple[int, ...], dynamic: bool) -> None:
     assert compare(apply, norm(name, 20), (torch.randn(shape),), dynamic=dynamic) == []
 
 
-def test_all_rows_sliced_off() -> None:
-    x, dy = torch.randn(37, 20), torch.randn(37, 20)
-    with collect() as records, torch.no_grad():
-        function = torch.compile(
-            lambda x, dy: pair(x[:0], dy[:0]), backend=compile_for_interpreter(ON), dynamic=False
-        )
-        dx, dw = function(x, dy)
-    assert records == [] and dx.shape == (0, 20) and torch.equal(dw, torch.zeros(20))
-
-
 def test_rows_found_to_vary_after_the_first_call() -> None:
     """Dynamo's own choice: the first compile is static, the second serves all other numbers of rows."""
     module = norm("layer", 16)

@@ -14,16 +14,14 @@ from typing import Any
 import matrix
 import pytest
 import torch
-from graphs import bf16, f32, random_function, traced
+from graphs import bf16, f32
 from matrix import Case, Space, bits
 from running import ON, check_gradients, compiled, fused_graph, gradients
 from support.cases import CASES, Example
 from torch import nn
 from torch.fx import GraphModule, Interpreter
 
-from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.plugin import prepare_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.plan import Plan
 from mixorder.transform.cooperative import EMPTY
@@ -103,17 +101,6 @@ def test_what_cannot_be_shared_is_left_alone(name: str, plan_with: Callable[...,
         example.step(compiled(ON))()
     reasons = [r.reason for r in records if isinstance(r, Decline)]
     assert DeclineReason.ROW_TOO_WIDE in reasons
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_programs(seed: int, plan_with: Callable[..., None]) -> None:
-    prepare_interpreter()
-    plan_with(**SHARED[seed % len(SHARED)].setting)
-    function = random_function(seed, 10, 12)
-    args = torch.randn(10, 12), torch.randn(10, 12), torch.randn(12, 12)
-    graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
-    pipeline.run(graph, ON)
-    matrix.check(Interpreter(GraphModule({}, graph)).run(*args), function, args, 120, rough=True)
 
 
 class Chain(nn.Module):

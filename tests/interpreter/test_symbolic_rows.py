@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import Block, HFRMSNorm, f32, pair, snapshot, traced_rows
+from graphs import Block, HFRMSNorm, f32, pair, traced_rows
 from running import ON, Tensors
 from support.effects import watched
 from torch import nn
@@ -142,27 +142,6 @@ def test_one_compile_for_all_batch_sizes(tokens: tuple[int, ...]) -> None:
     json.dumps(as_dict(record))
 
 
-def test_mark_dynamic() -> None:
-    """Only what is marked is symbolic; a mark that has to be given up would raise."""
-    module, backend = nn.LayerNorm(24), Counting()
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend=backend, dynamic=False)
-    with collect() as records:
-        for rows in (7, 30, 133):
-            x = torch.randn(rows, 3, 24, requires_grad=True)
-            torch._dynamo.mark_dynamic(x, 0)
-            dy = torch.randn(rows, 3, 24)
-            for mine, theirs in zip(
-                torch.autograd.grad(compiled(x), [x, *module.parameters()], dy),
-                torch.autograd.grad(module(x), [x, *module.parameters()], dy),
-                strict=True,
-            ):
-                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-    (record,) = records
-    assert isinstance(record, RegionRecord) and str(record.rows).startswith("3*s")
-    assert backend.compiles == 1
-
-
 # Functions, on graphs with symbolic leading dims.
 
 
@@ -199,14 +178,6 @@ def test_batch_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any
         args = torch.randn(now), torch.randn(now)
         for mine, theirs in zip(Interpreter(module).run(*args), function(*args), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("shape", "symbolic"), [((37, 20), (1,)), ((37, 20), (0, 1))])
-def test_symbolic_columns_are_declined(shape: tuple[int, ...], symbolic: tuple[int, ...]) -> None:
-    graph = traced_rows(pair, (shape, f32), (shape, f32), symbolic=symbolic)
-    before = snapshot(graph)
-    pipeline.run(graph, ON)
-    assert counters["mixorder"] == {"declined:dynamic-shape": 1} and snapshot(graph) == before
 
 
 def shifted(x: torch.Tensor, dy: torch.Tensor) -> Tensors:
