@@ -52,20 +52,22 @@ def found(options):
             "launches": [name for name, _ in wrapped.launches],
         }
 
-children = []
-for options in json.loads(sys.argv[1]):
-    if (child := os.fork()) == 0:
-        os.write(1, (json.dumps(list(found(options))) + "\\n").encode())  # a line at once
-        os._exit(0)
-    children.append(child)
-if any([os.waitpid(child, 0)[1] for child in children]):
-    sys.exit("a process failed")
+for at_once in json.loads(sys.argv[1]):
+    children = []
+    for options in at_once:
+        if (child := os.fork()) == 0:
+            os.write(1, (json.dumps(list(found(options))) + "\\n").encode())  # a line at once
+            os._exit(0)
+        children.append(child)
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        sys.exit("a process failed")
 """
 
 
-def found(cache: Path, *at_once: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """What processes find that run at once, and each compile a pair with some options, one after the other.
-    They are forks of a process that has imported what they need, and compiled nothing."""
+def found(cache: Path, *at_once: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """What processes find that each compile a pair with some options, one after the other: those of each list
+    at once, and one list after the other. They are forks of a process that has imported what they need, and
+    compiled nothing."""
     package = Path(mixorder.__file__).parents[1]
     paths = [str(package), str(HERE), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -88,10 +90,10 @@ def found(cache: Path, *at_once: list[dict[str, Any]]) -> list[list[dict[str, An
 def test_caches_of_processes(tmp_path: Path) -> None:
     """Two at once fill an empty cache; a third finds what they made, but not for other options. (Of
     another source: tests/gpu, and test_install.py in one process.)"""
-    (first,), (second,) = found(tmp_path / "cache", [{}], [{}])
+    both, third = [[{}], [{}]], [[{}, {"mixorder_split_size": 3}]]
+    (first,), (second,), (again, other) = found(tmp_path / "cache", both, third)
     assert first["launches"] == second["launches"] and len(first["launches"]) == 2
     assert first["fused"] + second["fused"] >= 1
-    ((again, other),) = found(tmp_path / "cache", [{}, {"mixorder_split_size": 3}])
     hit = {"fused": 0, "graph_hits": 1, "autograd_hits": 1, "launches": first["launches"]}
     assert again == hit
     assert (other["fused"], other["graph_hits"], other["autograd_hits"]) == (1, 0, 0)

@@ -1,22 +1,17 @@
-"""What `tools/family.py` does without a GPU: its counting of bytes, its table, and what it finds fault with.
+"""What `tools/family.py` does without a GPU: its counting of bytes.
 
 Bytes are counted on Inductor's own scheduled kernels, in a process of its own with a stand-in for the driver.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import stand_in
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 SCRIPT = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import torch, triton
+import json, torch, triton
 from torch import nn
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
@@ -79,15 +74,7 @@ Bytes = dict[str, tuple[tuple[int, int], tuple[int, int]]]
 @pytest.fixture(scope="module")
 def counted() -> Bytes:
     """By model: bytes of forward and backward, stock's and ours."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(TOOLS)],
-        env={**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = stand_in.found(f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n{SCRIPT}")
     assert [(stock[2], ours[2]) for stock, ours in found.values()] == [(0, 1)] * 3  # regions
     return {model: (tuple(stock[:2]), tuple(ours[:2])) for model, (stock, ours) in found.items()}
 
