@@ -115,7 +115,6 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "rms": nn.RMSNorm,
     "hf": HFRMSNorm,
 }
-PAIRED_NORMS = [name for name in NORMS if name != "layer_plain"]  # the others have no outer side
 
 
 def randomised(module: nn.Module, dtype: torch.dtype) -> nn.Module:

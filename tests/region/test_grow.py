@@ -2,102 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from graphs import (
-    NORMS,
-    Block,
-    PostNorm,
-    WideLayerNorm,
-    backward_graph,
     bf16,
     f32,
-    in_turn,
     node,
     only,
     pair,
     path_through_outside,
-    randomised,
     traced,
 )
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from mixorder.region.region import Region
 from mixorder.region.space_analysis import SpaceAnalysis
 
 FULL = ((512, 256), f32)
 HALF = ((512, 256), bf16)
-
-
-class Checkpointed(nn.Module):
-    """A module whose forward runs again in the backward."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-class Autocast(nn.Module):
-    """A module of float32 parameters whose matrix products are in bfloat16."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", bf16):
-            return self.inner(x)  # type: ignore[no-any-return]
-
-
-def regions_with_pairs(module: nn.Module, dtype: torch.dtype) -> list[Region]:
-    graph = backward_graph(module, (2, 64, 48), dtype)
-    found = []
-    for region in in_turn(graph):
-        assert path_through_outside(region) is None
-        found += [region] if region.inner else []
-    graph.lint()
-    return found
-
-
-@pytest.mark.parametrize(
-    ("block", "name", "dtype"),
-    [
-        (Block, "layer", f32),
-        (PostNorm, "layer", bf16),
-        (PostNorm, "layer_no_bias", f32),
-        (Block, "rms", bf16),
-        (PostNorm, "hf", bf16),
-    ],
-)
-def test_each_norm_of_a_checkpointed_block_is_in_a_region(
-    block: Callable[..., nn.Module], name: str, dtype: torch.dtype
-) -> None:
-    module = randomised(Checkpointed(block(48, NORMS[name])), dtype)
-    norms = sum(isinstance(m, type(NORMS[name](48))) for m in module.modules())
-    assert len(regions_with_pairs(module, dtype)) == norms
-
-
-@pytest.mark.parametrize(
-    ("norm", "around"),
-    [
-        (nn.LayerNorm, Autocast),
-        (WideLayerNorm, lambda m: Checkpointed(Autocast(m))),
-        (nn.RMSNorm, lambda m: Checkpointed(Autocast(m))),
-        (NORMS["hf"], Autocast),
-    ],
-)
-def test_each_norm_behind_a_residual_under_autocast_is_in_a_region(
-    norm: Any, around: Callable[[nn.Module], nn.Module]
-) -> None:
-    module = randomised(around(PostNorm(48, norm)), f32)
-    assert len(regions_with_pairs(module, f32)) == 4
 
 
 def test_a_sum_that_the_gradient_depends_on_is_read() -> None:

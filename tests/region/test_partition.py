@@ -19,7 +19,6 @@ from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter, partition
 from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
-from mixorder.schedule import cost
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 
@@ -163,59 +162,6 @@ def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
     full = ((512, 256), f32)
     assert [n.name for n in only(traced(function, full, full, full)).outputs] == ["sub", "sum_2"]
     assert [n.name for n in only(traced(needed, full, full, full)).outputs] == ["sum_2", "mul_2"]
-
-
-def test_traffic_of_a_norm_is_what_one_counts_by_hand() -> None:
-    rows, cols, splits = 4096, 512, 132
-    region = only(graphs.layer_norm_backward(rows, cols))
-    program = graphs.merged(region)
-    moved = cost.traffic(graphs.lower(region), program, splits)
-    full, row, col = rows * cols * 2, rows * 4, cols * 2
-    assert moved.read == 2 * full + 2 * row + col  # dy, x; mean, rstd; weight
-    assert moved.written == full + 2 * col  # dx; dw, db
-    assert moved.workspace == 2 * splits * cols * 4
-    assert moved.apart == (2 * full + 2 * row + col + full) + (2 * full + 2 * row + 2 * col)
-
-
-def test_a_later_nest_may_read_what_an_earlier_one_has_stored() -> None:
-    """A bias gradient of dx, on its own, reads dx and not what dx is made from."""
-
-    def function(x: Any, dy: Any) -> Any:
-        dx = dy - x * (x * dy).sum(1, keepdim=True)
-        return dx, dx.sum(0)
-
-    region = only(traced(function, ((4096, 512), f32), ((4096, 512), f32)))
-    moved = cost.traffic(graphs.lower(region), graphs.merged(region), 1)
-    full, col = 4096 * 512 * 4, 512 * 4
-    assert moved.apart == 3 * full + full + col
-
-
-def test_broadcast_reads_count_once() -> None:
-    def function(x: Any, y: Any) -> Any:
-        return x * y - (x * y).sum(1, keepdim=True), (x * y).sum(0)
-
-    region = only(traced(function, ((4096, 512), bf16), ((512,), bf16)))
-    moved = cost.traffic(graphs.lower(region), graphs.merged(region), 1)
-    assert moved.read == 4096 * 512 * 2 + 512 * 2
-
-
-def test_held_words_do_not_count_what_is_used_up_before_a_reduction() -> None:
-    def summed(count: int) -> int:
-        def function(x: Any, *dys: Any) -> Any:
-            return graphs.pair(x, sum(dys))
-
-        return facts_of(graphs.merged(only(traced(function, *[((512, 256), bf16)] * (count + 1))))).held_words
-
-    assert summed(1) == summed(2) == summed(6)
-
-
-def test_fp64_takes_two_words() -> None:
-    def words(dtype: torch.dtype) -> int:
-        return facts_of(graphs.merged(only(graphs.pair_graph(dtype=dtype)))).held_words
-
-    single, double = words(f32), words(torch.float64)
-    # fp32 carries an error term beside the sum, fp64 does not.
-    assert (single, double) == (4, 6)
 
 
 def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:

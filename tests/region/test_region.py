@@ -7,21 +7,16 @@ from typing import Any
 
 import graphs
 import pytest
-import sympy
 import torch
 import torch.nn.functional as F
 from expecttest import TestCase
-from graphs import bf16, checked, f32, find, in_turn, node, output_args, pair, told, traced
-from torch import nn
+from graphs import bf16, checked, f32, find, in_turn, node, pair, told, traced
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.ir.program import AxisClass
-from mixorder.region.axes import Space
 from mixorder.region.find import find_regions
 from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
-from mixorder.region.partition import without_gathers
 from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
 
@@ -30,10 +25,6 @@ HALF = ((512, 256), bf16)
 SQUARE = ((256, 256), f32)
 WEIGHT = ((256,), f32)
 aten = torch.ops.aten
-
-
-def plane(rows: int, cols: int) -> Space:
-    return Space(((rows, AxisClass.ROW), (cols, AxisClass.COLUMN)))
 
 
 def names(nodes: Any) -> set[str]:
@@ -259,42 +250,6 @@ constants alone. unsupported-op""",
 # Acceptance.
 
 
-@pytest.mark.parametrize("name", ["layer", "layer_no_bias", "hf"])
-def test_each_norm_is_one_region_that_reads_and_writes_what_it_must(name: str) -> None:
-    module = graphs.randomised(graphs.NORMS[name](256), bf16)
-    graph = graphs.backward_graph(module, (2, 64, 256), bf16)
-    (region,) = convex(graph)
-    assert region.space == plane(128, 256)
-    layer = name.startswith("layer")
-    assert (len(region.inner), len(region.outer)) == (
-        2 if layer else 1,
-        2 if name == "layer" else 1,
-    )
-    full = [n for n in region.inputs if n.meta["val"].numel() == 128 * 256]
-    assert len(full) == 2 and all(n.op == "placeholder" for n in region.inputs)
-    # Nothing but views is left beside the region, so the kernel's results are the graph's.
-    outside = [n for n in graph.nodes if n.op == "call_function" and n not in region.nodes]
-    assert names(n for n in outside if n.target is not aten.view.default) == set()
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm, graphs.HFRMSNorm])
-def test_block_has_a_region_per_norm_with_residual_and_bias_gradients(norm: Any) -> None:
-    block = graphs.randomised(graphs.Block(64, norm), bf16)
-    graph = graphs.backward_graph(block, (2, 64, 64), bf16)
-    outers, residuals = [], []
-    for region in convex_in_turn(graph):
-        outers.append(len(region.outer))
-        residuals.append(sum(n.target is aten.add.Tensor for n in region.outputs))
-        riding = region.outer[-1].args[0].meta["val"]  # type: ignore[union-attr]
-        assert (riding.dim() == 2) == (region.name != "region2")
-    per_norm = 2 if norm is nn.LayerNorm else 1
-    # The first two also sum the bias gradient of the Linear before them, from (B*T, D).
-    # The last one has no norm: the bias gradient of `up`, where GELU's backward makes its source.
-    assert outers == [per_norm + 1, per_norm + 1, per_norm, 1]
-    # The residual's add of two gradients is written where there is one, in place of the norm's dx.
-    assert residuals == [0, 1, 1, 0]
-
-
 def test_what_a_column_sum_has_to_precede_is_in_the_region_behind_it() -> None:
     """Sinkhorn's normalisation of rows and of columns, in turn: a sum of a column is needed by all rows."""
 
@@ -306,21 +261,6 @@ def test_what_a_column_sum_has_to_precede_is_in_the_region_behind_it() -> None:
 
     found = [(len(r.inner), len(r.outer)) for r in convex_in_turn(traced(function, FULL))]
     assert found == [(2, 1)] * 3
-
-
-def test_a_weight_shared_by_three_norms_is_read_by_three_regions() -> None:
-    def function(x: Any, dy: Any, w: Any, m: Any) -> Any:
-        weights = []
-        for _ in range(3):
-            dy, dw = pair(x, (dy @ m) * w)
-            weights.append(dw)
-        return dy, sum(weights)
-
-    found = [
-        (names(r.inputs) & {"w_1"}, len(r.outer))
-        for r in convex_in_turn(traced(function, FULL, FULL, WEIGHT, SQUARE))
-    ]
-    assert found == [({"w_1"}, 1)] * 3
 
 
 @pytest.mark.parametrize("behind", ["a product", "a scan", "nothing"])
@@ -339,26 +279,6 @@ def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> No
     assert names(region.rounded) == ({"mul"} if behind != "nothing" else set())
 
 
-def test_post_norm_chain_gives_two_regions() -> None:
-    def function(x: Any, y: Any, dy: Any, w: Any) -> Any:
-        first, dw = pair(x, dy)
-        second, dv = pair(y, first * w)
-        return second, dw, dv
-
-    found = [
-        (len(r.inner), len(r.outer), len(r.outputs))
-        for r in convex_in_turn(traced(function, FULL, FULL, FULL, WEIGHT))
-    ]
-    assert found == [(1, 1, 2)] * 2
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(4096, 1), (1, 4096)])
-@pytest.mark.parametrize("make", [graphs.layer_norm_backward, graphs.pair_graph])
-def test_one_row_or_column(make: Callable[[int, int], Graph], rows: int, cols: int) -> None:
-    (region,) = convex(graph := make(rows, cols))
-    assert region.space == plane(rows, cols) and len(region.outputs) == len(output_args(graph))
-
-
 def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
     """Both sums over rows share the inner reduction, but not the space: the first takes it."""
 
@@ -369,20 +289,6 @@ def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
 
     (region,) = convex_in_turn(traced(function, FULL, FULL))
     assert len(region.outer) == 1 and region.space.batch == 4
-
-
-def test_symbolic_rows() -> None:
-    (region,) = convex(graphs.traced_rows(pair, FULL, FULL))
-    (rows, row), (cols, column) = region.space.axes
-    assert isinstance(rows, sympy.Symbol) and (row, cols, column) == (AxisClass.ROW, 256, AxisClass.COLUMN)
-    assert not any(isinstance(n.meta["val"], torch.SymInt) for n in region.inputs)
-
-
-def test_symbolic_rows_of_two_dims() -> None:
-    (region,) = convex(
-        graphs.traced_rows(lambda x, dy: (pair(x, dy)[0], (x * dy).sum((0, 1))), *[((3, 5, 256), f32)] * 2)
-    )
-    assert len(region.space.rows.free_symbols) == 2 and region.space.cols == 256
 
 
 # Refusals, and what a region must not swallow.
@@ -451,28 +357,6 @@ def test_an_integer_input_is_taken_or_declined_with_a_reason(dtype: torch.dtype)
     graph = traced(function, ((512, 256), dtype), FULL)
     for found in find_regions(graph):
         assert isinstance(found, Region) or found.reason is DeclineReason.UNSUPPORTED_DTYPE
-
-
-def test_finding_changes_nothing() -> None:
-    graph = graphs.layer_norm_backward(512, 256)
-    before = graphs.snapshot(graph)
-    assert len(find(graph)) == 1
-    assert graphs.snapshot(graph) == before
-
-
-def test_random_programs_give_convex_regions() -> None:
-    """A few; the fuzzer runs thousands."""
-    programs_with_regions = 0
-    for seed in range(24):
-        function = graphs.random_function(seed, 8, 16)
-        graph = traced(function, ((8, 16), f32), ((8, 16), f32), ((16, 16), f32))
-        regions = [r for r in find_regions(graph) if isinstance(r, Region)]
-        programs_with_regions += bool(regions)
-        for region in map(checked, regions):
-            # Without an inner reduction, what the outer ones read is written by the same kernel.
-            full = [n for n in region.outputs if n.meta["val"].numel() == region.space.numel]
-            assert region.outer and (region.inner or full), seed
-    assert programs_with_regions >= 12  # or the test would test little
 
 
 # Gathers: inside above the reductions, outside below them.
@@ -545,13 +429,6 @@ what lies across memory. 8x16: sum_1 | sum_2, cat x_1 -> sub sum_2""",
         )
         for graph in made.values():
             assert len(list(convex_in_turn(graph))) == 1
-
-
-def test_a_split_goes_with_its_pieces() -> None:
-    graph = traced(moved_pair(split), MOVED, MOVED)
-    assert len(list(convex_in_turn(graph))) == 1
-    left = {n.target for n in graph.nodes if n.op == "call_function"}
-    assert not left & {aten.split.Tensor, aten.cat.default, aten.exp.default}
 
 
 def test_a_split_whose_other_piece_is_needed_outside_stays_for_it() -> None:
@@ -668,12 +545,3 @@ def test_half_of_a_tensor_that_is_dear_to_make_is_not_made_twice() -> None:
 
     (region,) = convex(traced(function, MOVED, ((2, 4, 8), f32), ((2, 4, 8), f32)))
     assert "mul" in names(region.inputs)
-
-
-def test_rope_and_the_norm_before_it_are_one_region() -> None:
-    graph = graphs.rope_backward(2, 64, 4, 32)
-    (region,) = convex(graph)
-    assert region.space == plane(2 * 64 * 4, 32) and len(region.outputs) == 2
-    plain = without_gathers(region)
-    assert all(n.op == "placeholder" for n in region.inputs) and plain is not None
-    assert "permute" in names(plain.inputs) and without_gathers(plain) is None

@@ -8,9 +8,9 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, in_turn, output_args, traced
+from graphs import bf16, f32, in_turn, traced
 from support import quantised
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from mixorder.errors import Decline
 from mixorder.region.find import find_regions
@@ -41,53 +41,6 @@ SPACES = {
     "squares": "batch 2 x row 128 x batch 4 x row 128",
     "swiglu_backward": "batch 8 x row 32 x batch 16 x column 32",
 }
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_the_axes_and_all_results(name: str) -> None:
-    """The region computes all that the graph returns, and reads the graph's inputs alone."""
-    recipe = quantised.RECIPES[name]
-    graph = traced(lambda *x: recipe.function(*x), *recipe.like(*SIZE))
-    (region,) = regions(graph)
-    assert str(region.space) == SPACES[name]
-    assert {n.op for n in region.inputs} == {"placeholder"}
-    assert {behind_views(n) for n in output_args(graph)} == set(region.outputs)
-
-
-def behind_views(node: Node) -> Node:
-    while (
-        node.target in (torch.ops.aten.view.default, torch.ops.aten.permute.default) or "squeeze" in node.name
-    ):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def test_blocks_of_different_lengths() -> None:
-    """Along one axis, and along both."""
-    region = of(lambda x: (*quantised.mx_rows(x, 16), *quantised.mx_transposed(x, 64)))
-    assert str(region.space) == "batch 4 x row 64 x batch 32 x column 16"
-    region = of(lambda x: (*quantised.mx_both(x), *quantised.squares(x)))
-    assert str(region.space) == "batch 2 x row 4 x common 32 x batch 4 x column 4 x common 32" or (
-        str(region.space) == "batch 2 x row 4 x row 32 x batch 4 x row 4 x common 32"
-    )
-    assert len(region.inner) + len(region.outer) == 3
-
-
-def test_three_dims_of_which_two_are_rows() -> None:
-    region = of(lambda x: quantised.mx_both(x.view(-1, 512)), (2, 128, 512))
-    assert str(region.space) == "batch 8 x row 32 x batch 16 x column 32"
-
-
-def test_what_others_need_as_well_is_written() -> None:
-    """A product that a matrix product reads too."""
-
-    def function(x: Any, z: Any, w: Any) -> Any:
-        product = x * z
-        return *quantised.mx_both(product), product @ w
-
-    region = of(function, SIZE, SIZE, (512, 64))
-    assert "mul" in {n.name for n in region.outputs} and len(region.outputs) == 5
-    assert len(region.inputs) == 2
 
 
 def test_sums_of_all_rows_and_what_follows() -> None:
@@ -135,12 +88,6 @@ def test_what_comes_between_two_products_is_read() -> None:
     for region in in_turn(graph):
         found.append((len(region.inputs), len(region.inner), len(region.outer)))
     assert found == [(1, 1, 1), (1, 1, 1)]
-
-
-def test_a_strided_input_and_a_row_of_factors() -> None:
-    """A half of a wider tensor, times a factor for each column."""
-    region = of(lambda x, w: quantised.mx_both(x[:, 512:] * w), (256, 1024), (512,))
-    assert len(region.inputs) == 2 and not any(n.name == "mul" for n in region.outputs)
 
 
 @pytest.mark.parametrize(

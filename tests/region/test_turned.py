@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from expecttest import TestCase
-from graphs import bf16, f32, in_turn, node, snapshot, told, traced, traced_rows
+from graphs import bf16, f32, node, snapshot, told, traced, traced_rows
 from support import quantised
 from support.quantised import F8
 
@@ -29,23 +29,6 @@ Function = Callable[..., Any]
 
 def cast(x: Any, factor: Any) -> Any:
     return (x.float() * factor).clamp(-448, 448).to(F8)
-
-
-def test_the_second_pass_of_the_recipe_rowwise() -> None:
-    """It is found when the first is fused, reads x and the scales, and is launched right behind them."""
-    graph = traced(lambda x: quantised.rowwise_both(x), X)
-    first, second = in_turn(graph)
-    assert first.outer and not second.outer
-    launches = [n for n in graph.nodes if "triton" in n.name]
-    assert len(launches) == 3
-    assert {n.name for n in second.inputs} == {"x_1", "getitem_3"}
-    between = [n.target for n in _between(launches[1], launches[2])]
-    assert len(between) == 2 and torch.ops.aten.empty_strided.default in between  # and the scales
-
-
-def _between(first: Any, last: Any) -> Any:
-    while (first := first.next) is not last:
-        yield first
 
 
 def both_orders(x: Any, z: Any, rows: Any, columns: Any) -> Any:

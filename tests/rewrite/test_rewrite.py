@@ -131,7 +131,7 @@ def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: py
     graph.lint()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_programs_stay_well_formed(seed: int) -> None:
     graph = traced(graphs.random_function(seed, 8, 16), *[((8, 16), f32)] * 2, ((16, 16), f32))
     vals = [(n.meta["val"].shape, n.meta["val"].dtype) for n in output_args(graph)]

@@ -7,25 +7,11 @@ from typing import Any
 import graphs
 import torch
 from graphs import bf16, f32, traced
-from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.report import collect
-
-TABLE, SPACE = (64, 256), (32, 64, 256)
-
-
-def spread(used: bool) -> Graph:
-    """A pair that computes cosines of a table; `used`: they are also a result."""
-
-    def function(x: Any, dy: Any, angle: Any) -> Any:
-        cos = angle.cos()
-        found = graphs.pair(x.view(-1, 256), (dy * cos).view(-1, 256))
-        return (*found, cos.cumsum(0)) if used else found
-
-    return traced(function, (SPACE, f32), (SPACE, f32), (TABLE, f32))
 
 
 def rotated(dy: Any, sin: Any, cos: Any) -> Any:

@@ -12,7 +12,7 @@ from mixorder.schedule.device import H200
 from mixorder.schedule.staged import pays
 from mixorder.schedule.tile import TileFacts
 
-SIZES, TILE = (512, 32, 128, 32), (2, 32, 2, 32)  # 16384x4096 in blocks of 32
+TILE = (2, 32, 2, 32)  # in blocks of 32
 
 
 def facts_of(name: str, rows: int = 16384, cols: int = 4096) -> TileFacts:
