@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -399,6 +399,23 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
             needed.update(operands(stmt))
             kept.append(stmt)
     return (*reversed(kept), *roots)
+
+
+def behind(body: Iterable[Statement], roots: Collection[Statement]) -> set[str]:
+    """The names of some values, and of those that are computed from one."""
+    found: set[str] = set()
+    for stmt in body:
+        if isinstance(stmt, Value) and (stmt in roots or not found.isdisjoint(operands(stmt))):
+            found.add(stmt.name)
+    return found
+
+
+def flat(axes: Sequence[Axis]) -> sympy.Expr:
+    """The place of an element along some axes, outermost first."""
+    place, stride = sympy.S.Zero, sympy.S.One
+    for axis in reversed(axes):
+        place, stride = place + stride * axis.symbol, stride * axis.size
+    return place
 
 
 def live(body: Iterable[Statement]) -> tuple[Statement, ...]:

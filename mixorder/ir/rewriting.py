@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import sympy
 import torch
 
-from .program import Compute, Exchange, Load, LoopProgram, Nest, Ref, Statement, Value, live, operands
+from ..errors import Decline, DeclineReason
+from ..inductor.symbols import FloorDiv, ModularIndexing
+from .program import (
+    Axis,
+    Compute,
+    Exchange,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Ref,
+    Statement,
+    Store,
+    Value,
+    live,
+    operands,
+)
 
 Some = TypeVar("Some", bound=Statement)
 
@@ -103,6 +119,58 @@ def reading(stmt: Some, others: Mapping[str, Ref]) -> Some:
     if isinstance(stmt, Exchange):
         return dataclasses.replace(stmt, values=tuple(map(new, stmt.values)))
     return dataclasses.replace(stmt, value=new(stmt.value))  # type: ignore[call-arg,union-attr]
+
+
+def reindexed(stmt: Some, index: Callable[[sympy.Expr], sympy.Expr]) -> Some:
+    """A statement with other indices, and numbers of loops."""
+    if isinstance(stmt, Load | Store | PartialAccumulate):
+        return dataclasses.replace(stmt, index=index(stmt.index))
+    if isinstance(stmt, Compute):
+        args = tuple(index(a) if isinstance(a, sympy.Expr) else a for a in stmt.args)
+        return dataclasses.replace(stmt, args=args)
+    return stmt
+
+
+Groups = Sequence[tuple[Sequence[Axis], Axis]]
+"""Axes that follow one another, outermost first, and one for all of them."""
+
+
+def along_one(body: Iterable[Statement], groups: Groups, dividing: bool = False) -> tuple[Statement, ...]:
+    """Statements over one axis in place of each group. Raises `Decline` where their elements do not follow
+    one another in what is stored, nor in what is loaded, unless that may be at a place after a division."""
+    found = tuple(reindexed(stmt, lambda index: _along(index, groups)) for stmt in body)
+    whole = Store | PartialAccumulate if dividing else Load | Store | PartialAccumulate
+    for stmt in found:
+        if isinstance(stmt, whole) and stmt.index.has(FloorDiv, ModularIndexing):
+            raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {stmt.index}")
+    return found
+
+
+def _along(index: sympy.Expr, groups: Groups) -> sympy.Expr:
+    index = sympy.expand(index)
+    for group, long in groups:
+        if [*group] == [long]:
+            continue
+        inner = sympy.S.One
+        runs = list[tuple[sympy.Expr, sympy.Expr, sympy.Expr]]()  # the step, elements inside, elements
+        for axis in reversed(group):
+            if axis.symbol in index.free_symbols:
+                step = index.coeff(axis.symbol)
+                if runs and runs[-1][1] * runs[-1][2] == inner and step == runs[-1][0] * runs[-1][2]:
+                    runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] * axis.size)
+                else:
+                    runs.append((step, inner, axis.size))
+            inner *= axis.size
+        own = {axis.symbol for axis in group}
+        rest = index - sum((index.coeff(s) * s for s in own), sympy.S.Zero)
+        if not own.isdisjoint(rest.free_symbols):
+            raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {index}")
+        index = sympy.expand(rest)
+        for step, inside, size in runs:
+            whole = inside * size == long.size
+            at = long.symbol if whole and inside == 1 else ModularIndexing(long.symbol, inside, size)
+            index += step * (FloorDiv(long.symbol, inside) if whole and inside != 1 else at)
+    return index
 
 
 def renamed(stmt: Load | Compute, name: str, others: Mapping[str, str]) -> Load | Compute:

@@ -7,7 +7,6 @@ length can be divided, and a block's width can be a power of two where the row's
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import sympy
 
@@ -17,15 +16,11 @@ from ..ir.program import (
     AxisClass,
     Buffer,
     BufferRole,
-    Compute,
-    Load,
     LoopProgram,
     Nest,
-    PartialAccumulate,
     Reduce,
-    Statement,
-    Store,
 )
+from ..ir.rewriting import reindexed
 
 BLOCK = sympy.Symbol("k", integer=True, nonnegative=True)  # as the batch axis of a region is called
 
@@ -51,55 +46,23 @@ def in_blocks(program: LoopProgram, width: int) -> LoopProgram:
     assert col is not None and col.size % width == 0
     batch = Axis(BLOCK, col.size // width, AxisClass.BATCH)
     within = dataclasses.replace(col, size=sympy.Integer(width))
-    divide = _Divider(col, batch, within)
-    return dataclasses.replace(
-        program,
-        buffers=tuple(map(divide.buffer, program.buffers)),
-        nests=tuple(map(divide.nest, program.nests)),
-    )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Divider:
-    """The rewrite of one column axis `col` as `batch` x `within`."""
-
-    col: Axis
-    batch: Axis
-    within: Axis
-
-    def buffer(self, buffer: Buffer) -> Buffer:
-        """A workspace has the same layout, as (splits, blocks, columns of a block)."""
-        if buffer.role is not BufferRole.WORKSPACE:
-            return buffer
-        splits, _ = buffer.shape
-        shape = (splits, self.batch.size, self.within.size)
-        return dataclasses.replace(
-            buffer, shape=shape, stride=(buffer.stride[0], self.within.size, sympy.S.One)
-        )
-
-    def nest(self, nest: Nest) -> Nest:
-        """Blocks are the outermost loop."""
-        rest = (self.within if axis == self.col else axis for axis in nest.loops)
-        return dataclasses.replace(
-            nest,
-            loops=(self.batch, *rest),
-            preamble=tuple(map(self.statement, nest.preamble)),
-            body=tuple(map(self.statement, nest.body)),
-        )
-
-    def statement(self, stmt: Statement) -> Statement:
-        if isinstance(stmt, Load | Store | PartialAccumulate):
-            return dataclasses.replace(stmt, index=self.index(stmt.index))
-        if isinstance(stmt, Compute):
-            args = tuple(map(self.argument, stmt.args))
-            kwargs = tuple((name, self.argument(value)) for name, value in stmt.kwargs)
-            return dataclasses.replace(stmt, args=args, kwargs=kwargs)
-        return stmt
-
-    def argument(self, value: Any) -> Any:
-        return self.index(value) if isinstance(value, sympy.Expr) else value
-
-    def index(self, index: sympy.Expr) -> sympy.Expr:
+    def index(index: sympy.Expr) -> sympy.Expr:
         """An index by block and column."""
-        col = self.col.symbol
-        return index.xreplace({col: self.batch.symbol * self.within.size + col})
+        return index.xreplace({col.symbol: batch.symbol * within.size + col.symbol})
+
+    def buffer(one: Buffer) -> Buffer:
+        """A workspace has the same layout, as (splits, blocks, columns of a block)."""
+        if one.role is not BufferRole.WORKSPACE:
+            return one
+        shape, stride = (one.shape[0], batch.size, within.size), (one.stride[0], within.size, sympy.S.One)
+        return dataclasses.replace(one, shape=shape, stride=stride)
+
+    def nest(one: Nest) -> Nest:
+        """Blocks are the outermost loop."""
+        loops = (batch, *(within if axis == col else axis for axis in one.loops))
+        preamble, body = (tuple(reindexed(s, index) for s in part) for part in (one.preamble, one.body))
+        return dataclasses.replace(one, loops=loops, preamble=preamble, body=body)
+
+    buffers, nests = tuple(map(buffer, program.buffers)), tuple(map(nest, program.nests))
+    return dataclasses.replace(program, buffers=buffers, nests=nests)

@@ -23,7 +23,7 @@ from ..ir.program import (
     Ref,
     Statement,
     Store,
-    Value,
+    behind,
     closure,
     operands,
 )
@@ -66,31 +66,21 @@ def _is_half(stmt: Load, program: LoopProgram) -> bool:
 
 def _in_two_phases(nest: Nest) -> Nest:
     body = nest.body
-    behind = _behind(body)
+    waits = [s for s in body if isinstance(s, Load) and s.buffer == MAILBOX]
+    late = behind(body, waits)
     ends = [s for s in body if isinstance(s, Store | PartialAccumulate)]
-    sooner = closure(body, [s for s in ends if behind.isdisjoint(operands(s))])
-    later = closure(body, [s for s in ends if not behind.isdisjoint(operands(s))])
+    sooner = closure(body, [s for s in ends if late.isdisjoint(operands(s))])
+    later = closure(body, [s for s in ends if not late.isdisjoint(operands(s))])
     again = {s.name: s for s in _again(nest, sooner, later)}
     if sooner and not again:
         return nest
     loads = [s for s in body if isinstance(s, Load)]
-    waits = [s for s in loads if s.buffer == MAILBOX]
     names = {name: Ref(f"{name}.again") for name in again}
     first = [s for s in body if s in sooner and s not in loads]
     last = [s for s in body if s in later and s not in loads and (s not in first or s in again.values())]
     last = [_copy(s, names) if s in again.values() else s for s in last]
     loads = [s for s in loads if s not in waits]
     return dataclasses.replace(nest, body=(*loads, *first, *waits, *(reading(s, names) for s in last)))
-
-
-def _behind(body: tuple[Statement, ...]) -> set[str]:
-    """Names of the awaited values and of what is computed from them."""
-    found: set[str] = set()
-    for stmt in body:
-        awaited = isinstance(stmt, Load) and stmt.buffer == MAILBOX
-        if isinstance(stmt, Value) and (awaited or not found.isdisjoint(operands(stmt))):
-            found.add(stmt.name)
-    return found
 
 
 def _again(nest: Nest, sooner: tuple[Statement, ...], later: tuple[Statement, ...]) -> list[Compute]:

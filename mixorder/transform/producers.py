@@ -29,10 +29,12 @@ from ..ir.program import (
     Store,
     Value,
     closure,
+    flat,
     index_symbols,
     live,
     operands,
 )
+from ..ir.rewriting import along_one
 from .cooperative import EMPTY, MAILBOX
 
 _ROW = sympy.Symbol("r", integer=True, nonnegative=True)
@@ -53,10 +55,8 @@ def with_producers(program: LoopProgram) -> LoopProgram:
     values = _values(nest, reductions)
     size = outer.size * len(values) + 1  # the last word counts programs
     mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
-    place, stride = sympy.S.Zero, sympy.S.One
-    for axis in reversed(rows):
-        place, stride = place + stride * axis.symbol, stride * axis.size
-    ahead = list[Statement](_joined(s, rows, columns) for s in closure(nest.body, values))
+    place, groups = flat(rows), [(rows, outer), (columns, inner)]
+    ahead = [_joined(stmt) for stmt in along_one(closure(nest.body, values), groups)]
     body = list(nest.body)
     for i, value in enumerate(values):
         first = i * outer.size
@@ -111,25 +111,13 @@ def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis
     return Axis(symbol, sympy.prod(axis.size for axis in axes), kind)
 
 
-def _joined(stmt: Statement, rows: Sequence[Axis], columns: Sequence[Axis]) -> Statement:
-    """A statement over rows and columns instead of blocks of them."""
-    if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, index=_index(_index(stmt.index, rows, _ROW), columns, _COLUMN))
+def _joined(stmt: Statement) -> Statement:
+    """A statement over rows and columns instead of blocks of them, whose indices are by these already."""
     if isinstance(stmt, Reduce):
         return dataclasses.replace(stmt, axes=(_COLUMN,))
-    if isinstance(stmt, Compute) and any(isinstance(a, sympy.Expr) and a.free_symbols for a in stmt.args):
+    if isinstance(stmt, Compute) and index_symbols(stmt):
         raise Decline(DeclineReason.AXIS_CLASS, "a number of a row or a column", stmt.name)
     return stmt
-
-
-def _index(index: sympy.Expr, axes: Sequence[Axis], symbol: sympy.Symbol) -> sympy.Expr:
-    """An index over one symbol in place of axes that follow one another in memory."""
-    step = stride = sympy.expand(index).coeff(axes[-1].symbol)
-    for axis in reversed(axes):
-        if sympy.expand(index).coeff(axis.symbol) != stride:
-            raise Decline(DeclineReason.AXIS_CLASS, f"rows or columns that lie at {index}")
-        stride *= axis.size
-    return index.xreplace({axis.symbol: sympy.S.Zero for axis in axes}) + step * symbol
 
 
 def _value(name: str, slot: str) -> Compute:

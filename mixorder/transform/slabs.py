@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Sequence
 import sympy
 
 from ..errors import Decline, DeclineReason
-from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -27,7 +26,6 @@ from ..ir.program import (
     AxisClass,
     Buffer,
     BufferRole,
-    Compute,
     Load,
     LoopProgram,
     Nest,
@@ -37,9 +35,12 @@ from ..ir.program import (
     Statement,
     Store,
     Value,
+    behind,
     closure,
+    flat,
     operands,
 )
+from ..ir.rewriting import along_one
 
 
 def reduce_then_apply(program: LoopProgram) -> LoopProgram:
@@ -52,11 +53,11 @@ class _Phases:
     def __init__(self, whole: LoopProgram, nest: Nest) -> None:
         self.whole, self.nest = whole, nest
         self.deps = nest.dependence()
-        self.behind = _behind(nest.body, self.reductions())
+        self.behind = behind(nest.body, self.reductions())
         self.sums = [s for s in nest.body if isinstance(s, Reduce) and self.behind.isdisjoint(operands(s))]
         self.common = frozenset(self.sums[0].axes)
         self.last = [s for s in self.reductions() if s not in self.sums and self.common <= set(s.axes)]
-        self.behind_last = _behind(nest.body, self.last)
+        self.behind_last = behind(nest.body, self.last)
         self.check()
         self.axes = self.in_memory_order()
         self.kept = tuple(axis for axis in self.axes if axis.symbol not in self.common)
@@ -123,11 +124,12 @@ class _Phases:
         third = closure([*loads, *stored, *own], [*late, *elements])
         split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
         groups = _groups(self.axes, [*first, *third], (self.common, gone))
-        axes = tuple(map(_long, groups))
+        axes = tuple(dataclasses.replace(g[-1], size=sympy.prod(a.size for a in g)) for g in groups)
+        joined = list(zip(groups, axes, strict=True))
         nests: tuple[Nest, ...] = (
-            Nest((split, *axes), _renamed(first, groups)),
+            Nest((split, *axes), along_one(first, joined, dividing=True)),
             Nest((split, *self.kept), second),
-            Nest((split, *axes) if self.last else axes, _renamed(third, groups)),
+            Nest((split, *axes) if self.last else axes, along_one(third, joined, dividing=True)),
         )
         if final:
             fourth = closure([*ends, *(s for s in rest if s not in self.last)], final)
@@ -177,22 +179,11 @@ class _Phases:
         """A new buffer with an element for each index of the axes that are kept, and the index into it."""
         numel = sympy.prod(axis.size for axis in kept)
         shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, numel) if parts else (numel,)
-        index, stride = SPLIT_SYMBOL * numel if parts else sympy.S.Zero, sympy.S.One
-        for axis in reversed(kept):
-            index, stride = index + stride * axis.symbol, stride * axis.size
+        index = flat(kept) + (SPLIT_SYMBOL * numel if parts else 0)
         name = f"ws{len(self.buffers)}"
         strides = (numel, sympy.S.One)[-len(shape) :]
         self.buffers.append(Buffer(name, BufferRole.WORKSPACE, value.dtype, shape, strides))
         return name, index
-
-
-def _behind(body: Iterable[Statement], reductions: Collection[Statement]) -> set[str]:
-    """Some reductions, and the values that are computed from one."""
-    found: set[str] = set()
-    for stmt in body:
-        if isinstance(stmt, Value) and (stmt in reductions or not found.isdisjoint(operands(stmt))):
-            found.add(stmt.name)
-    return found
 
 
 def _groups(
@@ -211,50 +202,3 @@ def _groups(
                 continue
         groups.append([axis])
     return groups
-
-
-def _long(group: Sequence[Axis]) -> Axis:
-    """One axis for all of a group."""
-    return dataclasses.replace(group[-1], size=sympy.prod(axis.size for axis in group))
-
-
-def _along(index: sympy.Expr, groups: Iterable[Sequence[Axis]]) -> sympy.Expr:
-    """An index along the axes of some groups, by one axis for each group."""
-    index = sympy.expand(index)
-    for group in (one for one in groups if len(one) > 1):
-        inner = sympy.S.One
-        runs = list[tuple[sympy.Expr, sympy.Expr, sympy.Expr]]()  # the step, elements inside, elements
-        for axis in reversed(group):
-            if axis.symbol in index.free_symbols:
-                step = index.coeff(axis.symbol)
-                if runs and runs[-1][1] * runs[-1][2] == inner and step == runs[-1][0] * runs[-1][2]:
-                    runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] * axis.size)
-                else:
-                    runs.append((step, inner, axis.size))
-            inner *= axis.size
-        own = {axis.symbol for axis in group}
-        rest = index - sum((index.coeff(s) * s for s in own), sympy.S.Zero)
-        if not own.isdisjoint(rest.free_symbols):
-            raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {index}")
-        long = _long(group)
-        index = sympy.expand(rest)
-        for step, inside, size in runs:
-            whole = inside * size == long.size
-            at = long.symbol if whole and inside == 1 else ModularIndexing(long.symbol, inside, size)
-            index += step * (FloorDiv(long.symbol, inside) if whole and inside != 1 else at)
-    return index
-
-
-def _renamed(body: Iterable[Statement], groups: Sequence[Sequence[Axis]]) -> tuple[Statement, ...]:
-    """Statements by one axis for each group."""
-    found = list[Statement]()
-    for stmt in body:
-        if isinstance(stmt, Load | Store | PartialAccumulate):
-            stmt = dataclasses.replace(stmt, index=_along(stmt.index, groups))
-            if not isinstance(stmt, Load) and stmt.index.has(FloorDiv, ModularIndexing):
-                raise Decline(DeclineReason.AXIS_CLASS, f"results that lie at {stmt.index}")
-        elif isinstance(stmt, Compute):
-            args = tuple(_along(a, groups) if isinstance(a, sympy.Expr) else a for a in stmt.args)
-            stmt = dataclasses.replace(stmt, args=args)
-        found.append(stmt)
-    return tuple(found)

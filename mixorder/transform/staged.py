@@ -23,6 +23,7 @@ from ..ir.program import (
     Ref,
     Statement,
     Store,
+    flat,
 )
 
 # The axis that is innermost in the graph, and all others.
@@ -52,16 +53,18 @@ def _through_workspace(
     program: LoopProgram, store: Store, axes: tuple[Axis, ...], number: int
 ) -> tuple[Buffer, Store, Nest]:
     """The workspace of a result whose axes are these, innermost first; the store to it, and the copy."""
-    dtype, place, stride = program.buffer(store.buffer).dtype, sympy.S.Zero, sympy.S.One
-    for axis in (*axes[1:], axes[0]):
-        place, stride = place + stride * axis.symbol, stride * axis.size
+    dtype, numel = program.buffer(store.buffer).dtype, sympy.prod(axis.size for axis in axes)
     inner = Axis(_INNER, axes[0].size, AxisClass.BATCH)
     others = Axis(_OTHERS, sympy.prod(axis.size for axis in axes[1:]), AxisClass.BATCH)
-    space = Buffer(f"stage{number}", BufferRole.WORKSPACE, dtype, (stride,), (sympy.S.One,))
+    space = Buffer(f"stage{number}", BufferRole.WORKSPACE, dtype, (numel,), (sympy.S.One,))
     value = f"{store.buffer}.staged"
     start = store.index.xreplace({axis.symbol: sympy.S.Zero for axis in axes})
     copy = (
         Load(value, space.name, _INNER * others.size + _OTHERS, dtype),
         Store(store.buffer, start + _OTHERS * inner.size + _INNER, Ref(value)),
     )
-    return space, Store(space.name, place, store.value), Nest((inner, others), copy)
+    return (
+        space,
+        Store(space.name, flat([axes[0], *reversed(axes[1:])]), store.value),
+        Nest((inner, others), copy),
+    )

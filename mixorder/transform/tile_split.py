@@ -20,8 +20,6 @@ from ..ir.program import (
     AxisClass,
     Buffer,
     BufferRole,
-    Compute,
-    Load,
     LoopProgram,
     Nest,
     PartialAccumulate,
@@ -29,10 +27,13 @@ from ..ir.program import (
     Statement,
     Store,
     Value,
+    behind,
     closure,
+    flat,
     live,
     operands,
 )
+from ..ir.rewriting import along_one
 from .split import final_nest
 
 
@@ -54,20 +55,19 @@ def split_spanning(program: LoopProgram) -> LoopProgram:
         r.name: Buffer(f"ws{i}", BufferRole.WORKSPACE, r.dtype, (NUM_SPLITS, size), (size, sympy.S.One))
         for i, r in enumerate(spanning)
     }
-    at, stride = SPLIT_SYMBOL * size, sympy.S.One
-    for axis in reversed(columns):
-        at, stride = at + stride * axis.symbol, stride * axis.size
-    places = {name: (buffer.name, at) for name, buffer in spaces.items()}
-    behind = _behind(nest, spanning)
-    stores = [s for s in nest.body if isinstance(s, Store) and s.value.name in behind]
+    places = {name: (buffer.name, SPLIT_SYMBOL * size + flat(columns)) for name, buffer in spaces.items()}
+    totals = behind(nest.body, spanning)
+    stores = [s for s in nest.body if isinstance(s, Store) and s.value.name in totals]
     partials = {r.name: PartialAccumulate(*places[r.name], r.kind, r.value) for r in spanning}
     main = [partials.get(s.name, s) if isinstance(s, Reduce) else s for s in nest.body]
     main = [s for s in main if s not in stores]
     final = final_nest(Nest(nest.loops, closure(nest.body, stores)), spanning, [], places, split, columns)
+    one = Axis(columns[-1].symbol, size, AxisClass.COLUMN)  # they follow one another in all its tensors
+    body = along_one(final.body, [(columns, one)])
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, *spaces.values()),
-        nests=(Nest((split, *nest.loops), _early(live(main))), _as_one(final, columns, split)),
+        nests=(Nest((split, *nest.loops), _early(live(main))), Nest((one, split), body)),
     )
 
 
@@ -84,36 +84,3 @@ def _early(body: Sequence[Statement]) -> tuple[Statement, ...]:
         last = max((i for i, s in enumerate(rest) if isinstance(s, Value) and s.name in needed), default=-1)
         found = [*rest[: last + 1], *own, *rest[last + 1 :]]
     return tuple(found)
-
-
-def _behind(nest: Nest, spanning: list[Reduce]) -> set[str]:
-    """The names of the reductions, and of what is computed from them."""
-    found = {r.name for r in spanning}
-    for stmt in nest.body:
-        if isinstance(stmt, Value) and any(name in found for name in operands(stmt)):
-            found.add(stmt.name)
-    return found
-
-
-def _as_one(nest: Nest, columns: tuple[Axis, ...], split: Axis) -> Nest:
-    """A finalisation with one loop over all columns: their axes follow one another in all its tensors."""
-    *outer, last = columns
-    one = Axis(last.symbol, sympy.prod(axis.size for axis in columns), AxisClass.COLUMN)
-
-    def joined(index: sympy.Expr) -> sympy.Expr:
-        stride = sympy.expand(index).coeff(last.symbol) * last.size
-        for axis in reversed(outer):
-            if sympy.expand(index).coeff(axis.symbol) != stride:
-                raise Decline(DeclineReason.AXIS_CLASS, f"columns that lie at {index}")
-            stride *= axis.size
-        return index.xreplace({axis.symbol: sympy.S.Zero for axis in outer})
-
-    def of(stmt: Statement) -> Statement:
-        if isinstance(stmt, Load | Store):
-            return dataclasses.replace(stmt, index=joined(stmt.index))
-        if isinstance(stmt, Compute):
-            args = tuple(joined(a) if isinstance(a, sympy.Expr) else a for a in stmt.args)
-            return dataclasses.replace(stmt, args=args)
-        return stmt
-
-    return Nest((one, split), tuple(map(of, nest.body)))
