@@ -9,90 +9,73 @@ precision have larger rounding errors, and stay as they are.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Nest, Reduce, Ref, Statement, Store, operands
-from ..ir.rewriting import Steps
+from ..ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, Value, operands
+from ..ir.rewriting import Scope, Steps, is_op, rewritten
 
 _EXACT = (torch.float32, torch.float64)
 
 
 def form_fma(program: LoopProgram) -> LoopProgram:
     """Contract products that lead to the main nest's stores, where that keeps no more tiles in registers."""
-    main, *others = program.nests
-    exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}
-    return dataclasses.replace(program, nests=(_Contraction(main, exact).result(), *others))
+    wanted = set(_above_stores(program))
 
-
-class _Contraction:
-    def __init__(self, nest: Nest, exact: set[str]) -> None:
-        self.nest = nest
-        self.exact = exact
-        self.values = {s.name: s for s in nest.statements if isinstance(s, Compute)}
-        self.users = Counter(name for s in nest.statements for name in operands(s))
-        self.deps = nest.dependence()
-        self.tile = frozenset().union(*self.deps.values())
-
-    def result(self) -> Nest:
-        body: list[Statement] = []
-        wanted = set(self.above_stores())
-        for at, stmt in enumerate(self.nest.body):
-            new = self.contracted(stmt, at) if isinstance(stmt, Compute) and stmt.name in wanted else [stmt]
-            body.extend(new)
-        used = {name for s in body for name in operands(s)}
-        live = (s for s in body if not isinstance(s, Compute) or s.name in used)
-        return dataclasses.replace(self.nest, body=tuple(live))
-
-    def above_stores(self) -> Iterator[str]:
-        """Names of the fp32 and fp64 values that stores are computed from, with no reduction in between."""
-        todo = [s.value.name for s in self.nest.body if isinstance(s, Store) and s.buffer in self.exact]
-        seen: set[str] = set()
-        while todo:
-            name = todo.pop()
-            if name not in seen and name in self.values and self.values[name].dtype in _EXACT:
-                seen.add(name)
-                yield name
-                todo.extend(operands(self.values[name]))
-
-    def contracted(self, stmt: Compute, at: int) -> list[Statement]:
-        """The statements for a sum or a difference. Of two products it contracts the first, as a compiler
-        does if it may choose."""
+    def contracted(stmt: Statement, scope: Scope) -> list[Compute]:
+        """A sum or a difference with its product. Of two products it takes the first, as a compiler does if
+        it may choose."""
+        if scope.nest is not program.nests[0] or not isinstance(stmt, Compute) or stmt.name not in wanted:
+            return []
         if stmt.op not in ("add", "sub") or stmt.kwargs or not all(isinstance(a, Ref) for a in stmt.args):
-            return [stmt]
-        first, second = (self.values.get(a.name) for a in stmt.args)
-        if self.is_product(first, stmt):
-            product = first
-        elif self.is_product(second, stmt) and not (first is not None and first.op == "mul"):
-            product = second
-        else:
-            return [stmt]
-        if self.users[product.name] == 1 or not self.is_free(product, at):
-            return [stmt]  # the compiler contracts it, or its factors would take more registers
-        return [*as_fma(stmt, product)]
+            return []
+        first, second = (scope.values[a.name] for a in stmt.args)
+        product = first if _is_product(first, stmt, scope) else second
+        if product is not first and isinstance(first, Compute) and first.op == "mul":
+            return []
+        if not _is_product(product, stmt, scope) or len(scope.users[product.name]) == 1:
+            return []  # the compiler contracts a product without another use
+        return as_fma(stmt, product) if _is_free(product, stmt, scope) else []
 
-    def is_product(self, value: Compute | None, stmt: Compute) -> TypeGuard[Compute]:
-        """Whether a value is a product over the whole tile, in the dtype of its sum."""
-        return (
-            value is not None
-            and value.op == "mul"
-            and value.dtype == stmt.dtype
-            and not value.kwargs
-            and all(isinstance(a, Ref) for a in value.args)
-            and self.deps[value.name] == self.tile
-        )
+    return rewritten(program, contracted)
 
-    def is_free(self, product: Compute, at: int) -> bool:
-        """Whether keeping the factors up to `at`, instead of the product, takes no more registers."""
-        body = self.nest.body
-        start = max((i for i, s in enumerate(body[:at]) if isinstance(s, Reduce)), default=-1)
-        later = Counter(name for s in body[start + 1 :] for name in operands(s))
-        kept = [n for n in set(operands(product)) if self.deps[n] == self.tile and not later[n]]
-        return len(kept) <= (later[product.name] == 1)
+
+def _above_stores(program: LoopProgram) -> Iterator[str]:
+    """Names of the fp32 and fp64 values that such stores of the main nest are computed from, with no
+    reduction in between."""
+    main = program.nests[0]
+    exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}
+    values = {s.name: s for s in main.statements if isinstance(s, Compute)}
+    todo = [s.value.name for s in main.body if isinstance(s, Store) and s.buffer in exact]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in seen and name in values and values[name].dtype in _EXACT:
+            seen.add(name)
+            yield name
+            todo.extend(operands(values[name]))
+
+
+def _is_product(value: Value, stmt: Compute, scope: Scope) -> TypeGuard[Compute]:
+    """Whether a value is a product over the whole tile, in the dtype of its sum."""
+    if not is_op(value, "mul", stmt.dtype) or value.kwargs:
+        return False
+    tile = frozenset().union(*scope.deps.values())
+    return all(isinstance(a, Ref) for a in value.args) and scope.deps[value.name] == tile
+
+
+def _is_free(product: Compute, stmt: Compute, scope: Scope) -> bool:
+    """Whether keeping the factors up to a statement, instead of the product, takes no more registers."""
+    body = scope.nest.body
+    before = body[: body.index(stmt)]
+    start = max((i for i, s in enumerate(before) if isinstance(s, Reduce)), default=-1)
+    later = Counter(name for s in body[start + 1 :] for name in operands(s))
+    whole = scope.deps[product.name]
+    kept = [n for n in set(operands(product)) if scope.deps[n] == whole and not later[n]]
+    return len(kept) <= (later[product.name] == 1)
 
 
 def as_fma(stmt: Compute, product: Compute) -> list[Compute]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..ir.program import AxisClass, Compute, Load, LoopProgram, Reduce, Statement, Value, operands
+from ..ir.program import AxisClass, Compute, Load, LoopProgram, Reduce, Statement, Value, behind, operands
 
 
 def compute_sooner(program: LoopProgram) -> LoopProgram:
@@ -25,13 +25,9 @@ def compute_sooner(program: LoopProgram) -> LoopProgram:
 
 def _sooner(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The statements with those that need no reduction first."""
-    behind, first, rest = set[str](), list[Statement](), list[Statement]()
-    for stmt in body:
-        needs = isinstance(stmt, Reduce) or any(name in behind for name in operands(stmt))
-        if isinstance(stmt, Value) and needs:
-            behind.add(stmt.name)
-        (first if isinstance(stmt, Load | Compute) and not needs else rest).append(stmt)
-    return (*first, *rest)
+    late = behind(body, [s for s in body if isinstance(s, Reduce)])
+    first = [s for s in body if isinstance(s, Load | Compute) and s.name not in late]
+    return (*first, *(s for s in body if s not in first))
 
 
 def _held(body: Sequence[Statement], full: set[str]) -> float:
