@@ -141,6 +141,7 @@ class Words:
             lambda: x.split(n, -1)[at],
             lambda: x[..., at * n : (at + 1) * n],
             lambda: x.narrow(-1, at * n, n),
+            lambda: x.unflatten(-1, (parts, n)).unbind(-2)[at],
         )
 
     def joined(self, *parts: Any) -> Any:

@@ -97,7 +97,7 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     # Inductor tiles a kernel so that the tensors' contiguous dims are in its tiles.
     tile = (TILE, TILE) if over_rows or not reductions else (max(1, TILE // 4), cols)
     moves, statements = _moves(program, nest, stored, tile)
-    work = total(moves) + computing(program, nest, statements)
+    work = total(program, moves) + computing(program, nest, statements)
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
         if last.kind is AxisClass.COMMON:
@@ -131,7 +131,7 @@ def _moves(
     rest = without(nest, stored)
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
     instead = accesses(program, nest, rest, tile) + moved_once(program, known)
-    least, most = total(instead), total(whole)
+    least, most = total(program, instead), total(program, whole)
     if known and (least.dram, least.requests) < (most.dram, most.requests):
         return tuple(instead), rest
     return tuple(whole), nest.statements
@@ -144,8 +144,8 @@ def moved_once(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
 
 
 def _once(found: Sequence[Access]) -> list[Access]:
-    """One access for each buffer: that which moves the most."""
-    return list({a.buffer: a for a in sorted(found, key=lambda a: a.dram)}.values())
+    """One access for each part of a buffer: that which moves the most."""
+    return list({(a.buffer, a.start): a for a in sorted(found, key=lambda a: a.dram)}.values())
 
 
 def _stores(nest: Nest) -> dict[str, str]:
@@ -204,7 +204,7 @@ def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:
     row, last = program.tile_axes
     rows, cols = program.hint(row.size), program.hint(last.size)
     found = [a for n in nests for a in accesses(program, n, n.statements, (1, cols))]
-    work = total(_once(found))
+    work = total(program, _once(found))
     for nest in nests:
         work += computing(program, nest, nest.statements)
     sums = sum(isinstance(s, Reduce) and row.symbol in s.axes for s in nests[1].statements)

@@ -33,7 +33,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .layout import along_rows, per_access, sizes_of
+from .layout import along_rows, offsets, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`no_prefetch.py`)
@@ -262,12 +262,21 @@ class _Reader:
         do."""
         size = self.rows * int(self.col.size) * self.batch
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
-        full = {b for b in itemsize if self.size(b) >= size}
+        full = {b: self.parts(b, self.size(b) // size) for b in itemsize if self.size(b) >= size}
         # The pieces of a concatenated tensor; a table that many rows share has no predicate.
-        pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full
+        pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full.keys()
         in_pieces = sum(self.size(b) * itemsize[b] for b in pieces)
-        sizes = [itemsize[b] for b in full | pieces] or [4]
-        return sum(itemsize[b] for b in full) + math.ceil(in_pieces / size), min(sizes), max(sizes)
+        sizes = [itemsize[b] for b in full.keys() | pieces] or [4]
+        whole = sum(itemsize[b] * parts for b, parts in full.items())
+        return whole + math.ceil(in_pieces / size), min(sizes), max(sizes)
+
+    def parts(self, buffer: str, most: int) -> int:
+        """Parts of a tensor that are read, such as those of a `split`: they start at different places. All
+        of them together have `most` elements for each of the space."""
+        hints, sizes = dict(self.program.hints), sizes_of(self.program)
+        loads = [s for s in self.tiles if s.buffer == buffer and s.predicate is None]
+        starts = {offsets(s.index.xreplace(hints), sizes, (1, 1))[0] for s in loads}
+        return max(1, min(most, len(starts)))
 
     @functools.cached_property
     def last_use(self) -> dict[str, int]:

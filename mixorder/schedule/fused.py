@@ -223,7 +223,7 @@ def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
     nest = loops.nests[0]
     tile = (plan.tile_rows * plan.period, plan.chunk)
     found = accesses(loops, nest, nest.body, tile, shifted=plan.period > 1)
-    moves = total(found)
+    moves = total(loops, found)
     conflicts = BANK_CONFLICTS * against(found)
     turned = Work(0, 0, requests=conflicts, lines=_lines_beside(loops, plan, facts, found))
     lanes = plan.lanes * plan.group / max(1, facts.cols)

@@ -290,7 +290,7 @@ def expected_of_slabs(
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
-    moves = baseline.total(baseline.moved_once(program, dict.fromkeys(s.buffer for s in full(nest))))
+    moves = baseline.total(program, baseline.moved_once(program, dict.fromkeys(s.buffer for s in full(nest))))
     return moves + computing(program, nest, nest.body)
 
 
@@ -303,7 +303,7 @@ def _computed_again(loops: LoopProgram) -> Work:
     again = [s for s in closure(first.body, stores) if s not in stores]
     own = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
     moves = (s.buffer for s in (*full(Nest(axes_of(third), tuple(again))), *full(third)))
-    work = baseline.total(baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
+    work = baseline.total(loops, baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
     return work + computing(loops, first, again) + computing(loops, third, own)
 
 
@@ -326,7 +326,7 @@ def _inductors(
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
     before, (sums, applied) = _storing(lowered, loops, (sums, applied))
     stored = {s.buffer for s in full(loops.nests[2]) if isinstance(s, Store)}
-    again = baseline.total(baseline.moved_once(loops, stored))
+    again = baseline.total(loops, baseline.moved_once(loops, stored))
     return [
         *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + reductions, ()),

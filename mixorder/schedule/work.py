@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sympy
 
@@ -80,6 +80,8 @@ class Access:
     `tiled`: elements of an access over rows and columns.
     `turned`: those that lie next to each other along the rows only, at least two of them in an access.
     `width`: bytes of a thread's access.
+    `start`: the offset of its first element. Accesses from different ones are of different parts of a tensor,
+    such as those of a `split`; of pieces, which are read where a predicate holds, it is 0.
     """
 
     buffer: str
@@ -92,6 +94,7 @@ class Access:
     turned: float = 0.0
     width: int = ACCESS
     lines: float = 0.0
+    start: int = 0
 
 
 def against(found: Iterable[Access]) -> float:
@@ -213,7 +216,13 @@ def _access(
         everywhere if down and both else 0.0,
         elements_each * item,
         elements * _lines(index, sizes, tile, item, down),
+        0 if isinstance(stmt, Load) and stmt.predicate is not None else offsets(index, sizes, (1, 1))[0],
     )
+
+
+def _all_parts(program: LoopProgram, buffer: Buffer, parts: Sequence[float]) -> float:
+    """Bytes of all parts of a tensor."""
+    return max(max(parts), min(sum(parts), _footprint(program, buffer) * buffer.dtype.itemsize))
 
 
 def _footprint(program: LoopProgram, buffer: Buffer) -> int:
@@ -222,12 +231,15 @@ def _footprint(program: LoopProgram, buffer: Buffer) -> int:
     return 1 + sum((program.hint(size) - 1) * program.hint(stride) for size, stride in pairs)
 
 
-def total(found: Iterable[Access]) -> Work:
-    """The work of all accesses; of each tensor, device memory moves what the largest of them needs."""
+def total(program: LoopProgram, found: Iterable[Access]) -> Work:
+    """The work of all accesses; of each part of a tensor, device memory moves what the largest of them needs,
+    and of all parts no more than there is."""
     found = list(found)
-    once: dict[str, float] = {}
+    parts: dict[str, dict[int, float]] = {}
     for one in found:
-        once[one.buffer] = max(once.get(one.buffer, 0.0), one.dram)
+        starts = parts.setdefault(one.buffer, {})
+        starts[one.start] = max(starts.get(one.start, 0.0), one.dram)
+    once = {b: _all_parts(program, program.buffer(b), list(starts.values())) for b, starts in parts.items()}
     return Work(
         sum(once.values()),
         sum(one.l2 for one in found),

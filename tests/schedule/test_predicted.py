@@ -184,3 +184,22 @@ def test_a_space_of_few_elements() -> None:
     with pytest.raises(Decline) as small:
         check_size(facts, 512 * 128 + 1, True)
     assert small.value.reason is DeclineReason.TOO_SMALL
+
+
+def test_the_parts_of_a_tensor_take_as_long_as_two_tensors() -> None:
+    """`unbind` gives a region two inputs, `chunk` one that is read at two places: the bytes are the same."""
+
+    def chunked(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return product(*x.chunk(2, -1))
+
+    def unbound(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return product(*x.unflatten(-1, (2, -1)).unbind(-2))
+
+    def product(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = one.float() * other.float()
+        return values.sum(-1), values.sum(0)
+
+    one, other = (fused(graphs.traced(f, ((16384, 2048), bf16))) for f in (chunked, unbound))
+    assert [len(record.inputs) for record in (one, other)] == [1, 2]
+    assert one.schedule == other.schedule
+    assert one.expected == other.expected
