@@ -9,6 +9,7 @@ Inductor's own 36 us.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,13 @@ def by_names_in_loops(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def extract_normalized_read_writes(node: Any) -> Any:
         stated = node.read_writes
-        names = _names_in_loops(node.scheduler, {dependency.name for dependency in stated.reads})
+        (first, *_) = node.get_nodes()  # 2.15 also asks of nodes that it may fuse, which have no scheduler
+        names = _names_in_loops(first.scheduler, {dependency.name for dependency in stated.reads})
         if not names:
             return original(node)
-        node.read_writes = stated.rename(names)
-        try:
-            return original(node)
-        finally:
-            node.read_writes = stated
+        renamed = copy.copy(node)
+        object.__setattr__(renamed, "read_writes", stated.rename(names))  # one of 2.15's is frozen
+        return original(renamed)
 
     return extract_normalized_read_writes
 

@@ -6,11 +6,15 @@ GPU driver is made active there. Tiles are chosen for a CPU as they are for a GP
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from types import SimpleNamespace
 
 import pytest
 from support.stand_in import found
+
+from mixorder.inductor import tiling
 
 SCRIPT = """
 import json, torch, triton
@@ -74,3 +78,36 @@ def test_a_loop_has_a_tile_over_both_dims_that_its_tensors_are_contiguous_along(
     assert ("triton_mixorder_" in code) == ours
     transposing = [text for text in loops(code) if "transpose" in text.split(" ")[0]]
     assert transposing and all("XBLOCK" in text and "YBLOCK" in text for text in transposing)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    reads: tuple[SimpleNamespace, ...]
+
+    def rename(self, names: dict[str, str]) -> Reads:
+        return Reads(tuple(SimpleNamespace(name=names.get(r.name, r.name)) for r in self.reads))
+
+
+@dataclasses.dataclass(frozen=True)
+class NotYetFused:
+    """As 2.15's view of nodes that it may fuse: frozen, and without a scheduler of its own."""
+
+    nodes: tuple[SimpleNamespace, ...]
+    read_writes: Reads
+
+    def get_nodes(self) -> tuple[SimpleNamespace, ...]:
+        return self.nodes
+
+
+@pytest.mark.parametrize("written", ["buf1", "buf2"])
+def test_nodes_that_may_be_fused_are_read_by_names_in_loops(
+    monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    monkeypatch.setattr(tiling, "launches_ours", lambda operation: operation == "ours")
+    buffers = {written: SimpleNamespace(defining_op="ours")}
+    scheduler = SimpleNamespace(mutation_real_name={written: "buf0"}, name_to_buf=buffers)
+    reads = Reads((SimpleNamespace(name="buf1"), SimpleNamespace(name="buf3")))
+    node = NotYetFused((SimpleNamespace(scheduler=scheduler),), reads)
+    seen = tiling.by_names_in_loops(lambda node: [read.name for read in node.read_writes.reads])(node)
+    assert seen == ["buf0" if written == "buf1" else "buf1", "buf3"]
+    assert node.read_writes is reads
