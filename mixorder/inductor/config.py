@@ -41,9 +41,11 @@ def tunes() -> bool:
     return any(getattr(inductor_config, name) for name in TUNING_OFF)
 
 
-def fuses_both_orders() -> bool:
-    """Whether Inductor's own mix-order reduction is on."""
-    return bool(inductor_config.triton.mix_order_reduction and not inductor_config.cpp_wrapper)
+def fuses_both_orders(rows: int, cols: int) -> bool:
+    """Whether Inductor's own mix-order reduction is on, and takes rows so long. Before torch 2.15, there have
+    to be two for each column."""
+    on = inductor_config.triton.mix_order_reduction and not inductor_config.cpp_wrapper
+    return bool(on) and (rows >= 2 * cols or versions.mixes_wide_rows())
 
 
 def wants_deterministic_results() -> bool:

@@ -148,6 +148,14 @@ def advances_descriptors() -> bool:
     return "xoffset += XBLOCK" in inspect.getsource(TritonKernel.codegen_body)
 
 
+@functools.cache
+def mixes_wide_rows() -> bool:
+    """Whether Inductor's own mix-order reduction takes fewer than two rows a column: 2.15, not 2.14."""
+    from torch._inductor.scheduler import MixOrderReduction
+
+    return "sympy.Ge(nrow, ncol * 2)" not in inspect.getsource(MixOrderReduction)
+
+
 def loads_with_less(autotuner: type) -> bool:
     """Whether Inductor compiles a kernel that asks for too much shared memory again without pipelining
     (from 2.13), instead of raising (2.11)."""

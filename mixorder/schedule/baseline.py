@@ -180,12 +180,12 @@ def _is_mixed(program: LoopProgram) -> bool:
     needed = closure(first.statements, inner)
     outer = [s for s in second.statements if isinstance(s, Reduce)]
     return (
-        fuses_both_orders()
+        fuses_both_orders(rows, cols)
         and bool(inner)
         and any(s.buffer in reads[1] and full <= s.index.free_symbols for s in loads[0])
         and last.kind is AxisClass.COLUMN
         and program.axis(AxisClass.BATCH) is None
-        and rows >= max(MIXED_ROWS, 2 * cols)
+        and rows >= MIXED_ROWS
         and rows * cols >= MIXED_NUMEL
         and cols <= MIXED_COLS
         and len(reads[0] | reads[1]) <= MIXED_READS

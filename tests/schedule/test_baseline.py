@@ -9,7 +9,7 @@ import torch
 from graphs import f32, layer_norm_backward, only, pair, traced
 from torch.fx import Graph
 
-from mixorder.inductor import config
+from mixorder.inductor import config, versions
 from mixorder.lowering.lower import lower
 from mixorder.schedule.baseline import Kernel, kernels_of
 from mixorder.schedule.device import H200
@@ -24,7 +24,7 @@ def kinds(graph: Graph) -> list[tuple[str, int]]:
     return [(k.kind.value, k.launches) for k in kernels(graph)]
 
 
-# As the kernels that Inductor of torch 2.11 writes for an H200.
+# As the kernels that Inductor of torch 2.11 to 2.14 writes for an H200. 2.15 mixes long rows as well.
 @pytest.mark.parametrize(
     ("rows", "cols", "expected"),
     [
@@ -40,8 +40,13 @@ def kinds(graph: Graph) -> list[tuple[str, int]]:
         (65536, 16385, [("looped", 1), ("columns", 1)]),
     ],
 )
-def test_layer_norm(rows: int, cols: int, expected: list[tuple[str, int]]) -> None:
-    assert kinds(layer_norm_backward(rows, cols)) == expected
+@pytest.mark.parametrize("wide", [False, True])
+def test_layer_norm(
+    monkeypatch: pytest.MonkeyPatch, rows: int, cols: int, expected: list[tuple[str, int]], wide: bool
+) -> None:
+    monkeypatch.setattr(versions, "mixes_wide_rows", lambda: wide)
+    mixed = wide and rows in (8192, 16384)
+    assert kinds(layer_norm_backward(rows, cols)) == ([("mixed", 5)] if mixed else expected)
 
 
 LARGE = (32768, 1024)
