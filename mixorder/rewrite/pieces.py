@@ -159,8 +159,8 @@ def _range(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
 
 
 def _sum(a: Sequence[Piece], b: Sequence[Piece]) -> list[Piece]:
-    ends = sorted({end for pieces in (a, b) for end in itertools.accumulate(p.size for p in pieces)})
-    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+    ends = {end for pieces in (a, b) for end in itertools.accumulate(p.size for p in pieces)}
+    ranges = itertools.pairwise(sorted({0, *ends}))
     return [_added(*(_range(pieces, *one)[0] for pieces in (a, b))) for one in ranges]
 
 

@@ -57,6 +57,7 @@ SPELLED: dict[str, tuple[Made, list[int]]] = {
     "a column from behind": (lambda a, b, x: torch.select_scatter(x.view(8, 4, 4), a, 1, -1), [3, 1]),
 }
 LEFT: dict[str, Made] = {
+    "no elements": lambda a, b, x: torch.cat([a.new_zeros(0, 4), a[:0]]) + b[:0],
     "parts that meet": lambda a, b, x: placed(torch.zeros_like(x), a, 0) + placed(torch.zeros_like(x), b, 2),
     "a sum with a number": lambda a, b, x: (
         placed(torch.ones_like(x), a, 0) + placed(torch.zeros_like(x), b, 4)
