@@ -81,7 +81,7 @@ class _CooperativeKernel:
 
     def written(self, label: str) -> KernelSource:
         plan, writer, code = self.plan, self.writer, self.code
-        writer.begin(("XBLOCK", "NUM_STAGES"))
+        writer.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
         code.writeline(f"R0_BLOCK: tl.constexpr = {plan.lanes}")
         if not self.program.tile_axes[0].size.is_number:
             code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")

@@ -39,16 +39,17 @@ def generate(
     apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
         main = main_kernel(program, plan, label)
-        behind = tuple(_final_kernel(one, one.nests[0], plan, label, not copies) for one in apart)
+        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(apart))]
+        behind = tuple(_final_kernel(one, plan, label, name) for one, name in zip(apart, names, strict=True))
         if copies:
             behind = (placing_kernel(program, copies, behind, plan, label),)
         return (main, *behind)
 
 
-def _final_kernel(
-    program: LoopProgram, nest: Nest, plan: Plan, label: str, alone: bool = True
-) -> KernelSource:
-    """The finalisation; if it is not `alone` in its kernel, its program's number is `program`."""
+def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> KernelSource:
+    """The finalisation, or as a part of a kernel a function of this name, whose last parameter is its
+    program's number."""
+    (nest,), alone = program.nests, name == "KERNEL"
     col = program.axis(AxisClass.COLUMN)
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (plan.splits - 1).bit_length()
@@ -56,7 +57,7 @@ def _final_kernel(
     s = TileDim(SPLIT_SYMBOL, str(plan.splits), "SBLOCK", s_block != plan.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
     writer = Writer(program, nest, (s, y), plan.splits)
-    writer.begin(())
+    writer.begin([] if alone else ["program"], name)
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
     own = awaited(PROGRAM) if plan.launch.dependent else PROGRAM

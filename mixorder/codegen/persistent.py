@@ -28,7 +28,7 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
     keeps = several and plan.order.keeps
     writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several, keeps=keeps)
     writer.has_rows = _has_rows(writer, plan)
-    writer.begin(("XBLOCK", "NUM_STAGES"))
+    writer.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
     code = writer.code
     code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
     if not row.size.is_number:

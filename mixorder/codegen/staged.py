@@ -30,15 +30,14 @@ def placing_kernel(
     functions, calls, names, written, first = "", "", dict[str, None](), list[str](), 0
     extents = {one.result: one.tile for one in plan.results}
     parts = [
-        (_as_function(one, f"sums{i}"), one.buffers, one.written, one.grid) for i, one in enumerate(sums)
+        (f"sums{i}", f"{one.text}\n\n", one.buffers, one.written, one.grid) for i, one in enumerate(sums)
     ]
     for i, nest in enumerate(nests):
         (store,) = (s for s in nest.body if isinstance(s, Store))
         own = Plan(in_tiles([int(axis.size) for axis in nest.loops], extents[store.buffer]), Launch(WARPS))
         text, read, tiles = copy_function(program, nest, own, f"copy{i}")
-        parts.append((text, tuple(read), (store.buffer,), tiles))
-    for text, buffers, stored, programs in parts:
-        function = text.rpartition("def ")[2].partition("(")[0]
+        parts.append((f"copy{i}", text, tuple(read), (store.buffer,), tiles))
+    for function, text, buffers, stored, programs in parts:
         pointers = ", ".join(program.buffer(name).pointer for name in buffers)
         calls += f"    {'elif' if first else 'if'} program < {first + int(programs)}:\n"
         calls += f"        {function}({pointers}, program - {first})\n"
@@ -53,10 +52,3 @@ def placing_kernel(
     name, text = named(f"triton_mixorder_{label}_place", functions + main)
     config = LaunchConfig((), max([WARPS, *(one.config.num_warps for one in sums)]), 1)
     return KernelSource(name, text, tuple(names), tuple(written), (), first, config, dependent)
-
-
-def _as_function(source: KernelSource, name: str) -> str:
-    """The text of a kernel as that of a function, with its program's number as the last parameter."""
-    before, _, rest = source.text.partition(f"def {source.name}(")
-    parameters, _, body = rest.partition("):\n")
-    return f"{before}def {name}({parameters}, program):\n{body}\n\n"

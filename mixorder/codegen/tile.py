@@ -31,9 +31,9 @@ from ..ir.program import (
     Store,
     closure,
     index_symbols,
-    operands,
 )
 from ..ir.reductions import ReductionKind
+from ..ir.rewriting import Scope
 from ..schedule.plan import Launch, Plan, Produced, in_tiles
 from ..schedule.producers import Groups, groups_of, row_axes_of
 from ..transform.cooperative import MAILBOX
@@ -326,10 +326,7 @@ class TileWriter(TileAccesses):
         (`turned`), or in both orders (`both`)."""
         if self.rows is None or self.extents[self.rows] % WORD:
             return
-        users: dict[str, list[Statement]] = {}
-        for stmt in self.nest.body:
-            for name in operands(stmt):
-                users.setdefault(name, []).append(stmt)
+        users = Scope(self.program, self.nest).users
         full = frozenset(axis.symbol for axis in self.tiled)
         for cast in (s for s in self.nest.body if isinstance(s, Compute) and s.op == "to_dtype"):
             stores = [user for user in users[cast.name] if isinstance(user, Store)]

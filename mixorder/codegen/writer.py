@@ -119,8 +119,8 @@ class Writer(KernelText):
         self.phase: AlignmentPhase | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
-    def begin(self, constants: tuple[str, ...]) -> None:
-        self.begin_function(*self.sizes, *(f"{c}: tl.constexpr" for c in constants))
+    def begin(self, parameters: Sequence[str], name: str = "KERNEL") -> None:
+        self.begin_function(*self.sizes, *parameters, name=name)
         for size in self.sizes:
             if size in self.wide:
                 self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
