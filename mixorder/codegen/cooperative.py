@@ -328,8 +328,6 @@ class _CooperativeWriter(Writer):
     thread has all rows of a tile. In a kernel with exchanges, results are stored only in turns for the
     program's own part."""
 
-    spread_columns = False
-
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.held: dict[str, _Held] = {}  # by the names of the values

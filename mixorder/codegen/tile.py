@@ -55,8 +55,7 @@ def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     writer.begin()
     if program.ahead is not None:
         writer.begin_groups(program.ahead)
-    for stmt in program.nests[0].statements:
-        writer.statement(stmt)
+    writer.whole()
     return writer.finish(f"triton_mixorder_{label}")
 
 
@@ -74,8 +73,7 @@ def row_values(
     if writer.tiles(column) > 1:
         writer.part_by_part(ahead, column)
     else:
-        for stmt in ahead.statements:
-            writer.statement(stmt)
+        writer.whole()
     return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
 
 
@@ -87,8 +85,7 @@ def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tu
     if writer.wide:
         writer.code.writeline("program = program.to(tl.int64)")
     writer.number_tiles()
-    for stmt in nest.statements:
-        writer.statement(stmt)
+    writer.whole()
     return f"{writer.code.getvalue()}\n\n", [b.name for b in writer.buffers], writer.tiles_in_all
 
 
@@ -168,6 +165,10 @@ class TileWriter(TileAccesses):
         if groups is None:
             return source
         return dataclasses.replace(source, written=(*source.written, MAILBOX))
+
+    def whole(self) -> None:
+        for stmt in self.nest.statements:
+            self.statement(stmt)
 
     def statement(self, stmt: Statement) -> None:
         with self.ops.active():

@@ -93,7 +93,6 @@ class Writer(KernelText):
     of a tile, if there are several.
     """
 
-    spread_columns = True
     has_rows = False
 
     def __init__(
@@ -102,11 +101,11 @@ class Writer(KernelText):
         nest: Nest,
         dims: tuple[TileDim, ...],
         num_splits: int,
-        spread_columns: bool = True,
+        spread_columns: bool = False,
         keeps: bool = False,
     ) -> None:
         super().__init__(program, nest, nest.loops)
-        self.spread_columns = self.spread_columns and spread_columns
+        self.spread_columns = spread_columns
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
         self.keeps = keeps

@@ -6,6 +6,7 @@ The columns of a part and the rows of a tile determine the form of the loops, an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from .cooperative import SPILLED_REGISTERS, registers_of
 from .finalisation import final_neighbours
@@ -21,17 +22,12 @@ class CooperativeSpace(Space):
 
     parts = (("lag",), ("num_stages",), ("block", "warps"))
 
-    def near(self, plan: Plan) -> tuple[Plan, ...]:
-        """The other legal plans that differ from one in one of `parts`, each once."""
-        found = [plan.changed(lag=plan.lag + by) for by in (1, -1)]
-        found += [plan.changed(num_stages=plan.launch.num_stages + by) for by in (1, -1)]
-        found += final_neighbours(plan)
-        return tuple(s for s in dict.fromkeys(found) if s != plan and self.legal(s))
+    def around(self, plan: Plan) -> Iterator[Plan]:
+        yield from (plan.changed(lag=plan.lag + by) for by in (1, -1))
+        yield from (plan.changed(num_stages=plan.launch.num_stages + by) for by in (1, -1))
+        yield from final_neighbours(plan)
 
-    def legal(self, plan: Plan) -> bool:
-        """Whether the kernels are correct and fit the device."""
-        if not self.is_varied(plan):
-            return False
+    def fits(self, plan: Plan) -> bool:
         rows, stages = plan.tile_rows, plan.launch.num_stages
         programs = -(-plan.splits * plan.group // self.device.num_sm)
         staged = programs * rows * plan.lanes * self.facts.staged_bytes

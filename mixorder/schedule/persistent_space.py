@@ -32,25 +32,14 @@ class PersistentSpace(Space):
 
     pinned: bool = False
 
-    def near(self, plan: Plan) -> tuple[Plan, ...]:
-        """The other legal plans that differ from one in one of `parts`, each once."""
-        found = dict.fromkeys(
-            [
-                *self._tiles(plan),
-                *self._programs(plan),
-                *self._layouts(plan),
-                *final_neighbours(plan),
-            ]
-        )
-        return tuple(s for s in found if s != plan and self.legal(s))
+    def around(self, plan: Plan) -> Iterator[Plan]:
+        yield from self._tiles(plan)
+        yield from self._programs(plan)
+        yield from self._layouts(plan)
+        yield from final_neighbours(plan)
 
-    def legal(self, plan: Plan) -> bool:
-        """Whether the kernels are correct and fit the device."""
-        if not self.is_varied(plan):
-            return False
-        if plan.splits % plan.period:
-            return False
-        if (plan.lanes, plan.chunks) not in layouts(self.facts):
+    def fits(self, plan: Plan) -> bool:
+        if plan.splits % plan.period or (plan.lanes, plan.chunks) not in layouts(self.facts):
             return False
         return self._in_range(plan) and self._fits(plan)
 

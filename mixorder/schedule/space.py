@@ -26,12 +26,20 @@ class Space:
     start: Plan
 
     def near(self, plan: Plan) -> tuple[Plan, ...]:
-        """Those that differ from `plan` in one part."""
+        """The legal ones that differ from `plan` in one part, each once."""
+        return tuple(s for s in dict.fromkeys(self.around(plan)) if s != plan and self.legal(s))
+
+    def around(self, plan: Plan) -> Iterable[Plan]:
+        """Those that differ from `plan` in one part, legal or not."""
         return ()
 
     def legal(self, plan: Plan) -> bool:
         """Whether the kernels are correct and fit the device."""
-        return plan == self.start
+        return self.is_varied(plan) and self.fits(plan)
+
+    def fits(self, plan: Plan) -> bool:
+        """The same of a plan that differs from the start in nothing but the parts."""
+        return True
 
     def combined(self, times: Mapping[Plan, float], around: Plan) -> Plan:
         """`around`, with each part from the fastest plan in `times` that changes only this part. `times` must
