@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, f16, f32, f64
+from graphs import bf16, f16, f32
 from running import ON, compiled, exactly_fused, run_fused, wide
 from support import quantised
 from support.quantised import RECIPES, different, inputs
@@ -76,17 +76,6 @@ def staging(plan_with: Callable[..., None]) -> None:
     plan_with(strategies=(dataclasses.replace(TILE, choose=choose),))
 
 
-STAGED = ["mx_in_place", "mx_both", "mx4_both", "blocks_both"]
-
-
-@pytest.mark.usefixtures("staging")
-@pytest.mark.parametrize("name", STAGED)
-def test_small_results_through_a_workspace(name: str) -> None:
-    recipe = RECIPES[name]
-    record = check(recipe.function, *inputs(recipe, 384, 640, "cpu"), kernels=2)
-    assert "_place_" in record.kernels[-1].name and record.expected.launches == 2
-
-
 @pytest.mark.usefixtures("staging")
 @pytest.mark.parametrize("dtype", [f16, f32])
 def test_staged_beside_sums_of_all_rows(dtype: torch.dtype) -> None:
@@ -111,67 +100,9 @@ def test_what_comes_before_is_in_the_same_kernel(name: str) -> None:
         assert different(mine, eager) <= few * eager.numel()
 
 
-@pytest.mark.parametrize(("name", "contracted"), [("gelu_backward", 4), ("swiglu_backward", 0)])
-def test_products_and_sums_of_one_operator_are_contracted(name: str, contracted: int) -> None:
-    """`gelu_backward` is one; dSwiGLU is of several, each of which rounds."""
-    recipe = RECIPES[name]
-    with collect() as records:
-        compiled(ON)(lambda *x: recipe.function(*x))(*inputs(recipe, 128, 256, "cpu"))
-    (record,) = (r for r in records if isinstance(r, RegionRecord))
-    assert record.kernels[0].text.count("tl.fma(") == contracted
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(96, 416), (480, 96), (32, 1024), (2048, 32), (160, 2016)])
-@pytest.mark.parametrize("function", [quantised.mx_both, quantised.mx_in_place])
-def test_numbers_of_blocks_that_are_no_powers_of_two(function: Function, rows: int, cols: int) -> None:
-    check(function, wide(rows, cols))
-
-
-@pytest.mark.parametrize("dtype", [f16, f32, f64])
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    check(quantised.mx_both, wide(128, 256, dtype))
-    check(quantised.blocks_both, wide(512, 512, dtype))
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(16, 64), (64, 16), (128, 32), (32, 128)])
-def test_blocks_of_two_lengths(rows: int, cols: int) -> None:
-    check(lambda x: (*quantised.mx_rows(x, cols), *quantised.mx_transposed(x, rows)), wide(512, 512))
-
-
-def test_three_kinds_of_blocks() -> None:
-    """Along rows, along columns, and squares, which share their axes."""
-    record = check(lambda x: (*quantised.mx_in_place(x), *quantised.squares(x)), wide(512, 512))
-    assert len(record.inner) + len(record.outer) == 3
-
-
 def both_blocks(x: Any) -> tuple[Any, Any]:
     """The blocks of 256 x 512 elements along rows (the last dim), and along columns (the middle one)."""
     return x.view(256, 16, 32), x.view(8, 32, 512)
-
-
-def test_e5m2_and_scales_column_by_column() -> None:
-    def function(x: Any) -> Any:
-        rows, columns = both_blocks(x)
-        found = []
-        for blocks, dim in ((rows, 2), (columns, 1)):
-            scale = 57344 / blocks.abs().amax(dim, keepdim=True).float().clamp(min=1e-12)
-            data = (blocks.float() * scale).clamp(-57344, 57344).to(torch.float8_e5m2)
-            found += [data.view(256, 512), scale.squeeze(dim).t().contiguous()]
-        return tuple(found)
-
-    check(function, wide(256, 512))
-
-
-def test_a_division_by_what_is_no_power_of_two() -> None:
-    def function(x: Any) -> Any:
-        rows, columns = both_blocks(x)
-        one, other = (
-            rows.float() / rows.amax(2, keepdim=True),
-            columns.float() / columns.amax(1, keepdim=True),
-        )
-        return one, other
-
-    check(function, wide(256, 512))
 
 
 def test_products_are_rounded_where_eager_rounds_them() -> None:
@@ -216,11 +147,6 @@ def test_sums_over_all_rows_beside_the_blocks(rows: int, cols: int) -> None:
             torch.testing.assert_close(mine.double(), truth, rtol=1e-6, atol=0)
         else:
             assert different(mine, theirs) <= mine.numel() // 1000  # exp is NumPy's there
-
-
-def test_a_bias_gradient_in_half_precision() -> None:
-    x = wide(512, 256)
-    check(lambda x: (*quantised.mx_both(x), x.amax(0), x.float().amin(0)), x, kernels=2)
 
 
 def test_a_sum_of_blocks_is_as_exact_as_eager_s() -> None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from graphs import bf16, f16, f32, traced
+from graphs import bf16, f16, f32, f64, traced
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from running import ON
@@ -146,8 +146,8 @@ def check(
 
 @settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
-    st.sampled_from([(128, 256), (256, 128), (384, 128), (128, 640)]),
-    st.sampled_from([bf16, f16, f32]),
+    st.sampled_from([(128, 256), (256, 128), (384, 128), (128, 640), (128, 1152)]),
+    st.sampled_from([bf16, f16, f32, f64]),
     st.sampled_from(sorted(BEFORE)),
     st.lists(casts, min_size=1, max_size=3),
     st.sampled_from(sorted(BESIDE)),

@@ -11,10 +11,9 @@ import torch
 from graphs import bf16, f16, f32, f64
 from running import ON, compiled, exactly_fused, wide
 from support import quantised
-from support.quantised import F8, RECIPES, different, inputs
+from support.quantised import F8, different
 
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan, in_tiles
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.strategies.tile import TILE
@@ -41,16 +40,6 @@ def cast(x: Any, factor: Any, dtype: torch.dtype = F8) -> Any:
 
 def turned_cast(x: Any, s: Any) -> Any:
     return (cast(x, s).t().contiguous(),)
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(256, 512), (96, 416), (1000, 72)])
-def test_the_recipe_rowwise(rows: int, cols: int) -> None:
-    """A pair, then the cast by its scales of columns: nothing is left to Inductor."""
-    recipe = RECIPES["rowwise_both"]
-    x = inputs(recipe, rows, cols, "cpu") if rows > 255 and cols > 255 else [wide(rows, cols, special=True)]
-    first, second = exactly_fused(recipe.function, *x)
-    assert first.strategy == PERSISTENT.name and second.strategy == TILE.name
-    assert [t.name for t in second.inputs][0] == first.inputs[0].name and len(second.outputs) == 1
 
 
 @pytest.mark.parametrize("turn", [lambda y: y, lambda y: y.contiguous()])
@@ -181,9 +170,3 @@ def test_tiles_in_any_order(backwards: bool, plan_with: Callable[..., None]) -> 
     record = turned(turned_cast, wide(200, 328, special=True), scales(1, 328))
     assert record.kernels[0].grid == 44
     assert ("(43 - " in record.kernels[0].text) == backwards
-
-
-@pytest.mark.parametrize("saturates", [True, False])
-def test_devices_whose_casts_saturate_and_others(saturates: bool, plan_with: Callable[..., None]) -> None:
-    plan_with(device=dataclasses.replace(H200, saturates=saturates))
-    turned(turned_cast, wide(256, 512, special=True) * 1000, scales(1, 512))

@@ -297,7 +297,7 @@ def different(ours: Tensor, eager: Tensor) -> int:
     assert ours.shape == eager.shape and ours.dtype == eager.dtype, (ours.shape, ours.dtype)
     if not ours.dtype.is_floating_point:
         return int((ours != eager).sum())
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[ours.dtype.itemsize]
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[ours.dtype.itemsize]
     same = ours.contiguous().view(whole) == eager.contiguous().view(whole)
     if ours.dtype == F8:
         nan = ours.contiguous().view(whole) & 127 == 127
