@@ -167,8 +167,7 @@ def test_activation_checkpointing(where: str, use_reentrant: bool) -> None:
     close([x.grad, *(p.grad for p in module.parameters())], exact(module, x, dy))
 
 
-@pytest.mark.parametrize("of", [Block, PostNorm])
-@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, HFRMSNorm])
+@pytest.mark.parametrize(("kind", "of"), crossed([nn.LayerNorm, nn.RMSNorm, HFRMSNorm], [PostNorm, Block]))
 def test_activation_checkpointing_in_half_precision(
     kind: Callable[[int], nn.Module], of: Callable[..., nn.Module]
 ) -> None:

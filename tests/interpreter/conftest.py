@@ -13,7 +13,6 @@ import memoised
 import pytest
 import torch
 from support.inputs import poison
-from torch._dynamo import guards
 from torch._dynamo.utils import counters
 
 from mixorder.schedule.device import H200
@@ -31,10 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def faster() -> Iterator[None]:
-    """Saves time in each operation of a kernel, and what Dynamo only logs: it times the guards of a compile
-    after emptying the CPU's caches, which takes 25 ms."""
+    """Saves time in each operation of a kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
         memoised.install(patch)
         yield
 

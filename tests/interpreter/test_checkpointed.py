@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f16, f32
+from grids import crossed
 from recomputed import again, both
 from running import OFF, ON, Tensors, compiled
 from torch import nn
@@ -86,8 +87,7 @@ def test_rows_that_inductor_pads(name: str) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("name", graphs.NORMS)
+@pytest.mark.parametrize(("name", "dtype"), crossed(graphs.NORMS, [f32, bf16]))
 def test_sums_along_rows_are_saved(name: str, dtype: torch.dtype) -> None:
     """Four bytes a row for each: a LayerNorm has two of them."""
     module = norm(name, dtype)

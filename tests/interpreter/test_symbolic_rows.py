@@ -173,7 +173,7 @@ def test_batch_axis(shape: tuple[int, ...], symbolic: tuple[int, ...], rows: Any
         return dy - (x * dy).sum(-1, keepdim=True), (x * dy).sum(rows)
 
     module = fused(function, shape, symbolic)
-    for size in (2, 7, 33 if len(symbolic) == 1 else 11):  # their product is what takes time
+    for size in (2, 33 if len(symbolic) == 1 else 11):  # their product is what takes time
         now = [size + d if d in symbolic else n for d, n in enumerate(shape)]
         args = torch.randn(now), torch.randn(now)
         for mine, theirs in zip(Interpreter(module).run(*args), function(*args), strict=True):
