@@ -16,8 +16,6 @@ from graphs import bf16, f32, traced
 from grids import crossed
 from running import ON, Tensors, check_gradients, exact_gradients, gradients, run_fused
 from torch import nn
-from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline, planning
 from mixorder.errors import Decline, DeclineReason
@@ -45,11 +43,6 @@ class Around(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.after(self.norm(x))
-
-
-class Checkpointed(Around):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 def rope(y: torch.Tensor) -> torch.Tensor:
@@ -142,17 +135,6 @@ def test_form(form: str, norm: Any, dtype: torch.dtype, monkeypatch: pytest.Monk
         and val.numel() * 2 >= torch.Size(shape).numel()
     ]
     assert left and (made == [] or form == "pad" or norm is nn.LayerNorm)
-
-
-@pytest.mark.parametrize("form", ["rope", "gated", "class_token", "parts"])
-def test_checkpointed(form: str) -> None:
-    """A gather may lie above one reduction, and below another: fused or left alone, it is right."""
-    after, shape = FORMS[form]
-    module, x = Checkpointed(nn.LayerNorm(shape[-1]), after), torch.randn(shape)
-    dy = torch.randn_like(module(x))
-    ours = gradients(module, x, dy, ON)
-    check_gradients(ours, module, x, dy, x.numel() // shape[-1])
-    assert counters["mixorder"]["declined:axis-class"] == 0
 
 
 SYMBOLIC = ["rope", "gated", "class_token", "next_token", "pad", "batch_second", "concatenated"]
@@ -260,32 +242,6 @@ def test_a_producer_of_a_gather_that_is_needed_outside_is_read() -> None:
         close(run_fused(function, args), function, args)
     (record,) = records
     assert isinstance(record, RegionRecord) and record.kernels[0].written == ("out0", "ws0")
-
-
-@pytest.mark.parametrize("shape", [(6, 5, 11), (5, 5, 11), (7, 7, 7)])
-def test_what_is_written_and_gathered_is_written_in_its_own_order(shape: tuple[int, ...]) -> None:
-    """`total` is reduced at its place and at another one, and its slices are needed outside."""
-    b, t, d = shape
-
-    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
-        total = x + y
-        moved = total.reshape(t, b, d).permute(1, 0, 2).sin()
-        half = torch.tanh(total[:, 1:])
-        dx, dw = reductions(total, moved + F.pad(half, (0, 0, 1, 0)) * z)
-        return dx, dw, total @ z.reshape(-1, d)[:d], half.cumsum(1)
-
-    args = tuple(torch.randn(shape) for _ in range(3))
-    close(run_fused(function, args), function, args)
-
-
-def test_a_permute_below_the_reductions_stays_outside() -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
-        dx, dw = reductions(x, y)
-        return dx.permute(1, 0, 2).contiguous().sin(), dw, dx[:, 1:].cos()
-
-    for shape in ((6, 5, 11), (5, 5, 11), (7, 7, 7)):
-        args = torch.randn(shape), torch.randn(shape)
-        close(run_fused(function, args), function, args)
 
 
 def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
