@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -19,15 +18,13 @@ from .region.nodes import leaves_the_graph
 from .region.partition import lighter, partition, without_culprit, without_gathers
 from .region.producers import with_row_values
 from .region.region import Region
-from .region.row_values import behind_row_values
-from .region.space_analysis import num_bytes
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
 from .schedule.facts import PRICES, Facts, instructions_by_node
 from .schedule.fused import fused_kernels
-from .schedule.kernel_time import TIMES, moving_us
+from .schedule.kernel_time import TIMES
 from .schedule.outside import outside_us
 from .schedule.plan import Plan
 from .schedule.predicted import (
@@ -155,22 +152,14 @@ def _least_saved(plan: RegionPlan) -> float:
 
 
 def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
-    """The plan of a tile's region, and those before it that are faster: where it needs values of whole rows,
-    the plan that computes these as well, and the one that reads what it needs them for. For the latter, the
-    kernel that reduces the rows writes one tensor more."""
-    plans = [(whole.expected.fused_us, whole)]
-    if (found := runner.step("partition", behind_row_values, whole.region)) is not None:
-        part, tensor = found
-        with contextlib.suppress(Decline):
-            plan = _best_part(part, build, runner)
-            written_us = moving_us(whole.merged.hint(num_bytes(tensor)), whole.device)
-            plans.append((plan.expected.fused_us + written_us, plan))
+    """The plan of a tile's region; where it needs values of whole rows, before it the plan that computes
+    these as well, if that is faster."""
     if (larger := runner.step("partition", with_row_values, whole.region)) is not None:
         with contextlib.suppress(Decline):
             plan = _with_rows(larger, whole, build, runner)
-            plans.append((plan.expected.fused_us - plan.expected.apart_us + whole.expected.apart_us, plan))
-    ranked = [plan for _, plan in sorted(plans, key=operator.itemgetter(0))]
-    return ranked[: ranked.index(whole) + 1]
+            if plan.expected.saved_us > whole.expected.saved_us:
+                return [plan, whole]
+    return [whole]
 
 
 def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) -> RegionPlan:

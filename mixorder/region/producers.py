@@ -15,10 +15,9 @@ from torch.fx import Node
 
 from ..errors import Decline
 from ..ir.program import AxisClass
-from .nodes import is_relative, operands, reduction_kind
+from .nodes import is_relative, operands, reduced_tensor, reduction_kind
 from .orders import Orders, is_loop
 from .region import Region
-from .row_values import is_of_rows
 from .tile import TileSeed, above
 from .walk import ancestors, by_position
 
@@ -29,7 +28,7 @@ def with_row_values(region: Region) -> Region | None:
     seed = region.seed
     if not isinstance(seed, TileSeed) or region.orders is None:
         return None
-    values = [node for node in region.inputs if is_of_rows(node, region)]
+    values = [node for node in region.inputs if _is_of_rows(node, region)]
     if not values:
         return None
     orders = Orders(seed.root)
@@ -55,6 +54,17 @@ def with_row_values(region: Region) -> Region | None:
     except Decline:
         return None
     return larger
+
+
+def _is_of_rows(node: Node, region: Region) -> bool:
+    """Whether an input is computed from a reduction of one of the region's full tensors."""
+    analysis = region.seed.analysis
+    if analysis.is_full(node):
+        return False
+    full = {n for n in region.inputs if analysis.is_full(n)}
+    reductions = [n for n in (node, *above([node])) if reduction_kind(n) is not None]
+    tensors = [t for n in reductions if (t := reduced_tensor(n)) is not None]
+    return any(not full.isdisjoint((t, *above([t]))) for t in tensors)
 
 
 def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Node] | None:

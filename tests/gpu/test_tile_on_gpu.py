@@ -68,11 +68,8 @@ def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
 @pytest.mark.parametrize("graphs", [None, "graphs"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("function", [quantised.norm_backward, layer])
-def test_a_norm_in_the_same_kernel(
-    function: Any, shape: tuple[int, int], graphs: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_norm_in_the_same_kernel(function: Any, shape: tuple[int, int], graphs: str | None) -> None:
     """The tiles wait for the sums of their rows, at every launch."""
-    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     args = inputs(RECIPES["norm_backward"], *shape, "cuda")
     results, record = fused(function, args, graphs)
     assert record.schedule.produced
@@ -131,7 +128,6 @@ from mixorder import planning
 from mixorder.codegen import tile
 from mixorder.report import RegionRecord, collect
 
-planning.behind_row_values = lambda region: None
 planning.outside_us = lambda *_: 1e6
 if {late}:  # no program ahead computes anything
     roles = tile.roles

@@ -24,7 +24,6 @@ from mixorder.schedule import producers
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
-from mixorder.strategies.persistent import PERSISTENT
 from mixorder.strategies.tile import TILE
 
 EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
@@ -262,7 +261,6 @@ def test_a_norm_in_the_same_kernel(
     gradient: Function, rows: int, cols: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sums of rows come from other programs of the kernel; dx is not stored."""
-    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)  # faster where L2 has dx
     monkeypatch.setattr(planning, "outside_us", lambda *_: 1e3)  # of a norm that is left to Inductor
     x, dy = (torch.randn(rows, cols).to(bf16) for _ in range(2))
     args, function = (x, dy, torch.randn(cols).to(bf16), torch.rand(rows, 1) + 0.5), cast_behind(gradient)
@@ -288,7 +286,6 @@ def test_padding_of_rows_counts_for_nothing(
 ) -> None:
     """Rows of 544 in programs of 1024 lanes, or in five parts of 128: zero is the largest of negative
     numbers, and not three."""
-    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     if in_parts:
         monkeypatch.setattr(producers, "ELEMENTS", 1)
         monkeypatch.setattr(producers, "MOST_ELEMENTS", 2)
@@ -317,7 +314,6 @@ def largest(x: Any, dy: Any) -> Any:
 @pytest.mark.parametrize("bits", [-1, 0x7FC00000, 0x7F800001])
 def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN is awaited as any number is: no tile gives up."""
-    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     monkeypatch.setattr(planning, "outside_us", lambda *_: 1e6)  # a kernel of its own for the rows
     branches = writing.branches
 
@@ -341,7 +337,6 @@ def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch:
 @pytest.mark.parametrize("gradient", [rms, layer])
 def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compute these themselves, with the same bits. Here no program ahead does so."""
-    monkeypatch.setattr(planning, "behind_row_values", lambda region: None)
     monkeypatch.setattr(writing, "POLLS", 3)
     x, dy = (torch.randn(480, 544).to(bf16) for _ in range(2))
     args, function = (x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5), cast_behind(gradient)
@@ -360,7 +355,7 @@ def test_tiles_whose_values_do_not_come(gradient: Function, monkeypatch: pytest.
 
 
 def test_casts_behind_a_norm() -> None:
-    """The norm is a kernel of its own, which writes dx; every scale and byte of dx is eager's."""
+    """One kernel also writes dx; every scale and byte of dx is eager's."""
     x, dy, res = (torch.randn(512, 1024).to(bf16) for _ in range(3))
     w, rstd = torch.randn(1024).to(bf16), torch.rand(512, 1) + 0.5
 
@@ -371,7 +366,7 @@ def test_casts_behind_a_norm() -> None:
 
     with collect() as records:
         dx, dw, *casts = run_fused(function, (x, dy, w, rstd, res))
-    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name, PERSISTENT.name]
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [TILE.name]
     for mine, eager in zip(casts, quantised.mx_both(dx), strict=True):
         assert different(mine, eager) == 0
     exact = function(x.double(), dy.double(), w.double(), rstd.double(), res.double())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -111,7 +109,6 @@ def check(
     kinds: list[Cast],
     beside: str = "nothing",
     staged: bool = False,
-    ahead: bool = False,
 ) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(shape) * torch.exp2(torch.randint(-8, 8, (shape[0], 1))) for _ in range(2))
@@ -127,8 +124,7 @@ def check(
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
     strategies = planning.planning_with(strategies=STAGING if staged else STRATEGIES)
-    no_rows_apart = mock.patch.object(planning, "behind_row_values", lambda region: None)
-    with collect() as records, strategies, no_rows_apart if ahead else contextlib.nullcontext():
+    with collect() as records, strategies:
         pipeline.run(graph, ON)
     graph.lint()
     seen["staged"] += sum(
@@ -174,7 +170,7 @@ def test_values_of_whole_rows_ahead_of_tiles(before: str, cols: int) -> None:
         Cast("rows", 32, False, True, torch.float8_e4m3fn),
         Cast("columns", 32, True, True, torch.float8_e4m3fn),
     ]
-    check((256, cols), bf16, before, kinds, "columns", ahead=True)
+    check((256, cols), bf16, before, kinds, "columns")
     assert seen["ahead"] == ahead + 1
 
 
