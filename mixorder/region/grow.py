@@ -26,14 +26,11 @@ from .moves import is_move, place_behind
 from .nodes import (
     float_bytes,
     is_pointwise,
-    is_view,
-    item_bytes,
     operands,
     readers,
     reduced,
     reduction_kind,
     shape_of,
-    unviewed,
 )
 from .padding import has_gaps
 from .parts import parts_of
@@ -106,7 +103,7 @@ def _without_sources_of_reads(seed: Seed) -> Seed:
     core = _core(seed)
     reads = {a for n in core for a in operands(n) if a not in core}
     early = needed_for(reads, since=min(map(position, core)))
-    recomputed = {n for n in core & early if n in seed.again or analysis.recomputed(n)}
+    recomputed = {n for n in core & early if analysis.recomputed(n)}
     outside = {n for n in core & early if reduction_kind(n) is not None or n not in recomputed}
     return dataclasses.replace(
         seed,
@@ -169,7 +166,6 @@ class _Growth:
         if self.members.writes:
             self.adopt()
         self.members.sort()
-        self.trim()
         self.members.read_what_others_compute()
         outputs = self.members.cheapest(self.members.outputs(), self.moved)
         nodes = self.members.needed(outputs)
@@ -343,37 +339,6 @@ class _Growth:
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
         one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
         return one and self.analysis.takes(node) and all(a in known for a in operands(node))
-
-    def trim(self) -> None:
-        """Drop nodes that only loops outside use, where computing them outside moves fewer bytes.
-
-        A node inside costs its write, a read outside, and the reads of operands that no other member needs.
-        A node outside costs the reads of its operands there, and the writes of those that the region would
-        not write otherwise.
-        """
-        for node in reversed(tuple(self.members)):
-            if (
-                node in self.core
-                or not self.members[node]
-                or not self.analysis.is_full(node)
-                or is_view(node)
-                or is_move(node)
-            ):
-                continue
-            if not all(map(takes_operands, readers(node))) or self.members.feeds(node):
-                continue
-            reads = [self.stored(a) for a in operands(node) if self.analysis.is_full(a)]
-            outputs = self.members.outputs()
-            unwritten = [a for a in reads if self.members.get(a, False) and a not in outputs]
-            only_here = [
-                a for a in reads if a not in self.members and not self.members.feeds(a, other_than=node)
-            ]
-            if item_bytes(*reads, *unwritten) < item_bytes(node, node, *only_here):
-                del self.members[node]
-
-    def stored(self, node: Node) -> Node:
-        """The tensor that a member behind a move is a view of; any other node itself."""
-        return unviewed(node, lambda n: n in self.moved and (is_view(n) or is_move(n)))
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.

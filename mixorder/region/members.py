@@ -31,7 +31,6 @@ class Members(dict[Node, bool]):
         self.analysis = seed.analysis
         self.space = seed.space
         self.writes = writes
-        self.again = seed.again
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
 
@@ -54,7 +53,7 @@ class Members(dict[Node, bool]):
 
     def recomputed(self, node: Node) -> bool:
         """Whether users outside compute a node again instead of reading it."""
-        if not (node in self.again or self.analysis.recomputed(node)):
+        if not self.analysis.recomputed(node):
             return False
         view = is_view(node) or is_gather_view(node) or is_constant(node)
         if self.writes and not view and self.analysis.is_written_anyway(node):
@@ -70,7 +69,7 @@ class Members(dict[Node, bool]):
         store the member, or a cast of it, for the loops outside besides.
         """
         for node in reversed(by_position(self._outside()[0])):
-            if node not in self or node in self.again or is_view(node) or not is_pointwise(node):
+            if node not in self or is_view(node) or not is_pointwise(node):
                 continue
             if not self.analysis.is_full(node):
                 continue
@@ -94,10 +93,6 @@ class Members(dict[Node, bool]):
     def _is_stored_for(self, node: Node, members: Collection[Node]) -> bool:
         """Whether a node outside is stored because these members read it: without them, loops compute it."""
         return self.analysis.fusible(node) and not is_view(node) and all(u in members for u in node.users)
-
-    def feeds(self, node: Node, other_than: Node | None = None) -> bool:
-        """Whether a member uses a node."""
-        return any(user in self and user is not other_than for user in node.users)
 
     def outputs(self) -> list[Node]:
         """The members that nodes outside use and do not compute again, in graph order."""
@@ -144,14 +139,15 @@ class Members(dict[Node, bool]):
         if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, others)):
             return itself
 
-        if node in self.again and not any(n in self for n in others):
-            return others
-
         def moves(tensors: frozenset[Node]) -> Size:
             new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))
             return sum((num_bytes(n) for n in (*tensors, *new)), start=0)
 
-        return others if self.analysis.is_less(moves(others), moves(itself)) else itself
+        # What the region reads for this one alone, it reads in any case if a member uses the result.
+        uses = () if any(u in self for u in node.users) else operands(node)
+        alone = (a for a in uses if a not in self and not any(u in self for u in a.users if u is not node))
+        inside = moves(itself) + sum(map(num_bytes, alone), start=0)
+        return others if self.analysis.is_less(moves(others), inside) else itself
 
     def _can_be_read(self, node: Node) -> bool:
         """Whether a tensor is in memory, or the kernels can store it."""
