@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import HigherOrderOperator, OpOverload
+from .nodes import argument
 
 # Namespaces whose schemas and tags say all about an operator. Another operator may do anything: a custom one
 # may count, print or communicate, and collectives do.
@@ -66,9 +67,7 @@ def _draws_nothing(node: Node) -> bool:
         return True
     if "dropout_p" not in places:
         return False
-    place = places.index("dropout_p")
-    given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
-    return given == 0
+    return argument(node, places.index("dropout_p"), "dropout_p", 0.0) == 0  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -120,7 +120,7 @@ class _Numbered:
             if node in analysis.outer and analysis.inner:
                 inner, outer = pair(analysis, node)
                 if inner:
-                    yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
+                    yield from self.attempt_in_turn(analysis, _choices(inner, outer, node), node)
 
     def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         """Yield a region for each outer reduction that is in none and whose operand is written anyway, and
@@ -181,21 +181,14 @@ class _Numbered:
             other.forget(used)
 
 
-def _choices(
-    analysis: SpaceAnalysis, inner: list[Node], outers: list[Node], first: Node
-) -> Iterator[tuple[list[Node], list[Node]]]:
-    """What to try of a pair, in turn."""
+def _choices(inner: list[Node], outers: list[Node], first: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What to try of a pair, in turn: all of it; then, if any is left, without the inner reductions that need
+    the result of `first`, and without the outer ones that an inner one needs: these come before or after."""
     yield inner, outers
-    yield _in_order(inner, outers, first)
-
-
-def _in_order(inner: list[Node], outers: list[Node], first: Node) -> tuple[list[Node], list[Node]]:
-    """A pair without the inner reductions that need the result of `first`, and without the outer ones that an
-    inner one needs: these come before or after. As it was, if that leaves no inner one."""
     since = position(by_position((*inner, *outers))[0])
-    free = [n for n in inner if first not in needed_for([n], since)]
-    early = needed_for(free, since)
-    return (free, [n for n in outers if n not in early]) if free else (inner, outers)
+    if free := [n for n in inner if first not in needed_for([n], since)]:
+        early = needed_for(free, since)
+        yield free, [n for n in outers if n not in early]
 
 
 def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:

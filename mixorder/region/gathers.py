@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from .nodes import fake, is_readable_dtype, operands, shape_of, size_of
+from .nodes import argument, fake, is_readable_dtype, operands, shape_of, size_of
 from .sizes import Size
 
 aten = torch.ops.aten
@@ -99,21 +99,11 @@ def _keeps_rows(node: Node, shape: tuple[Size, ...]) -> bool:
         long = [d for d in order if shape[d] != 1]
         return last is None or long[-1] == last
     if target is aten.select.int:
-        return _dim(node, 1) % len(shape) != last
+        return argument(node, 1, "dim", 0) % len(shape) != last
     if target is aten.slice.Tensor:
-        return _argument(node, 4, "step", 1) == 1 or _dim(node, 1) % len(shape) != last
+        return argument(node, 4, "step", 1) == 1 or argument(node, 1, "dim", 0) % len(shape) != last
     if target is aten.select_scatter.default:
         return isinstance(node.args[3], int)
     if target is aten.cat.default:
         return all(len(shape_of(a) or ()) == len(shape) for a in operands(node))
     return True
-
-
-def _dim(node: Node, place: int) -> int:
-    dim = _argument(node, place, "dim", 0)
-    assert isinstance(dim, int)
-    return dim
-
-
-def _argument(node: Node, place: int, name: str, default: object) -> object:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)

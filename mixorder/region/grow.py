@@ -21,7 +21,7 @@ from ..ir.program import AxisClass
 from .axes import fits, reduces
 from .factors import Run
 from .gathers import is_gather, is_made_of_pieces, is_readable
-from .members import Members
+from .members import Members, used_outside
 from .moves import is_move, place_behind
 from .nodes import (
     float_bytes,
@@ -39,7 +39,7 @@ from .sizes import product
 from .slabs import SlabSeed, grow_slab
 from .space_analysis import takes_operands
 from .tile import TileSeed, grow_tile
-from .walk import ancestors, by_position, descendants, needed_for, position, sweep
+from .walk import ancestors, by_position, descendants, inside, needed_for, position, sweep
 
 
 def grow(seed: Seed, name: str) -> Region:
@@ -165,10 +165,10 @@ class _Growth:
         self.pull_operands()
         if self.members.writes:
             self.adopt()
-        self.members.sort()
         self.members.read_what_others_compute()
-        outputs = self.members.cheapest(self.members.outputs(), self.moved)
-        nodes = self.members.needed(outputs)
+        _, written = used_outside(self.members, self.members.stays)
+        outputs = self.members.cheapest(written, self.moved)
+        nodes = inside(outputs, self.members)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
         if not outer or (self.inner and not inner):

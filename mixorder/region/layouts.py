@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..inductor.graphs import takes_any_strides, takes_stated_strides
 from .gathers import COPIES, is_gather_view
-from .nodes import fake, is_pair, is_permutation, is_view, readers, shape_of, size_of, unviewed
+from .nodes import fake, is_pair, is_view, readers, shape_of, shows, size_of, unviewed
 from .sizes import Size
 from .space_analysis import takes_operands
 
@@ -117,4 +117,4 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    return is_permutation(node) or is_view(node) or is_gather_view(node)
+    return shows(node) or is_gather_view(node)

@@ -5,7 +5,7 @@ Holds the nodes that have been taken so far; `grow` decides which ones. Reads th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch.fx import Node
 
@@ -15,7 +15,22 @@ from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, sha
 from .region import Seed
 from .sizes import Size, product
 from .space_analysis import num_bytes
-from .walk import ancestors, by_position
+from .walk import by_position
+
+
+def used_outside(members: Collection[Node], stays: Callable[[Node], bool]) -> tuple[set[Node], list[Node]]:
+    """The members that nodes outside use: those that stay in the graph for them, as `stays` says, and the
+    outputs, in graph order."""
+    staying: set[Node] = set()
+    outputs: list[Node] = []
+    for node in reversed(by_position(members)):
+        if all(u in members and u not in staying for u in node.users):
+            continue
+        if stays(node):
+            staying.add(node)
+        else:
+            outputs.append(node)
+    return staying, outputs[::-1]
 
 
 class Members(dict[Node, bool]):
@@ -33,12 +48,6 @@ class Members(dict[Node, bool]):
         self.writes = writes
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
-
-    def sort(self) -> None:
-        """Bring the members into graph order."""
-        nodes = by_position(self)
-        for node in nodes:
-            self[node] = self.pop(node)
 
     def result_size(self, reduced: AxisClass) -> Size:
         """Elements of a reduction's result, where the reduction is over the axes of the class `reduced`."""
@@ -68,7 +77,7 @@ class Members(dict[Node, bool]):
         What the region reads is stored. Inductor then stores the member's operand for the region, and may
         store the member, or a cast of it, for the loops outside besides.
         """
-        for node in reversed(by_position(self._outside()[0])):
+        for node in reversed(by_position(used_outside(self, self.stays)[0])):
             if node not in self or is_view(node) or not is_pointwise(node):
                 continue
             if not self.analysis.is_full(node):
@@ -94,32 +103,14 @@ class Members(dict[Node, bool]):
         """Whether a node outside is stored because these members read it: without them, loops compute it."""
         return self.analysis.fusible(node) and not is_view(node) and all(u in members for u in node.users)
 
-    def outputs(self) -> list[Node]:
-        """The members that nodes outside use and do not compute again, in graph order."""
-        return self._outside()[1]
-
-    def _outside(self) -> tuple[set[Node], list[Node]]:
-        """The members that nodes outside use: those that stay in the graph for them, and the outputs, in
-        graph order."""
-        staying: set[Node] = set()
-        outputs: list[Node] = []
-        for node in reversed(self):
-            if all(u in self and u not in staying for u in node.users):
-                continue
-            if self.stays(node):
-                staying.add(node)
-            else:
-                outputs.append(node)
-        return staying, outputs[::-1]
-
     def cheapest(self, outputs: Sequence[Node], moved: Collection[Node]) -> list[Node]:
         """What to write for nodes outside. An output that only loops read is computed again by them, if what
         it is made of has fewer bytes to write and to read. `moved`: members behind a move."""
         sources: dict[Node, frozenset[Node]] = {}
-        for node in self:
+        for node in by_position(self):
             sources[node] = self._sources(node, sources, outputs, moved)
         written = frozenset[Node]().union(*(sources[n] for n in outputs))
-        return [n for n in self if n in written]
+        return by_position(written.intersection(self))
 
     def _sources(
         self,
@@ -161,8 +152,3 @@ class Members(dict[Node, bool]):
             return True
         stored = (self.space.numel, self.result_size(AxisClass.COLUMN))
         return not self[node] and product(shape_of(node) or ()) not in stored
-
-    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
-        """The members that the outputs need, in graph order."""
-        needed = set(ancestors(outputs, self.__contains__))
-        return tuple(n for n in self if n in needed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -111,12 +112,22 @@ def operands(node: Node) -> list[Node]:
     return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _SIZE)]
 
 
+def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a node, given by place or by name."""
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
 def is_view(node: Node) -> bool:
     return node.op == "call_function" and (node.target in VIEWS or is_pair(node))
 
 
 def is_permutation(node: Node) -> bool:
     return node.op == "call_function" and node.target is aten.permute.default
+
+
+def shows(node: Node) -> bool:
+    """Whether a node moves no element, so that a loop computes its operand as well."""
+    return is_view(node) or is_permutation(node)
 
 
 def unviewed(node: Node, is_view: Callable[[Node], bool] = is_view) -> Node:
@@ -241,18 +252,18 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
     """The dims that a reduction node reduces, non-negative and sorted; all of them if none are given."""
     ndim = fake(node.args[0]).dim()  # type: ignore[arg-type,union-attr]
     node = stated_by(node)
-    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dims = argument(node, 1, "dim")
     if dims is None or dims == []:
         return tuple(range(ndim))
     dims = [dims] if isinstance(dims, int) else dims
-    return tuple(sorted(d % ndim for d in dims))  # type: ignore[union-attr,operator]
+    return tuple(sorted(d % ndim for d in dims))
 
 
 def keeps_dims(node: Node) -> bool:
     node = stated_by(node)
     if node.target is SOFTMAX:
         return True
-    return bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
+    return bool(argument(node, 2, "keepdim"))
 
 
 def reduced(node: Node) -> Reduced | None:

@@ -22,6 +22,7 @@ from .nodes import (
     operands,
     reduced,
     shape_of,
+    shows,
 )
 from .sizes import Size, product
 
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 
 def is_loop(node: Node) -> bool:
     """Whether each element of a node is computed from one element of each operand."""
-    return is_pointwise(node) or is_view(node) or is_permutation(node) or is_constant(node)
+    return is_pointwise(node) or shows(node) or is_constant(node)
 
 
 class Orders(dict[Node, Order]):

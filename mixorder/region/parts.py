@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..inductor.tensors import padded_strides
 from .layouts import is_read_as_stated, is_row_major, is_strided
-from .nodes import fake, shape_of
+from .nodes import argument, fake, shape_of
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ def _part_of(node: Node, members: Collection[Node]) -> Part | None:
         return None
     if not is_row_major(user) or padded_strides(whole) is not None:  # Inductor may put gaps between its rows
         return None
-    dim: int = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim", 0)  # type: ignore[assignment]
+    dim: int = argument(user, 1, "dim", 0)
     before = [shape_of(n)[dim] for n in operands[: operands.index(shown[-1])]]  # type: ignore[index]
     if not all(isinstance(n, int) for n in (*before, *whole.stride())):
         return None

@@ -27,6 +27,7 @@ from .nodes import (
     readers,
     reduction_kind,
     shape_of,
+    shows,
     unviewed,
 )
 from .sizes import Size, product, ratio
@@ -34,11 +35,6 @@ from .walk import ancestors, closure
 
 _LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default)
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
-
-
-def _shows(node: Node) -> bool:
-    """Whether a node moves no element, so that a loop computes its operand as well."""
-    return is_view(node) or is_permutation(node)
 
 
 def _is_loop(node: Node) -> bool:
@@ -230,7 +226,7 @@ class SpaceAnalysis:
 
     def is_written_anyway(self, node: Node) -> bool:
         """Whether some user needs a full-size tensor in memory, such as a matrix product."""
-        return self.is_full(node) and not all(map(takes_operands, readers(node, _shows)))
+        return self.is_full(node) and not all(map(takes_operands, readers(node, shows)))
 
     def is_small(self, node: Node) -> bool:
         """Whether a tensor is small beside the space, such as a vector or a scalar."""

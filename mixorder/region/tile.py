@@ -19,16 +19,17 @@ from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
 from .axes import Reduced, Space, space_of
 from .factors import Run, boundaries, flat, spanned
+from .members import used_outside
 from .nodes import (
     fake,
     is_constant,
     is_permutation,
     is_relative,
-    is_view,
     operands,
     reduced,
     reduction_kind,
     shape_of,
+    shows,
     size_of,
     unviewed,
 )
@@ -36,7 +37,7 @@ from .orders import Orders, is_loop
 from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
-from .walk import ancestors, by_position, closure, dependents, following, needed_for, position, sweep
+from .walk import ancestors, by_position, closure, dependents, following, inside, needed_for, position, sweep
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
@@ -213,8 +214,8 @@ class Growth:
         for node in following(min(self.reads, key=position)):
             if node.op == "call_function":
                 self.visit(node)
-        outputs = self.outputs()
-        nodes = self.needed(outputs)
+        _, outputs = used_outside(self.members, lambda n: shows(n) or is_constant(n) or self.stays(n))
+        nodes = inside(outputs, self.members)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
         self.check_left(nodes, reductions)
         space = self.space(nodes)
@@ -337,23 +338,7 @@ class Growth:
         return all((self.members[a] and not self.analysis.is_full(a)) or self.stays(a) for a in needed)
 
     def is_stored(self, node: Node) -> bool:
-        return not is_view(node) and not is_permutation(node) and self.analysis.is_written_anyway(node)
-
-    def outputs(self) -> list[Node]:
-        """The members that nodes outside use and do not compute again; a view of one stays outside."""
-        outside: set[Node] = set()
-        outputs: list[Node] = []
-        for node in reversed(by_position(self.members)):
-            if all(u in self.members and u not in outside for u in node.users):
-                continue
-            if is_view(node) or is_permutation(node) or is_constant(node) or self.stays(node):
-                outside.add(node)
-            else:
-                outputs.append(node)
-        return outputs[::-1]
-
-    def needed(self, outputs: list[Node]) -> tuple[Node, ...]:
-        return tuple(by_position(ancestors(outputs, self.members.__contains__)))
+        return not shows(node) and self.analysis.is_written_anyway(node)
 
     def space(self, nodes: tuple[Node, ...]) -> Space:
         """The axes that the tensors tell apart, and the reductions over each."""

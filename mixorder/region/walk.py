@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from torch.fx import Node
 
@@ -45,6 +45,11 @@ def ancestors(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
 def descendants(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
     """Some nodes, and what is computed from these."""
     return closure(filter(among, nodes), lambda node: filter(among, node.users))
+
+
+def inside(nodes: Iterable[Node], members: Collection[Node]) -> tuple[Node, ...]:
+    """Of `members`, some nodes and what these are computed from without leaving them, in graph order."""
+    return tuple(by_position(ancestors(nodes, members.__contains__)))
 
 
 def following(node: Node) -> Iterator[Node]:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..region.layouts import is_read_as_stated
-from ..region.nodes import fake, unviewed
+from ..region.nodes import argument, fake, unviewed
 from ..region.padding import PRODUCTS
 from ..region.space_analysis import takes_operands
 
@@ -81,9 +81,9 @@ def _dim(node: Node) -> int | None:
         below = [_dim(arg) for arg in node.args if isinstance(arg, Node) and list(arg.users) == [node]]
         return next((dim for dim in below if dim is not None), None)
     if node.target is aten.cat.default:
-        return _argument(node, 1, "dim", 0) % val.ndim
+        return argument(node, 1, "dim", 0) % val.ndim
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
-        return _argument(node, 2, "dim", 0) % val.ndim
+        return argument(node, 2, "dim", 0) % val.ndim
     if node.target is aten.constant_pad_nd.default:
         pads: Any = node.args[1]
         dims = {val.ndim - 1 - i // 2 for i, n in enumerate(pads) if n}
@@ -116,7 +116,7 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
     if node.target is aten.constant_pad_nd.default:
         pads: Any = node.args[1]
         before, behind = pads[2 * (val.ndim - 1 - found.dim) :][:2]
-        value = node.args[2] if len(node.args) > 2 else 0
+        value = argument(node, 2, "value", 0)
         inner = _pieces(first, found)
         return [p for p in (Piece(before, value), *inner, Piece(behind, value)) if p.size]  # type: ignore[arg-type]
     source: Any = node.args[1]
@@ -125,7 +125,7 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         written, end = [Piece(1, source, lifted=True)], start + 1
     else:
         start, end = (_bound(node, i, size) for i in (3, 4))
-        if _argument(node, 5, "step", 1) != 1:
+        if argument(node, 5, "step", 1) != 1:
             raise _Mixed
         written = _pieces(source, found)
     base = _pieces(first, found)
@@ -136,13 +136,9 @@ def _is_like(val: torch.Tensor | None, whole: torch.Tensor) -> bool:
     return val is not None and (val.shape, val.dtype) == (whole.shape, whole.dtype)
 
 
-def _argument(node: Node, place: int, name: str, default: int) -> int:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)  # type: ignore[return-value]
-
-
 def _bound(node: Node, place: int, size: int) -> int:
     """The start or the end of a slice."""
-    given: Any = _argument(node, place, ("start", "end")[place - 3], (0, size)[place - 3])
+    given: Any = argument(node, place, ("start", "end")[place - 3], (0, size)[place - 3])
     given = (0, size)[place - 3] if given is None else given
     return min(given + size if given < 0 else given, size)
 

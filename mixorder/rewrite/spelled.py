@@ -25,6 +25,7 @@ from ..ir.reductions import AMAX, SUM
 from ..region.nodes import (
     EXTREMA,
     Reduced,
+    argument,
     fake,
     is_permutation,
     is_pointwise,
@@ -316,8 +317,7 @@ def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
         target = aten.amax.default if EXTREMA[stated.target] is AMAX else aten.amin.default
         value = one.add(target, value, dims, kept)
     else:
-        given = stated.args[1] if len(stated.args) > 1 else None
-        args = dims[0] if isinstance(given, int) else dims, *stated.args[2:]
+        args = dims[0] if isinstance(argument(stated, 1, "dim"), int) else dims, *stated.args[2:]
         value = one.add(stated.target, value, *args, **stated.kwargs)
         if stated is not one.node:
             value = one.add(operator.getitem, value, one.node.args[1])
