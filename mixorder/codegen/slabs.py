@@ -14,6 +14,7 @@ from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
 from ..schedule.slabs import axes_of
+from . import lanes
 from .kernel import MainKernel
 from .kernel_text import identity
 from .source import KernelSource
@@ -79,8 +80,7 @@ def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSou
 def sums_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The first kernel."""
     nest = program.nests[0]
-    forwards = dataclasses.replace(plan, order=Order())
-    writer = _SumsWriter(dataclasses.replace(program, nests=(nest,)), forwards)
+    writer = _SumsWriter(dataclasses.replace(program, nests=(nest,)), plan)
     writer.begin()
     writer.loop()
     source = writer.finish(f"triton_mixorder_{label}")
@@ -112,7 +112,9 @@ class _SumsWriter(_SlabWriter):
     """Writes a kernel that loops over its part of the axes that are reduced."""
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        super().__init__(program, plan)
+        walk = tuple(dataclasses.replace(one, tile=one.unroll * one.tile) for one in plan.walk)
+        super().__init__(program, dataclasses.replace(plan, walk=walk, order=Order()))
+        self.unrolled = dict(zip(self.axes, (one.unroll for one in plan.walk), strict=True))
         self.partials = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         kept = self.partials[0].index.free_symbols
         self.gone = [axis for axis in self.axes if axis.symbol not in kept]
@@ -141,8 +143,8 @@ class _SumsWriter(_SlabWriter):
         totals = {}
         for one in self.partials:
             dtype = self.program.buffer(one.buffer).dtype
-            empty = f"tl.full({self.shape(self.tiled)}, {identity(one.kind, dtype)})"
-            totals[one] = str(self.ops.line(empty, dtype))
+            shape = [self.extents[axis] // self.unrolled[axis] for axis in self.tiled]
+            totals[one] = str(self.ops.line(f"tl.full({shape}, {identity(one.kind, dtype)})", dtype))
         for axis in self.kept:
             self.define_index(axis)
         known = set(self._known)
@@ -169,4 +171,10 @@ class _SumsWriter(_SlabWriter):
         dtype = self.program.buffer(stmt.buffer).dtype
         along = [axis for axis in self.tiled if axis in self.gone]
         value = self.within(self.spread(stmt.value.name, self.tiled), along, stmt.kind, dtype)
+        shape = [self.extents[axis] for axis in self.tiled]
+        for place, axis in enumerate(self.tiled):
+            if (count := self.unrolled[axis]) > 1:
+                value = lanes.partials(value, shape, place, shape[place] // count)
+                value = self.reduced_once(stmt.kind, dtype, value, place)
+                shape[place] //= count
         self.code.writeline(f"{total} = {self.ops.combine(stmt.kind.combine, total, value, dtype)}")

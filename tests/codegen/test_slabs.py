@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import graphs
@@ -70,3 +71,16 @@ def test_it_compiles(name: str, target: str, known: Known, tmp_path: Path) -> No
         kernel = compiled(program, source, gpu)
         assert kernel.metadata.shared <= device.shared_memory
         assert gpu.backend != "cuda" or not spilled(kernel, tmp_path)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", ["group", "batch"])
+def test_a_thread_adds_up_what_it_loads(name: str) -> None:
+    """In the first kernel's loop, a thread has four loads of each tensor under way, and exchanges nothing."""
+    record = record_of(name)
+    ptx = compiled(record.loops, record.kernels[0], TARGETS["sm_90"][0]).asm["ptx"]
+    begin = re.findall(r"bra\s+(\S+);", ptx)[-1]
+    loop = ptx.partition(f"{begin}:")[2].partition("bra")[0]
+    tensors = 3 if name == "batch" else 2
+    assert len(re.findall(r"ld\.global\S*\.v4|cp\.async\.cg", loop)) == 4 * tensors
+    assert "shfl" not in loop

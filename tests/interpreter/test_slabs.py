@@ -55,6 +55,7 @@ NORMS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "batch of one": (lambda: nn.BatchNorm2d(16), (1, 16, 40, 30)),
     "batch of vectors": (lambda: nn.Sequential(nn.BatchNorm1d(24), nn.ReLU()), (1200, 24)),
     "batch of sequences": (lambda: nn.BatchNorm1d(24), (5, 24, 300)),
+    "batch of long sequences": (lambda: nn.BatchNorm1d(8), (5, 8, 500)),
     "batch, no running statistics": (lambda: nn.BatchNorm2d(16, track_running_stats=False), (4, 16, 20, 16)),
     "batch, no parameters": (lambda: nn.BatchNorm2d(16, affine=False), (4, 16, 20, 16)),
     "batch, added": (lambda: Added(16), (4, 16, 20, 16)),

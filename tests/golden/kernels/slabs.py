@@ -2,7 +2,7 @@
 
 # 520 programs of 4 warps
 @triton.jit
-def triton_mixorder_sum_sums_19dfd1c2(in0_ptr, in1_ptr, in2_ptr, in3_ptr, ws0_ptr, ws1_ptr):
+def triton_mixorder_sum_sums_cb740fa6(in0_ptr, in1_ptr, in2_ptr, in3_ptr, ws0_ptr, ws1_ptr):
     program = tl.program_id(0)
     p_tile = program % 5
     s = program // 5 % 13
@@ -10,53 +10,52 @@ def triton_mixorder_sum_sums_19dfd1c2(in0_ptr, in1_ptr, in2_ptr, in3_ptr, ws0_pt
     p = p_tile * 64 + tl.arange(0, 64)[None, :]
     tmp0 = tl.load(in1_ptr + (32*y + (p // 10)))
     tmp1 = tl.load(in2_ptr + (32*y + (p // 10)))
-    tmp2 = tl.full([32, 64], 0.0, tl.float32)
-    tmp3 = tl.full([32, 64], 0.0, tl.float32)
-    for step in tl.range(s, 128, 13, num_stages=1):
+    tmp2 = tl.full([16, 64], 0.0, tl.float32)
+    tmp3 = tl.full([16, 64], 0.0, tl.float32)
+    for step in tl.range(s, 64, 13, num_stages=2):
         x_tile = step
-        at_x = x_tile * 32 + tl.arange(0, 32)
+        at_x = x_tile * 64 + tl.arange(0, 64)
         at_p = p_tile * 64 + tl.arange(0, 64)
         tmp4 = tl.load(in3_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :])).to(tl.float32)
         tmp5 = tl.load(in0_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :])).to(tl.float32)
         tmp6 = tmp5 - tmp0
         tmp7 = tmp6 * tmp1
         tmp8 = tmp4 * tmp7
-        tmp2 = tmp2 + tmp8
-        tmp3 = tmp3 + tmp4
+        tmp2 = tmp2 + tl.sum(tl.reshape(tmp8, [4, 16, 64]), 0)
+        tmp3 = tmp3 + tl.sum(tl.reshape(tmp4, [4, 16, 64]), 0)
     at_p = p_tile * 64 + tl.arange(0, 64)
     tl.store(ws0_ptr + (2560 * s + 320 * y + at_p), tl.reshape(tl.sum(tmp2, 0)[None, :], [64]))
     tl.store(ws1_ptr + (2560 * s + 320 * y + at_p), tl.reshape(tl.sum(tmp3, 0)[None, :], [64]))
 
 
-# 16 programs of 4 warps
+# 32 programs of 4 warps
 @triton.jit
-def triton_mixorder_sum_results_ddd3a452(in4_ptr, out1_ptr, out2_ptr, ws0_ptr, ws1_ptr, ws2_ptr, ws3_ptr):
+def triton_mixorder_sum_results_a015b1b9(in4_ptr, out1_ptr, out2_ptr, ws0_ptr, ws1_ptr, ws2_ptr, ws3_ptr):
     program = tl.program_id(0)
-    z_tile = program
-    at_z = z_tile * 2 + tl.arange(0, 2)
+    z = program
     at_sy = tl.arange(0, 128)
     at_p = tl.arange(0, 16)
-    tmp0 = tl.reshape(tl.permute(tl.load(ws0_ptr + (10 * at_z[:, None, None] + 320 * at_sy[None, :, None] + at_p[None, None, :]), (at_sy[None, :, None] < 104) & (at_p[None, None, :] < 10), other=0), (1, 0, 2)), [16, 8, 2, 16])
-    s = tl.arange(0, 16)[:, None, None, None]
-    tmp1 = tl.sum(tl.where(s < 13, tmp0, 0.0), 0)[None, :, :, :]
-    tmp2 = tl.reshape(tl.permute(tl.load(ws1_ptr + (10 * at_z[:, None, None] + 320 * at_sy[None, :, None] + at_p[None, None, :]), (at_sy[None, :, None] < 104) & (at_p[None, None, :] < 10), other=0), (1, 0, 2)), [16, 8, 2, 16])
-    tmp3 = tl.sum(tl.where(s < 13, tmp2, 0.0), 0)[None, :, :, :]
-    tmp4 = tl.reshape(tl.load(in4_ptr + (10 * at_z[:, None] + at_p[None, :]), (at_p[None, :] < 10), other=0), [1, 1, 2, 16])
+    tmp0 = tl.reshape(tl.load(ws0_ptr + (10 * z + 320 * at_sy[:, None] + at_p[None, :]), (at_sy[:, None] < 104) & (at_p[None, :] < 10), other=0), [16, 8, 16])
+    s = tl.arange(0, 16)[:, None, None]
+    tmp1 = tl.sum(tl.where(s < 13, tmp0, 0.0), 0)[None, :, :]
+    tmp2 = tl.reshape(tl.load(ws1_ptr + (10 * z + 320 * at_sy[:, None] + at_p[None, :]), (at_sy[:, None] < 104) & (at_p[None, :] < 10), other=0), [16, 8, 16])
+    tmp3 = tl.sum(tl.where(s < 13, tmp2, 0.0), 0)[None, :, :]
+    tmp4 = tl.reshape(tl.load(in4_ptr + (10 * z + at_p), (at_p < 10), other=0), [1, 1, 16])
     tmp5 = tmp1 * tmp4
-    p = tl.arange(0, 16)[None, None, None, :]
-    tmp6 = tl.sum(tl.where(p < 10, tmp5, 0.0), 3)[:, :, :, None]
+    p = tl.arange(0, 16)[None, None, :]
+    tmp6 = tl.sum(tl.where(p < 10, tmp5, 0.0), 2)[:, :, None]
     tmp7 = tl.full([], 2.44140625e-05, tl.float32)
     tmp8 = tmp6 * tmp7
     tmp9 = tmp3 * tmp4
-    tmp10 = tl.sum(tl.where(p < 10, tmp9, 0.0), 3)[:, :, :, None]
+    tmp10 = tl.sum(tl.where(p < 10, tmp9, 0.0), 2)[:, :, None]
     tmp11 = tmp10 * tmp7
-    tmp12 = tl.sum(tmp1, 1)[:, None, :, :]
-    tmp13 = tl.sum(tmp3, 1)[:, None, :, :]
-    tl.store(out1_ptr + (10 * at_z[:, None] + at_p[None, :]), tl.reshape(tmp12, [2, 16]), (at_p[None, :] < 10))
-    tl.store(out2_ptr + (10 * at_z[:, None] + at_p[None, :]), tl.reshape(tmp13, [2, 16]), (at_p[None, :] < 10))
+    tmp12 = tl.sum(tmp1, 1)[:, None, :]
+    tmp13 = tl.sum(tmp3, 1)[:, None, :]
+    tl.store(out1_ptr + (10 * z + at_p), tl.reshape(tmp12, [16]), (at_p < 10))
+    tl.store(out2_ptr + (10 * z + at_p), tl.reshape(tmp13, [16]), (at_p < 10))
     at_y = tl.arange(0, 8)
-    tl.store(ws2_ptr + (320 * at_y[:, None, None] + 10 * at_z[None, :, None] + at_p[None, None, :]), tl.reshape(tl.broadcast_to(tmp8, [1, 8, 2, 16]), [8, 2, 16]), (at_p[None, None, :] < 10))
-    tl.store(ws3_ptr + (320 * at_y[:, None, None] + 10 * at_z[None, :, None] + at_p[None, None, :]), tl.reshape(tl.broadcast_to(tmp11, [1, 8, 2, 16]), [8, 2, 16]), (at_p[None, None, :] < 10))
+    tl.store(ws2_ptr + (10 * z + 320 * at_y[:, None] + at_p[None, :]), tl.reshape(tl.broadcast_to(tmp8, [1, 8, 16]), [8, 16]), (at_p[None, :] < 10))
+    tl.store(ws3_ptr + (10 * z + 320 * at_y[:, None] + at_p[None, :]), tl.reshape(tl.broadcast_to(tmp11, [1, 8, 16]), [8, 16]), (at_p[None, :] < 10))
 
 
 # 2560 programs of 4 warps
