@@ -90,6 +90,7 @@ class Words:
             lambda: flat.sum(0),
             lambda: x.sum(tuple(range(x.dim() - 1))),
             lambda: flat.sum(0, keepdim=True).squeeze(0),
+            lambda: flat.t().sum(-1),
         )
 
     def rsqrt(self, x: Any) -> Any:

@@ -13,7 +13,7 @@ is. What no region takes is spelled as it was at the end.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ..region.nodes import (
     fake,
     is_permutation,
     is_pointwise,
+    is_view,
     keeps_dims,
     operands,
     reduced,
@@ -39,7 +40,7 @@ from ..region.nodes import (
 )
 from ..region.sizes import product
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, position
+from ..region.walk import by_position, closure, position
 from .pieces import Piece, Pieces, pieces_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -77,7 +78,7 @@ class Spelling:
                 _by_rows(self.one(node), dims)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
-            elif (other := _reduced_root(node)) and is_permutation(other[0]) and _root(other[0])[0] in roots:
+            elif (other := _reduced_root(node)) and _joins(node, other[0], roots):
                 _unpermuted(self.one(node), *other)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
@@ -300,6 +301,20 @@ def _root(node: Node) -> tuple[Node, list[Node]]:
         between.append(source)
         (source,) = operands(source)
     return source, between
+
+
+def _joins(node: Node, root: Node, roots: Collection[Node]) -> bool:
+    """Whether a reduction is of a permuted tensor, and has one to pair with: of the same tensor, of which
+    there is one of `roots`, or along other dims, and what is permuted is computed behind that, as a norm's
+    result is. Any other reduction stands where its reader needs it."""
+    if not is_permutation(root):
+        return False
+    (value,) = operands(root)
+    order: list[int] = root.args[1]  # type: ignore[assignment]
+    dims = {order[d] % len(order) for d in reduced_dims(node)}
+    above = closure([value], lambda n: operands(n) if is_pointwise(n) or is_view(n) else ())
+    others = (what for what in map(reduced, above) if what and what.shape == shape_of(value))
+    return _root(root)[0] in roots or any(dims.isdisjoint(what.dims) for what in others)
 
 
 def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:

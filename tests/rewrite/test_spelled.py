@@ -213,6 +213,23 @@ def test_rows_of_a_transposed_tensor_alone_are_left() -> None:
         assert snapshot(graph) == before
 
 
+def test_columns_of_what_is_computed_behind_rows_are_columns() -> None:
+    """A norm's result, and one whose rows are multiplied by sums of another tensor's rows."""
+
+    def function(x: Any) -> Any:
+        y, other = x / x.sum(-1, keepdim=True), x * x[:3].sum(-1).repeat(50)[:, None]
+        return y.t().abs().sum(-1), other.t().abs().sum(-1)
+
+    graph, x = traced(function, ((150, 90), f32)), torch.randn(150, 90)
+    before = snapshot(graph)
+    with spelled_as_reductions(graph):
+        (permuted,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]) is not None)
+        assert list(reduced(permuted.args[0]).dims) == [0]
+        for mine, eager in zip(run(graph, x), function(x), strict=True):
+            assert torch.equal(mine, eager)
+    assert snapshot(graph) == before
+
+
 def take(graph: Graph, target: Any, kernel: Any) -> None:
     """Compute a node from the input by a kernel, and erase it and what only it read, as a region does."""
     (node,) = graph.find_nodes(op="call_function", target=target)
