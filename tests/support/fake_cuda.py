@@ -22,8 +22,9 @@ from typing import Any
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-def load() -> None:
-    """Raises RuntimeError where torch is loaded already, is no CPU build, or no C++ compiler is found."""
+def load(backward: bool = True) -> None:
+    """Raises RuntimeError where torch is loaded already, is no CPU build, or no C++ compiler is found.
+    Without `backward`, a build for CUDA will do: fake tensors need no driver."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is loaded already: the stand-in for CUDA has to come before it")
     spec = importlib.util.find_spec("torch")
@@ -31,7 +32,10 @@ def load() -> None:
         raise RuntimeError("torch is not installed")
     root = Path(spec.origin).parent
     if list(root.glob("lib/libtorch_cuda.so")):
-        raise RuntimeError("this torch has CUDA of its own; the stand-in is for a CPU build")
+        if backward:
+            raise RuntimeError("this torch has CUDA of its own; the stand-in is for a CPU build")
+        _pretend()
+        return
     library = _built(root)
     ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library))
