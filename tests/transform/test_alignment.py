@@ -11,6 +11,9 @@ import sympy
 import torch
 from graphs import bf16, f32, only
 
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
+from mixorder.schedule.persistent import choose
 from mixorder.transform.alignment import alignment_phase
 
 
@@ -39,6 +42,11 @@ def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
     program = graphs.merged(only(graph))
     assert sorted(int(b.offset) for b in program.buffers)[-2:] == [0, 1001]
     assert alignment_phase(program) is None
+
+
+def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
+    work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
+    assert work.period == 8 and choose(work, H200).period == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])
