@@ -56,6 +56,11 @@ bf16, f16, f32, f64, i64 = torch.bfloat16, torch.float16, torch.float32, torch.f
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
+BENCHMARK = (  # rows and columns, as of tools/bench.py
+    *((4096, 4096), (8192, 4096), (32768, 4096), (32768, 768), (32768, 2048), (8192, 8192)),
+    *((1_000_000, 256), (1 << 20, 128)),
+)
+
 
 class HFRMSNorm(nn.Module):
     """RMSNorm as Hugging Face models write it: fp32 inside, a cast, then the weight."""

@@ -1,4 +1,4 @@
-"""Fit the numbers behind the predicted times of Inductor's kernels to duels of a corpus (`tools/duel.py`).
+"""Fit the numbers behind the predicted times of Inductor's kernels to duels of a corpus (`tools/draw.py`).
 
     python tools/fit_times.py CORPUS DUELS            # the table
     python tools/fit_times.py CORPUS DUELS --write    # and mixorder/schedule/times.json

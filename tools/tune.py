@@ -4,7 +4,8 @@ For each shape and norm, or for each region of the given cases of `support/cases
 real backward graph once, and times the kernels of many schedules (`lab/sweep.py`) by CUDA-graph replays with
 a flushed L2. Writes every row to a JSON file (`lab/schedules.py`), and prints the
 best few with the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the
-region moves. With `--append`, a file keeps its other targets.
+region moves; at the end, how much longer the choices take than the best. With `--append`, a file keeps its
+other targets.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -16,8 +17,10 @@ import dataclasses
 import datetime
 import itertools
 import math
+import statistics
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +71,39 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--reps", type=int, default=25)
     parser.add_argument("--best", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no target begins later")
     parser.add_argument("--out", type=Path, default=Path("tune.json"))
     parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
     args = parser.parse_args()
     data = Data(meta(), ())
     if args.append and args.out.exists():
         data = read(args.out).merged(data)
+    until = time.monotonic() + args.seconds
+    both: dict[str, tuple[float, float] | None] = {}
     for target in targets(args):
+        if time.monotonic() > until:
+            break
         print(f"[{target.name}]", file=sys.stderr, flush=True)
-        found = tune(target, args.candidates, args.reps)
+        found, both[target.name] = tune(target, args.candidates, args.reps)
         print(report(found, args.best), flush=True)
         data = data.merged(Data(meta(), (found,)))
         write(args.out, data)
+    print(f"\n{regrets(both)}")
+
+
+def regrets(both: Mapping[str, tuple[float, float] | None]) -> str:
+    """How much longer choices take than the best of their sweeps, from microseconds of both. A choice that
+    did not run has no figure, and is named."""
+    ran = {name: us for name, us in both.items() if us}
+    shares = {name: max(0.0, chosen / best - 1) for name, (chosen, best) in ran.items()}
+    worst = sorted(ran, key=lambda name: -shares[name])
+    lines = [[name, *(f"{us:.1f}" for us in ran[name]), f"{100 * shares[name]:.1f}"] for name in worst]
+    parts = [table(["target", "choice us", "best us", "longer by %"], lines)]
+    parts += [f"did not run: {name}" for name in both if name not in ran]
+    if ran:
+        mean = 100 * statistics.mean(shares.values())
+        parts.append(f"{len(ran)} targets: the choices take {mean:.2f}% longer than the best of their sweeps")
+    return "\n".join(parts)
 
 
 def meta() -> dict[str, Any]:

@@ -62,19 +62,16 @@ def inductor(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable
     return compile
 
 
-def as_shipped(mixorder: bool, min_numel: int | None = None, tuned: bool = False) -> dict[str, Any]:
+def as_shipped(mixorder: bool, tuned: bool = False) -> dict[str, Any]:
     """Inductor's options on a GPU as users have them, stock or mixorder; but a graph is always compiled.
-
-    `min_numel`: 0 fuses whatever is predicted. `tuned`: mixorder times schedules, which runs on the GPU.
-    """
+    `tuned`: mixorder times schedules, which runs on the GPU."""
     importlib.import_module("mixorder")  # registers its options
-    ours = {} if min_numel is None else {"mixorder_min_numel": min_numel}
-    ours |= {"mixorder_autotune": True} if mixorder and tuned else {}
+    ours = {"mixorder_autotune": True} if mixorder and tuned else {}
     return {"mixorder": mixorder, "fx_graph_cache": False, **ours}
 
 
 def ahead_of_time(
-    device: str, mixorder: bool, min_numel: int | None = None, tuned: bool = False
+    device: str, mixorder: bool, tuned: bool = False
 ) -> Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Compiles a graph of aten operators for the sizes of its inputs, which may be fake, and runs nothing but
     what is `tuned`.
@@ -82,7 +79,7 @@ def ahead_of_time(
     On "cuda" with the options of users, else as `how` does."""
     if device != "cuda":
         return how(device, mixorder)["backend"]
-    options = as_shipped(mixorder, min_numel, tuned)
+    options = as_shipped(mixorder, tuned)
     return lambda gm, inputs: torch._inductor.compile(gm, list(inputs), options)
 
 

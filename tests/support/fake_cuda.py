@@ -27,19 +27,28 @@ def load(backward: bool = True) -> None:
     Without `backward`, a build for CUDA will do: fake tensors need no driver."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is loaded already: the stand-in for CUDA has to come before it")
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("torch is not installed")
-    root = Path(spec.origin).parent
-    if list(root.glob("lib/libtorch_cuda.so")):
+    if has_cuda():
         if backward:
             raise RuntimeError("this torch has CUDA of its own; the stand-in is for a CPU build")
         _pretend()
         return
+    root = _root()
     library = _built(root)
     ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library))
     _pretend()
+
+
+def has_cuda() -> bool:
+    """Whether torch is no CPU build; torch stays unloaded."""
+    return bool(list(_root().glob("lib/libtorch_cuda.so")))
+
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torch is not installed")
+    return Path(spec.origin).parent
 
 
 def _built(root: Path) -> Path:

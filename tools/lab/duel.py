@@ -44,17 +44,13 @@ MOST_DETAIL = 200  # and of a decline's
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An entry by its key, the corpus's file, the device, the file of the `Turn`. `profiled`: with each
-    kernel's time; `code`: with the text of stock's output code; `fuse_all`: fuse whatever is predicted;
-    `tuned`: by `mixorder_autotune`."""
+    """An entry by its key, the corpus's file, the device, the file of the `Turn`. `tuned`: by
+    `mixorder_autotune`."""
 
     key: str
     corpus: str
     device: str
     turn: str
-    profiled: bool = True
-    code: bool = False
-    fuse_all: bool = False
     tuned: bool = False
 
 
@@ -63,7 +59,6 @@ class Outcome:
     """What a process answers. `lost`: it can no longer use the GPU."""
 
     duel: Duel
-    code: str = ""
     lost: bool = False
 
 
@@ -79,6 +74,8 @@ def work(task: Task) -> Outcome:
         outcome.lost = lost(told(error))
     if outcome.duel.status == "failed" and not outcome.lost:
         stopwatch(task.device).free()  # what the exception kept
+    card = torch.cuda.get_device_name() if task.device == "cuda" else "CPU"
+    outcome.duel.on = f"{time.strftime('%Y-%m-%d')}, {card}, torch {torch.__version__}"
     outcome.duel.seconds = round(time.perf_counter() - started, 2)
     return outcome
 
@@ -101,17 +98,15 @@ def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:
     watch = stopwatch(task.device)  # the first one starts the GPU's context, which takes seconds
     gm, fakes = entry.module(task.device), faked(entry, task.device)
     results = propagated(gm, fakes)
-    duel.forced, duel.tuned = task.fuse_all, task.tuned
+    duel.tuned = task.tuned
     duel.kind, duel.num_bytes = kind_of(gm), moved(fakes, results)
     ways = {"stock": duel.stock, "ours": duel.ours}
     calls, texts = {}, {}
     measure.alone_on_gpu = functools.partial(Turn, task.turn, MOST_TUNED_S)
     for name, way in ways.items():
         tuned = task.tuned and name == "ours"
-        compiles = ahead_of_time(task.device, name == "ours", 0 if task.fuse_all else None, tuned)
+        compiles = ahead_of_time(task.device, name == "ours", tuned)
         calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
-    if task.code:
-        outcome.code = texts["stock"]
     if any(way.status != "ok" for way in ways.values()):
         duel.status = "failed"
         duel.message = "; ".join(f"{name}: {way.message}" for name, way in ways.items() if way.message)
@@ -226,10 +221,9 @@ class Bout:
                 way.peak = self.watch.peak(self.bound[name])
         with self._step("errors"):
             self._errors()
-        if self.task.profiled:
-            with self._step("kernels"):
-                for name, way in self.ways.items():
-                    way.kernels = self.watch.kernels(self.bound[name])
+        with self._step("kernels"):
+            for name, way in self.ways.items():
+                way.kernels = self.watch.kernels(self.bound[name])
         if self.duel.ours.same_code:
             names = ("compile_s", "declined", "details")
             kept = {name: getattr(self.duel.ours, name) for name in names}

@@ -5,7 +5,7 @@ A duel is one subgraph of the corpus compiled by stock Inductor and with mixorde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ SLOWER, SLOWER_US = 1.03, 1.0  # the issue's bar: slower by more than this facto
 SLOWER_TUNED = 1.01  # and the bar of what is tuned
 MORE_ERROR, NO_ERROR = 1.25, 1e-6  # errors below the latter are a few roundings of fp32, in another order
 MORE_MEMORY = 1.005
-MIXED_TYPES = "autocast"
 
 
 @dataclass
@@ -50,9 +49,9 @@ class Way:
 class Duel:
     """One entry's results. `status`: ok, failed, hung or crashed. `where`: family, recipe, direction of each
     occurrence. `kind`: norm (an inner and an outer reduction), bias (outer ones only) or other. `num_bytes`:
-    of the inputs and results, each once; `limit_us`: torch.add's time for as many. `forced`: mixorder fused
-    whatever it predicted. `tuned`: by `mixorder_autotune`. `reference`: what errors are against. `locked`:
-    seconds on the GPU, by step."""
+    of the inputs and results, each once; `limit_us`: torch.add's time for as many. `tuned`: by
+    `mixorder_autotune`. `reference`: what errors are against. `locked`: seconds on the GPU, by step. `on`:
+    the day, the card and torch."""
 
     key: str
     status: str = "ok"
@@ -63,7 +62,6 @@ class Duel:
     kind: str = "other"
     num_bytes: int = 0
     limit_us: float | None = None
-    forced: bool = False
     tuned: bool = False
     reference: str = ""
     stock: Way = field(default_factory=Way)
@@ -71,6 +69,7 @@ class Duel:
     locked: dict[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     seconds: float = 0.0
+    on: str = ""
 
     @property
     def timed(self) -> bool:
@@ -93,19 +92,9 @@ class Duel:
         return self.ratio < 1 / SLOWER and self.loss_us > SLOWER_US
 
     @property
-    def faster(self) -> bool:
-        """By the same bar, the other way round."""
-        return self.ratio > SLOWER and self.loss_us < -SLOWER_US
-
-    @property
     def share(self) -> float | None:
         """Percent of the limit."""
         return 100 * self.limit_us / self.ours.us if self.limit_us and self.ours.us else None
-
-    @property
-    def mixed(self) -> bool:
-        """Whether it occurs under autocast."""
-        return any(MIXED_TYPES in recipe for _, recipe, *_ in self.where)
 
     @property
     def prediction(self) -> tuple[float, float] | None:
@@ -152,11 +141,3 @@ def load(paths: Iterable[Path]) -> list[list[Duel]]:
     for duel in map(parse, read(paths)):
         found.setdefault(duel.key, []).append(duel)
     return list(found.values())
-
-
-def interleaved(entries: Sequence[Any], mixed: Sequence[bool]) -> list[Any]:
-    """Those under autocast and the others in turns, each in the order given, then the rest of the longer."""
-    halves = [[e for e, m in zip(entries, mixed, strict=True) if m == want] for want in (True, False)]
-    both = [one for pair in zip(*halves, strict=False) for one in pair]
-    shorter = min(map(len, halves))
-    return both + halves[0][shorter:] + halves[1][shorter:]

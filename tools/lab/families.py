@@ -2,7 +2,9 @@
 
 A family of transformers is a model type with its config's defaults, but for the number of layers; one of
 timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
-One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`).
+One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`). One of
+`shallow` is any model of timm, with few blocks; one of `programs` and `spellings` is of
+`support/spellings.py`. A name may end in `@` and a batch.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import torch
+from support import spellings
 from torch import nn
 
 LAYERS = 2
@@ -39,7 +43,7 @@ KINDS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "
 def names() -> list[str]:
     """All families, such as `transformers/llama`: the well-known ones first, then both packages in turns."""
     known = [f"transformers/{name}" for name in WELL_KNOWN]
-    in_turns = itertools.zip_longest(_of_transformers(), _of_timm())
+    in_turns = itertools.zip_longest(transformers_names(), _of_timm())
     every = [*known, *_by_hand(), *_of_torchao(), *(name for pair in in_turns for name in pair if name)]
     return list(dict.fromkeys(every))
 
@@ -57,7 +61,7 @@ def _of_torchao() -> Iterator[str]:
         yield from (f"torchao/{name}" for name in RECIPES)
 
 
-def _of_transformers() -> Iterator[str]:
+def transformers_names() -> Iterator[str]:
     for kind in KINDS:
         for name in _mapping(kind):
             yield f"transformers/{name}"
@@ -72,14 +76,29 @@ def _of_timm() -> Iterator[str]:
 def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
     """The model and its keyword arguments on a device. Raises what the package raises."""
     package, _, family = name.partition("/")
+    family, _, batch = family.partition("@")
     makers: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
         "transformers": _transformers,
         "timm": _timm,
         "loops": _loop,
         "torchao": _torchao,
+        "shallow": _few_blocks,
+        "programs": lambda seed: spellings.composed(int(seed)),
+        "spellings": _spelled,
     }
     with torch.device(device):
-        return makers[package](family)
+        model, inputs = makers[package](family)
+        return model, {name: _of_batch(x, int(batch)) if batch else x for name, x in inputs.items()}
+
+
+def _of_batch(x: torch.Tensor, batch: int) -> torch.Tensor:
+    return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, requires_grad=x.requires_grad)
+
+
+def _spelled(family: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A base, by name, and the seed of its spelling; 0 for the base's own."""
+    base, _, seed = family.partition("/")
+    return spellings.spelled(base, spellings.numbers(Random(seed)) if seed != "0" else {})
 
 
 def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -208,6 +227,10 @@ def _timm(family: str) -> tuple[nn.Module, dict[str, Any]]:
     choice = timm.list_models(module=family)
     plain = [name for name in choice if "base" in name or "_b" in name or "small" in name] or choice
     name = min(plain, key=len)
+    return _few_blocks(name)
+
+
+def _few_blocks(name: str) -> tuple[nn.Module, dict[str, Any]]:
     model, size = _shallow(name)
     return model, {"x": torch.zeros(IMAGES, *size)}
 

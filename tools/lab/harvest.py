@@ -1,4 +1,5 @@
 """Runs a model's training graphs through mixorder's pass, and keeps what it found as entries of the corpus.
+Of programs (`WHOLE`) it keeps the graphs themselves.
 
 In: a family and a recipe. Out: `Harvest`, plain data. Needs `fake_cuda`; nothing is computed.
 """
@@ -10,7 +11,7 @@ import dataclasses
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,8 @@ from mixorder.inspection.capture import explain
 from mixorder.inspection.findings import Findings
 from mixorder.inspection.meta import faked
 from mixorder.region.region import Region
+
+WHOLE = ("programs/", "spellings/")
 
 
 @dataclasses.dataclass
@@ -82,7 +85,7 @@ def _norms(report: Findings) -> list[tuple[str, str, int]]:
 
 @contextlib.contextmanager
 def _keeping(result: Harvest) -> Iterator[list[Entry]]:
-    """Keep every region and near miss that the pass meets, as it is before the rewrite."""
+    """Keep every region and near miss that the pass meets, as it is before the rewrite, or its graphs."""
     kept: list[Entry] = []
 
     def keep(graph: Graph, cut: subgraphs.Cut | None, outcome: str, detail: str) -> None:
@@ -91,7 +94,13 @@ def _keeping(result: Harvest) -> Iterator[list[Entry]]:
             key = structural_key(cut.inputs, cut.nodes, cut.outputs)
             kept.append(Entry(key, **vars(cut), outcome=outcome, detail=detail, places=[place]))
 
-    fuse, grow, agree = pipeline.fuse, find.grow, find.agree
+    fuse, grow, agree, run = pipeline.fuse, find.grow, find.agree, pipeline.run
+
+    def ran(graph: Graph, *rest: Any) -> Any:
+        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        results = graph.find_nodes(op="output")[0].all_input_nodes
+        keep(graph, _cut(lambda: subgraphs.cut(nodes, results, [], []), result), "whole", "")
+        return run(graph, *rest)
 
     def grown(seed: Any, name: str) -> Any:
         with _noted(seed.inner, seed.outer):
@@ -102,7 +111,7 @@ def _keeping(result: Harvest) -> Iterator[list[Entry]]:
             return agree(outer, inner, outers)
 
     def fused(graph: Graph, found: Any, *rest: Any) -> Any:
-        cut = _cut(found, result)
+        cut = _cut(lambda: _found(found), result)
         try:
             region, record = fuse(graph, found, *rest)
         except Decline as decline:
@@ -112,6 +121,10 @@ def _keeping(result: Harvest) -> Iterator[list[Entry]]:
         keep(graph, cut, "part" if part else "fused", record.strategy)
         return region, record
 
+    if result.family.startswith(WHOLE):
+        with mock.patch.object(pipeline, "run", ran):
+            yield kept
+        return
     with (
         mock.patch.object(pipeline, "fuse", fused),
         mock.patch.object(find, "grow", grown),
@@ -134,13 +147,17 @@ def _is_backward(graph: Graph) -> bool:
     return any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
 
 
-def _cut(found: Region | Decline, result: Harvest) -> subgraphs.Cut | None:
+def _found(found: Region | Decline) -> subgraphs.Cut:
+    if isinstance(found, Region):
+        return subgraphs.of_region(found)
+    if (pair := getattr(found, "pair", None)) is not None:
+        return subgraphs.of_miss(*pair)
+    raise subgraphs.NotKept("a decline without reductions")
+
+
+def _cut(made: Callable[[], subgraphs.Cut], result: Harvest) -> subgraphs.Cut | None:
     try:
-        if isinstance(found, Region):
-            return subgraphs.of_region(found)
-        if (pair := getattr(found, "pair", None)) is not None:
-            return subgraphs.of_miss(*pair)
-        raise subgraphs.NotKept("a decline without reductions")
+        return made()
     except subgraphs.NotKept as why:
         result.left_out[str(why)] = result.left_out.get(str(why), 0) + 1
         return None

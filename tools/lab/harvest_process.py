@@ -1,4 +1,4 @@
-"""The child process of a harvest: the stand-in for CUDA comes before torch."""
+"""The child process of a harvest: the stand-in for CUDA comes before torch, where torch has none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from support import fake_cuda
 
 @functools.cache
 def _loaded() -> Any:
-    fake_cuda.load()
+    if fake_cuda.has_cuda():
+        import torch
+
+        torch.autograd.set_multithreading_enabled(False)  # as the stand-in does
+    else:
+        fake_cuda.load()
     from lab import harvest
 
     return harvest

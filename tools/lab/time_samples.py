@@ -1,7 +1,7 @@
 """What the fit of predicted times reads: the work of a subgraph's kernels, and microseconds that they took.
 
 The work is that of the corpus' regions as planned for an H200. The times are those of a file that
-`tools/duel.py` wrote.
+`tools/draw.py` wrote.
 """
 
 from __future__ import annotations

@@ -1,18 +1,25 @@
-"""Duels without a GPU: one from end to end in the interpreter, the records, the report of made-up results."""
+"""Draws without a GPU: from end to end in the interpreter, and what is drawn."""
 
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import draw
 import pytest
 import torch
+from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
-from lab.duels import load
+from lab.duels import Duel, Way, load
 from lab.exact import NoReference, exact
 from lab.processes import EXIT_TIMEOUT, Turn
+from lab.tables import head
+from support import spellings
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -118,16 +125,22 @@ def entry(key: str, dtype: str, target: str = "aten.mul.Tensor") -> Entry:
     return Entry(key, inputs, nodes, [9, 6], [5], [6], "fused", "persistent", places)
 
 
+def drawn(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / "draw.py"), "--device", "cpu", "--workers", "1", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
 def test_duels_from_end_to_end(tmp_path: Path) -> None:
     """In the interpreter, by the host's clock. What cannot be compiled is a line, and the others go on."""
     broken = entry("c", "bfloat16", "aten.mm.default")
-    save(tmp_path / "corpus.jsonl.xz", [entry("a", "bfloat16"), entry("b", "float32"), broken])
-    command = [sys.executable, str(TOOLS / "duel.py"), str(tmp_path / "corpus.jsonl.xz"), "--device", "cpu"]
-    command += ["--workers", "1", "--out", str(tmp_path), "--seconds", "250"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    path = tmp_path / "corpus.jsonl.xz"
+    save(path, [entry("a", "bfloat16"), entry("b", "float32"), broken])
+    done = drawn("--subgraphs", str(path), "--out", str(tmp_path), "--seconds", "250")
     assert done.returncode == 1, done.stderr + done.stdout
-    first, second, third = (records[-1] for records in load([tmp_path / "duels.jsonl"]))
-    assert (first.key, first.mixed, second.key, second.mixed) == ("a", True, "b", False)
+    first, second, third = sorted(
+        (records[-1] for records in load([tmp_path / "duels.jsonl"])), key=lambda d: d.key
+    )
+    assert (first.key, second.key) == ("a", "b")
     for duel in (first, second):
         assert duel.timed and duel.kind == "norm" and duel.reference == "float64"
         assert [region["inner_ops"] for region in duel.ours.regions] == [["mean"]] and not duel.stock.regions
@@ -139,3 +152,66 @@ def test_duels_from_end_to_end(tmp_path: Path) -> None:
     text = (tmp_path / "duels.md").read_text()
     assert text in done.stdout and "33x20 persistent" in text
     assert "- c (gpt/autocast/backward): failed" in text
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
+def test_programs_are_traced_and_timed(tmp_path: Path) -> None:
+    names = ("spellings/rms/0@8", "spellings/rms/7@8")
+    done = drawn("--names", *(f"{name}:bf16" for name in names), "--out", str(tmp_path), "--seconds", "300")
+    assert done.returncode == 0, done.stderr + done.stdout
+    duels = [records[-1] for records in load([tmp_path / "duels.jsonl"])]
+    kinds = {(family, kind) for duel in duels for family, _, kind in duel.where}
+    assert kinds == {(name, kind) for name in names for kind in ("forward", "backward")}
+    assert any(duel.ours.regions for duel in duels) and all(duel.timed for duel in duels)
+
+
+def test_a_row_and_the_names_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, used = tmp_path / "page.md", tmp_path / "drawn.txt"
+    page.write_text(f"before\n\n{head(duel_report.DRAW)}\n| older |\n\nbehind\n")
+    monkeypatch.setattr(draw, "DRAWN", used)
+    lost = timed("a", 20.0, 22.0, "transformers/new")
+    draw.added(page, [lost, timed("b", 40.0, 40.0, "transformers/new"), Duel("c", "hung")])
+    *_, older, row, _, behind = page.read_text().splitlines()
+    told = "| today | 2, 0 (1 without a result) | 1: transformers/new/bf16/forward 20 -> 22 us | - |"
+    assert (older, behind) == ("| older |", "behind") and row.startswith(told)
+    assert used.read_text() == "transformers/new\n"
+
+
+def timed(key: str, stock: float, ours: float, *families: str) -> Duel:
+    where = [[family, "bf16", "forward"] for family in families]
+    return Duel(key, where=where, stock=Way(us=stock), ours=Way(us=ours), on="today")
+
+
+def test_a_spelling_takes_the_time_of_its_graphs() -> None:
+    base, same, slow = (f"spellings/rms/{seed}" for seed in range(3))
+    duels = [
+        timed("a", 9.0, 10.0, base, same, slow),
+        timed("b", 9.0, 20.0, base),
+        timed("c", 9.0, 21.0, same),
+    ]
+    text = duel_report.spelled([*duels, timed("d", 9.0, 24.0, slow), timed("e", 9.0, 5.0, "programs/1")])
+    assert text.splitlines() == [
+        "50.0% of 2 spellings are timed within 5% of their base",
+        f"- {slow}: 30.0 -> 34.0 us",
+    ]
+    assert duel_report.spelled(duels[1:2]) == ""
+
+
+def test_what_is_drawn_is_in_no_file() -> None:
+    known = draw.named()
+    assert {"llama", "gpt2", "beit", "pvt_v2"} <= known  # by name, in quotes, in the corpus, on a page
+    once, again = ([*islice(draw.spelled(Random(seed), 5), 40)] for seed in (3, 3))
+    assert once == again and once[0] == ("spellings/rms/0", "bf16") and once[29:30] != once[30:31]
+    assert all(name.partition("/")[2] not in known for name, _ in islice(draw.fresh(Random(3)), 40))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_drawn_program_is_the_same_for_its_seed(seed: int) -> None:
+    model, inputs = spellings.composed(seed)
+    again, _ = spellings.composed(seed)
+    assert [p.base for p in model.parts] == [p.base for p in again.parts] and model.words.chosen
+    assert inputs["x"].numel() >= 2 ** (spellings.FEWEST - 1)
+    result = model(**inputs)
+    if model.loss:
+        assert result.shape == ()
