@@ -4,6 +4,7 @@
     python tools/draw.py --subgraphs draw/subgraphs.jsonl.xz --out draw    # times these, or a corpus
     python tools/draw.py --report draw/duels.jsonl --page docs/lab/duels.md   # adds the row; no GPU
     python tools/draw.py --spellings 200 --out spelled          # drawn spellings beside their bases
+    python tools/draw.py --every --no-times --out corpus        # every family in every recipe: a corpus
 
 Families come from transformers and timm, by names that no file of this repository has, each with a recipe and
 a batch of its own; programs (`support/spellings.py`) from fresh seeds. --page also adds the names to
@@ -92,13 +93,18 @@ def spelled(draw: Random, count: int) -> Iterator[tuple[str, str]]:
 
 
 def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
-    """Write the subgraphs of a draw, none of which is in a corpus of this repository."""
+    """Write the subgraphs of a draw, none of which is in a corpus of this repository; of spellings, and of
+    every family, all that there are."""
     from lab.corpus import from_dict, load, merged, save
+    from lab.families import names
 
     tasks = spelled(draw, args.spellings) if args.spellings else fresh(draw)
+    if args.every:
+        tasks = ((family, recipe) for family in names() for recipe in dict.fromkeys(RECIPES))
+    whole = args.every or args.spellings
     if args.names:
         tasks = iter([(name, recipe) for name, _, recipe in (one.partition(":") for one in args.names)])
-    known = {entry.key for entry in load(DATA / "corpus.jsonl.xz")}
+    known = set() if whole else {entry.key for entry in load(DATA / "corpus.jsonl.xz")}
     kept: list[Any] = []
     until = time.monotonic() + args.tracing
     pool = Pool(args.workers, "lab.harvest_process", "work", ENVIRONMENT)
@@ -107,14 +113,14 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
             plain = [] if isinstance(result, Broken) else result["entries"]
             error = result.how if isinstance(result, Broken) else result["error"]
             entries = [one for one in map(from_dict, plain) if one.key not in known]
-            kept += entries if args.spellings else draw.sample(entries, min(EACH, len(entries)))
+            kept += entries if whole else draw.sample(entries, min(EACH, len(entries)))
             print(f"{family} {recipe}: {error or f'{len(entries)} subgraphs'}", file=sys.stderr, flush=True)
-            if not args.spellings and len(merged(kept)) >= args.count:
+            if not whole and len(merged(kept)) >= args.count:
                 break
     finally:
         pool.close()
     found = merged(kept)
-    save(path, found if args.spellings else found[: args.count])
+    save(path, found if whole else found[: args.count])
 
 
 # Timing.
@@ -165,6 +171,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments.parser(__doc__)
     parser.add_argument("--count", type=int, default=300, help="so many subgraphs (default: %(default)s)")
     parser.add_argument("--spellings", type=int, default=0, help="instead: so many spellings, and the bases")
+    parser.add_argument("--every", action="store_true", help="instead: every family in every recipe")
     parser.add_argument("--names", nargs="+", help="instead: families and recipes, as programs/7@64:bf16")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the draw (default: the time)")
     parser.add_argument("--subgraphs", type=Path, help="a file of subgraphs, instead of a draw")

@@ -1,6 +1,5 @@
-"""The corpus: an entry computes what its subgraph computed, and a small model goes through two recipes."""
+"""Subgraphs: an entry computes what its region computed, and a small model is traced."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -117,21 +116,14 @@ def test_inputs_are_drawn_so_that_nothing_is_out_of_range() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
-def test_command_takes_a_family_through_recipes(tmp_path: Path) -> None:
-    out = tmp_path / "corpus.jsonl.xz"
-    command = [sys.executable, str(TOOLS / "corpus.py"), "--out", str(out), "--families", "loops/tiny"]
-    command += ["--recipes", "autocast"]
+def test_a_family_is_traced_under_autocast(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOLS / "draw.py"), "--no-times", "--out", str(tmp_path), "--workers", "1"]
+    command += ["--names", "loops/tiny:autocast", "--tracing", "600"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
-    records = [json.loads(line) for line in (tmp_path / "corpus.records.jsonl").read_text().splitlines()]
-    assert [(one["recipe"], one["error"]) for one in records] == [("autocast", "")]
-    for one in records:  # small norms may be predicted to gain nothing
-        assert sum(count for *_, count in one["norms"]) == 5
-        assert all(reason.partition(":")[0] in ("", "slower") for _, reason, _ in one["norms"])
-    entries = corpus.load(out)
-    assert {place.recipe for entry in entries for place in entry.places} == {one["recipe"] for one in records}
-    autocast = [e for e in entries if any(p.recipe == "autocast" for p in e.places)]
-    assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in autocast)  # CUDA's lists
+    entries = corpus.load(tmp_path / "subgraphs.jsonl.xz")
+    assert {place.recipe for entry in entries for place in entry.places} == {"autocast"}
+    assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in entries)  # CUDA's lists
 
 
 def test_channels_last() -> None:

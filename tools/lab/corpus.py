@@ -183,19 +183,6 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(found.values(), key=lambda one: (-one.count, one.key))
 
 
-def extended(kept: Iterable[Entry], entries: Iterable[Entry]) -> list[Entry]:
-    """The entries `kept`, and `entries` at the families and recipes that have no place in them."""
-    kept = list(kept)
-    known = {(place.family, place.recipe) for entry in kept for place in entry.places}
-    others = (
-        dataclasses.replace(
-            entry, places=[place for place in entry.places if (place.family, place.recipe) not in known]
-        )
-        for entry in entries
-    )
-    return merged([*kept, *(entry for entry in others if entry.places)])
-
-
 def _summed(places: Iterable[Place]) -> list[Place]:
     counts: dict[tuple[str, str, str], int] = {}
     for place in places:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -23,7 +22,6 @@ from lab import families, recipes, subgraphs
 from lab.corpus import Entry, Place, merged, structural_key
 from mixorder.errors import Decline
 from mixorder.inspection.capture import explain
-from mixorder.inspection.findings import Findings
 from mixorder.inspection.meta import faked
 from mixorder.region.region import Region
 
@@ -32,16 +30,13 @@ WHOLE = ("programs/", "spellings/")
 
 @dataclasses.dataclass
 class Harvest:
-    """Of one family and recipe. `error`: empty, or why there is nothing. `norms`: class, reason (empty in a
-    region) and how many. `graphs`: kind and number of nodes. `left_out`: why subgraphs were not kept."""
+    """Of one family and recipe. `error`: empty, or why there is nothing. `left_out`: why subgraphs were not
+    kept."""
 
     family: str
     recipe: str
     error: str = ""
     seconds: float = 0.0
-    norms: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
-    graphs: list[tuple[str, int]] = dataclasses.field(default_factory=list)
-    graph_breaks: int = 0
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     trace: str = ""
@@ -70,17 +65,9 @@ def _fill(result: Harvest) -> None:
     step = recipes.step(model, result.recipe)
     with _keeping(result) as kept:
         report = explain(step)(**inputs)
-    result.graphs = [(g.kind, g.num_nodes) for g in report.graphs]
-    result.graph_breaks = report.graph_breaks
-    result.norms = _norms(report)
     result.entries = [dataclasses.asdict(entry) for entry in merged(kept)]
     if not report.graphs:
         raise RuntimeError("no graph was compiled")
-
-
-def _norms(report: Findings) -> list[tuple[str, str, int]]:
-    counts = Counter((norm.kind, norm.reason) for norm in report.norms)
-    return [(kind, reason, n) for (kind, reason), n in counts.items()]
 
 
 @contextlib.contextmanager
