@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import triton
-from devices import A100, B200, H200, MI300, RTX
+from devices import A100, B200, H200, L40S, MI300, RTX
 from torch._inductor.codecache import PyCodeCache
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -30,6 +30,7 @@ Known = Callable[..., bool]
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),
+    "sm_89": (GPUTarget("cuda", 89, 32), L40S),
     "sm_90": (GPUTarget("cuda", 90, 32), H200),
     "sm_100": (GPUTarget("cuda", 100, 32), B200),
     "sm_120": (GPUTarget("cuda", 120, 32), RTX),
