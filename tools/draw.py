@@ -38,7 +38,7 @@ DRAWN = DATA / "drawn.txt"
 RECIPES = ("bf16", "autocast", "autocast", "fp32", "checkpoint", "dynamic", "channels_last")
 OF_PROGRAMS = ("bf16", "autocast", "fp32", "checkpoint")
 BATCHES = (0.25, 0.5, 0.625, 0.75, 1)  # of a family's own
-EACH = 6  # subgraphs of a family or program, at most
+EACH = 8  # subgraphs of a family or program, at most
 TRACED_S = 150  # a family that takes longer is left out
 CPU = "cpu: in Triton's interpreter, for tests"
 ENTRY_S, TUNED_S = 120, 600  # an entry that takes longer counts as hung; tuned ones wait for each other
@@ -64,7 +64,7 @@ def named() -> set[str]:
 
 
 def fresh(draw: Random) -> Iterator[tuple[str, str]]:
-    """Families and recipes without end: of transformers, of timm, and two programs, in turns."""
+    """Families and recipes without end: of transformers, of timm, and three programs, in turns."""
     import timm
     from lab.families import IMAGES, SEQUENCES, transformers_names
 
@@ -78,7 +78,7 @@ def fresh(draw: Random) -> Iterator[tuple[str, str]]:
             known.add(name := draw.choice(left))
             found.append(f"shallow/{name}@{round(IMAGES * draw.choice(BATCHES))}")
         yield from ((name, draw.choice(RECIPES)) for name in found)
-        yield from ((f"programs/{draw.randrange(1 << 31)}", draw.choice(OF_PROGRAMS)) for _ in range(2))
+        yield from ((f"programs/{draw.randrange(1 << 31)}", draw.choice(OF_PROGRAMS)) for _ in range(3))
 
 
 def spelled(draw: Random, count: int) -> Iterator[tuple[str, str]]:

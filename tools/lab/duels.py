@@ -16,6 +16,7 @@ SLOWER, SLOWER_US = 1.03, 1.0  # the issue's bar: slower by more than this facto
 SLOWER_TUNED = 1.01  # and the bar of what is tuned
 MORE_ERROR, NO_ERROR = 1.25, 1e-6  # errors below the latter are a few roundings of fp32, in another order
 MORE_MEMORY = 1.005
+MORE_BYTES = 4 << 20  # partial results are fewer, and go where a model's peak is not
 
 
 @dataclass
@@ -126,7 +127,9 @@ class Duel:
 
     @property
     def more_memory(self) -> bool:
-        return bool(self.stock.peak and self.ours.peak and self.ours.peak > MORE_MEMORY * self.stock.peak)
+        if not (self.stock.peak and self.ours.peak):
+            return False
+        return self.ours.peak > max(MORE_MEMORY * self.stock.peak, self.stock.peak + MORE_BYTES)
 
 
 def parse(plain: dict[str, Any]) -> Duel:
