@@ -52,9 +52,8 @@ WARPS = 4
 PER_THREAD = 8  # elements, at least
 PROGRAMS = 4  # of the first kernel, for each multiprocessor
 RESULT_WARPS = 4
-MOST_RESULTS = 32768  # partial sums of a program of the second kernel, and as many as it prefers
-RESULTS = 4096
-GROUP_RESULTS = 1024  # where the contiguous axis is reduced
+RESULTS = 4096  # partial sums of a program of the second kernel, at most
+GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
 IN_FLIGHT = 4  # bytes of all tensors for an element, up to which the first kernel loads the next tile early
 RESULT_COLUMNS = 32  # of such a program, at most
 END_COLUMNS = 8  # of a program of the fourth kernel: a sector
@@ -143,7 +142,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
-    most = MOST_RESULTS // math.prod(next_power_of_2(facts.results[i]) for i in facts.whole)
+    most = RESULTS // math.prod(next_power_of_2(facts.results[i]) for i in facts.whole)
     if not most:
         detail = f"{[facts.results[i] for i in sorted(facts.whole)]} results are reduced together"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
@@ -321,9 +320,11 @@ def _inductors(
     second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
     between = {a for s in closure(second.body, handed) if isinstance(s, Reduce) for a in s.axes}
-    in_rows = facts.summed == {len(facts.sizes) - 1}
-    least = baseline.FEW_OUTPUTS if in_rows else baseline.OUTPUTS
-    if len(between) == 1 and facts.cols >= least * device.num_sm:
+    in_rows = len(facts.sizes) - 1 in facts.summed
+    outputs_a_sm = baseline.FEW_OUTPUTS if in_rows else baseline.OUTPUTS
+    few = baseline.FEW_ELEMENTS if in_rows else baseline.FEW_ROWS
+    divided = facts.rows > few and facts.cols < outputs_a_sm * device.num_sm
+    if len(between) == 1 and not divided:
         read = Work(0, sums.l2, sums.instructions)
         return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
@@ -333,7 +334,7 @@ def _inductors(
     again = baseline.total(loops, baseline.moved_once(loops, stored))
     return [
         *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
-        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + reductions, ()),
+        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + divided * reductions, ()),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
         *[baseline.Kernel(Kind.COLUMNS, again, blocks, 2, ()) for _ in loops.nests[3:]],

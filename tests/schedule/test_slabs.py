@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from graphs import bf16, f32, traced
 from torch.fx import Graph
 
 from mixorder import pipeline
+from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
@@ -32,6 +34,41 @@ def group_norm_and_silu(shape: tuple[int, int, int, int], groups: int) -> Graph:
 
     full, small, vector = (shape, bf16), ((samples, groups), f32), ((channels,), f32)
     return traced(function, full, full, small, small, vector, vector)
+
+
+def batch_norm(shape: tuple[int, int, int, int]) -> Graph:
+    """The backward, of channels first."""
+
+    def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        return torch.ops.aten.native_batch_norm_backward(
+            dy, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True]
+        )
+
+    return traced(function, *[(shape, f32)] * 2, *[((shape[1],), f32)] * 3)
+
+
+# Launches of Inductor's, as on an H100: it divides no sum of few elements, or for many channels, and has one
+# kernel then.
+@pytest.mark.parametrize(
+    ("shape", "launches"),
+    [
+        ((64, 256, 7, 7), 1),
+        ((16, 256, 14, 14), 1),
+        ((48, 384, 17, 17), 1),
+        ((8, 56, 28, 28), 1),
+        ((64, 192, 14, 14), 4),
+        ((32, 160, 56, 56), 4),
+    ],
+)
+def test_kernels_of_inductor(shape: tuple[int, int, int, int], launches: int) -> None:
+    with collect() as records:
+        pipeline.run(batch_norm(shape), ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.expected.launches_apart == launches
+    by_time = dataclasses.replace(ON, min_numel=1)
+    with collect() as records:
+        pipeline.run(batch_norm(shape), by_time)
+    assert isinstance(records[0], Decline) == (launches == 1)
 
 
 @pytest.mark.parametrize(
