@@ -41,17 +41,17 @@ def joined(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
 def realized(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the function of Inductor's that has an operand of a `cat` written to its place."""
 
-    def realize_into(source: Any, place: Any) -> Any:
+    def realize_into(source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:  # the latter: 2.15
         from torch._inductor import ir
 
         buffer, node = _operand(source)
         if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
-            return original(source, place)
+            return original(source, place, *alias, **may_alias)
         own = buffer.layout
         there = ir.FixedLayout(own.device, own.dtype, own.size, own.stride, place.layout.offset)
         layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
         if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
-            return original(source, place)
+            return original(source, place, *alias, **may_alias)
         buffer.layout = layout
         return buffer
 
