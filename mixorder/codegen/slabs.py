@@ -14,7 +14,6 @@ from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
 from ..schedule.slabs import axes_of
-from . import lanes
 from .kernel import MainKernel
 from .kernel_text import identity
 from .source import KernelSource
@@ -174,7 +173,8 @@ class _SumsWriter(_SlabWriter):
         shape = [self.extents[axis] for axis in self.tiled]
         for place, axis in enumerate(self.tiled):
             if (count := self.unrolled[axis]) > 1:
-                value = lanes.partials(value, shape, place, shape[place] // count)
+                parts = [*shape[:place], count, shape[place] // count, *shape[place + 1 :]]
+                value = f"tl.reshape({value}, {parts})"
                 value = self.reduced_once(stmt.kind, dtype, value, place)
                 shape[place] //= count
         self.code.writeline(f"{total} = {self.ops.combine(stmt.kind.combine, total, value, dtype)}")

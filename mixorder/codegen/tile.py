@@ -37,7 +37,6 @@ from ..ir.rewriting import Scope
 from ..schedule.plan import Launch, Plan, Produced, in_tiles
 from ..schedule.producers import Groups, groups_of, row_axes_of
 from ..transform.cooperative import MAILBOX
-from . import lanes
 from .exchange import word
 from .kernel_text import buffers_of, filler, identity
 from .maxima import Maxima
@@ -104,7 +103,6 @@ class TileWriter(TileAccesses):
             self.find_turned_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
-        self._over_lanes: dict[str, str] = {}  # functions that combine partial results, by their names
         self._groups: Groups | None = None
         self._of_values = ""  # the arguments of the function that computes values of rows
         self._begun = 0  # where the text of a tile begins, or of what follows its wait
@@ -154,7 +152,6 @@ class TileWriter(TileAccesses):
 
     def finish(self, name: str) -> KernelSource:
         functions = self._functions + self.maxima.functions + HELPER * self._words
-        functions += "".join(self._over_lanes.values())
         launch, grid = self.plan.launch, self.tiles_in_all
         config = LaunchConfig((), launch.num_warps, launch.num_stages)
         groups, producers = self._groups, self.plan.produced
@@ -240,7 +237,7 @@ class TileWriter(TileAccesses):
     def reduce(self, stmt: Reduce) -> None:
         along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
         value = self.within(self.spread(stmt.value.name, along), along, stmt.kind, stmt.dtype)
-        text = self.reduced(stmt.kind, stmt.dtype, value, along, used=True)
+        text = self.reduced(stmt.kind, stmt.dtype, value, along)
         self.ops.define(text, stmt.dtype, stmt.name)
 
     def part_by_part(self, nest: Nest, column: Axis) -> None:
@@ -282,45 +279,12 @@ class TileWriter(TileAccesses):
             value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
         return value
 
-    def reduced(
-        self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis], used: bool = False
-    ) -> str:
-        """A value reduced along some axes, which stay with size 1. `used`: it is computed with."""
-        shape = [self.extents[axis] for axis in self.tiled]
+    def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:
+        """A value reduced along some axes, which stay with size 1."""
         for axis in reversed(along):
             place = self.tiled.index(axis)
-            if self.goes_through_memory(kind, dtype, axis, used):
-                each = self.plan.layout.thread_rows
-                value = self.reduced_once(kind, dtype, lanes.partials(value, shape, place, each), place + 1)
-                shape[place] //= each
-                value = self.over_lanes(kind, dtype, value, shape, place, used)
-            else:
-                value = self.reduced_along(kind, dtype, value, place, len(self.tiled))
-            shape[place] = 1
+            value = self.reduced_along(kind, dtype, value, place, len(self.tiled))
         return value
-
-    def goes_through_memory(self, kind: ReductionKind, dtype: torch.dtype, axis: Axis, used: bool) -> bool:
-        """Whether partial results along an axis are combined through shared memory."""
-        least = self.plan.layout.through_shared
-        if not (least and self._deals and axis is self.rows):
-            return False
-        if not (self.maxima.has(kind, dtype) or kind.compensable and dtype == torch.float32):
-            return False
-        return self.extents[axis] >= self.plan.layout.thread_rows * (least if used else 2)
-
-    def over_lanes(
-        self, kind: ReductionKind, dtype: torch.dtype, value: str, shape: list[int], place: int, used: bool
-    ) -> str:
-        """Partial results of this shape, combined along the dim at `place`, which stays with size 1."""
-
-        def combine(one: str, other: str) -> str:
-            return self.maxima.of(kind, one, other) if self.maxima.has(kind, dtype) else f"{one} + {other}"
-
-        name = f"{kind.combine}_over_{shape[place]}"
-        self._over_lanes[name] = lanes.helper(name, shape[place], combine)
-        if used:
-            self._over_lanes["only"] = lanes.KEPT
-        return lanes.over_lanes(name, value, shape, place, kept=used)
 
     def find_turned_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory

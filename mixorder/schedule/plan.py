@@ -162,10 +162,6 @@ class Layout:
     column_words: bool = False
     """Whether casts to one byte make words of a column's elements (`codegen.registers`)."""
 
-    through_shared: int = 0
-    """Lanes with partial results of one value, from which on these are combined through shared memory
-    (`codegen.lanes`); of what is only stored, 2. 0 where none are."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:

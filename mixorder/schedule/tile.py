@@ -41,11 +41,6 @@ from .work import Work, computing
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
 ELEMENTS_TURNED = 32768
-# Of one with few programs of so many elements for each multiprocessor. H200, us by 256x128 and by 128x64
-# (programs): second pass of `rowwise`, all kernels, 4096x4096 (4) 34.9 and 34.8, 16384x4096 (16) 108.6 and
-# 107.1, 8192x28672 (54) 457 and 464, 131072x7168 (217) 1463 and 1500; turned cast, 4096x4096 18.3 and 17.9,
-# 16384x4096 54.4 and 54.5, 32768x4096 (31) 101.3 and 103.6.
-FEW_TURNED, ELEMENTS_FEW_TURNED = 24, 8192
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
@@ -54,14 +49,6 @@ MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of 
 # of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
 # columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
 PER_THREAD_OF_NORM = 16
-# Partial results go through shared memory in a tile of one result that is turned, with so many elements of a
-# thread. H200, dGELU 134.5 and 130.7 us. Of two results, ptxas spills: dSwiGLU 195 and 203,
-# H100 260 and 270. With 128 elements of a thread it spills 280 bytes (1x128 both ways).
-MOST_THROUGH_MEMORY = 64
-# Lanes from which on a result that is computed with goes through memory. Of 4, MXFP8 both ways has 872
-# instructions and 165 registers, by shuffles 768 and 121. One that is only stored always does: a sum beside
-# `dy * x` has 1080 instructions then, 1128 by shuffles, and 1056 and 18 barriers instead of 16 if all do.
-MANY_LANES = 8
 # Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
 # sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
 MOST_WORDS = 64
@@ -103,7 +90,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     while True:
         runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
-        if not possible or math.prod(extents) >= _most(facts, min(possible)[0], device):
+        if not possible or math.prod(extents) >= _most(facts, min(possible)[0]):
             break
         if facts.of_norm and min(possible)[0] >= 2 * SECTOR and _free(facts, extents) >= WARP:
             break
@@ -161,11 +148,10 @@ def _free(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(extent for i, extent in enumerate(extents) if i not in facts.whole)
 
 
-def _most(facts: TileFacts, run: int, device: DeviceInfo) -> int:
+def _most(facts: TileFacts, run: int) -> int:
     """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
     if not facts.reductions:
-        few = facts.numel < FEW_TURNED * ELEMENTS_TURNED * device.num_sm
-        return ELEMENTS_FEW_TURNED if few else ELEMENTS_TURNED
+        return ELEMENTS_TURNED
     if not _roomy(facts):
         return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS
@@ -190,10 +176,8 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     each, own = facts.per_access, math.prod(plan.extents) // (warps * lanes)
     rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    through_shared = MANY_LANES if facts.turned == 1 and own <= MOST_THROUGH_MEMORY else 0
-    layout = Layout(rows, cols, own <= MOST_WORDS, through_shared)
     limited = ordered.changed(max_registers=most_registers(facts, own))
-    return dataclasses.replace(limited, layout=layout)
+    return dataclasses.replace(limited, layout=Layout(rows, cols, own <= MOST_WORDS))
 
 
 def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:

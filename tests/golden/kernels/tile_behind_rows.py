@@ -38,28 +38,7 @@ def rows_innermost(value):
 
 
 @triton.jit
-def add_over_8(value):
-    even, odd = tl.split(value)
-    even, odd = tl.split(even + odd)
-    even, odd = tl.split(even + odd)
-    return even + odd
-
-
-@triton.jit
-def maximum_over_8(value):
-    even, odd = tl.split(value)
-    even, odd = tl.split(tl.maximum(even, odd, propagate_nan=tl.PropagateNan.ALL))
-    even, odd = tl.split(tl.maximum(even, odd, propagate_nan=tl.PropagateNan.ALL))
-    return tl.maximum(even, odd, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def only(a, b):
-    return a
-
-
-@triton.jit
-def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
+def triton_mixorder_sum_ea837244(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
     number = tl.atomic_add(mailbox_ptr + 2048, 1, sem="relaxed") + 1
     group = number // 126
     turn = number % 126
@@ -82,7 +61,7 @@ def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
         tmp6 = tmp5 * tmp0
         tmp7 = tmp4 * tmp6
         s = i
-        tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.reshape(add_over_8(tl.reshape(tl.permute(tl.sum(tl.reshape(tmp7, [8, 4, 4, 32]), 1), (1, 2, 0)), [128, 2, 2, 2])), [1, 4, 32]), [128]), (at_jy < 12000))
+        tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp7, 0)[None, :, :], [128]), (at_jy < 12000))
         tmp8 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
         polls = tl.full([], 16384, tl.int32)
         while (tl.min((tmp8 != -1).to(tl.int32)) == 0) & (polls > 0):
@@ -132,7 +111,7 @@ def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
             tmp46 = tmp18 * tmp45
             tmp47 = tmp46.to(tl.float8e4nv)
             tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp47, [32, 128]), (at_jy[None, :] < 12000))
-            tmp48 = tl.reshape(tl.reduce(tl.reshape(maximum_over_8(tl.reshape(tl.permute(tl.reduce(tl.reshape(tmp19, [8, 4, 4, 32]), 1, maximum_or_nan), (1, 2, 0)), [128, 2, 2, 2])), [128, 1]), 1, only), [1, 4, 32])
+            tmp48 = tl.reduce(tmp19, 0, maximum_or_nan)[None, :, :]
             tmp49 = tmp48.to(tl.int32, bitcast=True)
             tmp50 = (tmp49 >> tmp22).to(tl.int32)
             tmp51 = (tmp50 & tmp24).to(tl.int32)
@@ -175,7 +154,7 @@ def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
             tmp6 = tmp5 * tmp0
             tmp7 = tmp4 * tmp6
             s = i
-            tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.reshape(add_over_8(tl.reshape(tl.permute(tl.sum(tl.reshape(tmp7, [8, 4, 4, 32]), 1), (1, 2, 0)), [128, 2, 2, 2])), [1, 4, 32]), [128]), (at_jy < 12000))
+            tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp7, 0)[None, :, :], [128]), (at_jy < 12000))
             tmp8 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
             tmp9 = tl.reshape(tmp8, [32, 1, 1])
             tmp10 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
@@ -219,7 +198,7 @@ def triton_mixorder_sum_4f9a9e8d(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
             tmp46 = tmp18 * tmp45
             tmp47 = tmp46.to(tl.float8e4nv)
             tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp47, [32, 128]), (at_jy[None, :] < 12000))
-            tmp48 = tl.reshape(tl.reduce(tl.reshape(maximum_over_8(tl.reshape(tl.permute(tl.reduce(tl.reshape(tmp19, [8, 4, 4, 32]), 1, maximum_or_nan), (1, 2, 0)), [128, 2, 2, 2])), [128, 1]), 1, only), [1, 4, 32])
+            tmp48 = tl.reduce(tmp19, 0, maximum_or_nan)[None, :, :]
             tmp49 = tmp48.to(tl.int32, bitcast=True)
             tmp50 = (tmp49 >> tmp22).to(tl.int32)
             tmp51 = (tmp50 & tmp24).to(tl.int32)
