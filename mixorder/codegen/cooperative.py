@@ -25,15 +25,16 @@ from ..ir.program import (
     LoopProgram,
     PartialAccumulate,
     Reduce,
+    Store,
 )
 from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
-from .exchange_phases import phases_of, without_effect
+from .exchange_phases import floating, phases_of, without_effect
 from .programmatic_launch import PROGRAM
 from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer
+from .writer import TileDim, Writer, filler
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
@@ -124,6 +125,8 @@ class _CooperativeKernel:
         self.columns()
         for stmt in self.nest.preamble:
             writer.statement(stmt)
+        if writer.floating:
+            self.anchor()
         for acc in self.accumulators:
             writer.empty(acc)
         self.main_loop()
@@ -158,6 +161,13 @@ class _CooperativeKernel:
             if cols != self.plan.lanes:
                 inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
             self.code.writeline(f"{y.mask} = {inside}")
+
+    def anchor(self) -> None:
+        """A load that is always masked off, in the layout of the tiles. A reduction that depends on no load
+        over columns would otherwise have the layout of its mailbox store, with a row per thread."""
+        full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
+        pointer = self.writer.pointer(next(full).buffer)
+        self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, phase: int) -> None:
         """The rows of the tile that a phase works on in this iteration."""
@@ -333,6 +343,15 @@ class _CooperativeWriter(Writer):
         self.held: dict[str, _Held] = {}  # by the names of the values
         # Accumulations that add zero where there is no row, if there are such places at all.
         self.idle = without_effect(self.nest, self.dims[0].symbol)
+        self.floating = floating(self.nest, self.dims[1].symbol)
+
+    def reduce(self, stmt: Reduce) -> None:
+        value = self.ops.variables[stmt.value.name]
+        if stmt.name in self.floating:
+            anchored = f"tl.where(anchor == 0, {value}, {filler(stmt.kind, stmt.dtype)})"
+            self.ops.variables[stmt.value.name] = anchored
+        super().reduce(stmt)
+        self.ops.variables[stmt.value.name] = value
 
     def stored_where(self, mask: str) -> str:
         if not any(isinstance(s, Exchange) for s in self.nest.body):

@@ -16,6 +16,7 @@ from ..ir.program import (
     Reduce,
     Ref,
     Statement,
+    closure,
 )
 from ..transform.cooperative import slots_of
 from .exchange import MAX_WORDS
@@ -54,6 +55,18 @@ def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...],
         same = [r for r in reductions if r.kind is kind]
         groups += [same[i : i + most] for i in range(0, len(same), most)]
     return tuple(map(tuple, groups))
+
+
+def floating(nest: Nest, col: sympy.Symbol) -> frozenset[str]:
+    """The reductions of values that depend on no load over columns, such as the column of a label."""
+    deps = nest.dependence()
+    known = [s for s in nest.statements if not isinstance(s, Reduce | Exchange)]
+    return frozenset(
+        r.name
+        for r in nest.statements
+        if isinstance(r, Reduce)
+        and not any(isinstance(s, Load) and col in deps[s.name] for s in closure(known, [r]))
+    )
 
 
 def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:

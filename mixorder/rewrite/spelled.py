@@ -220,13 +220,14 @@ def _by_columns(one: _Spelled, kept: int) -> None:
 
 
 def _of_rows(node: Node, some: Sequence[Reduced]) -> list[int] | None:
-    """The dims that another reduction of a tensor of this shape keeps, of a node that adds up all elements;
-    None for any other node."""
+    """The dims that another reduction of a tensor of this shape keeps, among them the last one, of a node
+    that adds up all elements; None for any other node."""
     what = reduced(node) if node.target in _SUMS else None
     if what is None or len(what.dims) < len(what.shape):
         return None
     every = range(len(what.shape))
-    kept = ([d for d in every if d not in other.dims] for other in some if other.shape == what.shape)
+    over_rows = (other.dims for other in some if other.shape == what.shape and every[-1] not in other.dims)
+    kept = ([d for d in every if d not in dims] for dims in over_rows)
     return next((dims for dims in kept if product(tuple(what.shape[d] for d in dims)) != 1), None)
 
 
