@@ -18,7 +18,7 @@ from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
 from .near_misses import near_misses
-from .nodes import is_pointwise, is_variance, is_view, operands, reduced
+from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import about
 from .region import Region, Seed
 from .sizes import Size, product
@@ -120,7 +120,7 @@ class _Numbered:
             if node in analysis.outer and analysis.inner:
                 inner, outer = pair(analysis, node)
                 if inner:
-                    yield from self.attempt_in_turn(analysis, _choices(inner, outer, node), node)
+                    yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
 
     def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         """Yield a region for each outer reduction that is in none and whose operand is written anyway, and
@@ -181,9 +181,12 @@ class _Numbered:
             other.forget(used)
 
 
-def _choices(inner: list[Node], outers: list[Node], first: Node) -> Iterator[tuple[list[Node], list[Node]]]:
-    """What to try of a pair, in turn: all of it; then, if any is left, without the inner reductions that need
-    the result of `first`, and without the outer ones that an inner one needs: these come before or after."""
+def _choices(
+    analysis: SpaceAnalysis, inner: list[Node], outers: list[Node], first: Node
+) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What to try of a pair, in turn: all of it; then with the outer ones that are related to `first` alone;
+    then, if any is left, without the inner reductions that need the result of `first`, and without the outer
+    ones that an inner one needs: these come before or after."""
     yield inner, outers
     since = position(by_position((*inner, *outers))[0])
     if free := [n for n in inner if first not in needed_for([n], since)]:
@@ -238,6 +241,7 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
     later = _behind_results(inner, outers, outer)
     inner, outers = inner - later, outers - later
+    inner = _of_this_norm(analysis, inner, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
     outers = {
@@ -269,6 +273,40 @@ def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Nod
     last = position(candidates[-1])
     users = (user for result in inner - before for user in result.users)
     return {*descendants(users, lambda n: position(n) <= last)}.intersection(candidates) - {outer}
+
+
+def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
+    """Leave out inner reductions that only share recomputed activations: another norm's statistics.
+
+    A reduction of this norm lies above one of its outer reductions, or reduces the tensor that one of them
+    reduces, or it or a user of its result reads what they all read and nothing else. If that leaves none, the
+    result is all of `inner`.
+    """
+    related = [n for n in outers if _is_related(analysis, n, outer)]
+    above = {n for other in related for n in analysis.above(other)}
+    reads = [analysis.leaves(n) for n in related]
+    least, most = frozenset.intersection(*reads), frozenset.union(*reads)
+    reduced_by_outer = {reduced_tensor(n) for n in outers}
+    own = {
+        n
+        for n in inner
+        if n in above
+        or reduced_tensor(n) in reduced_by_outer
+        or any(least <= analysis.leaves(m) <= most for m in _uses(analysis, n))
+    }
+    return own or inner
+
+
+def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
+    """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
+    mine, other = analysis.leaves(outer), analysis.leaves(node)
+    return mine <= other or other <= mine
+
+
+def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
+    """An inner reduction, and the full-size nodes that depend on its result."""
+    yield inner
+    yield from filter(analysis.is_full, descendants(inner.users, analysis.is_traced))
 
 
 def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:
