@@ -103,7 +103,7 @@ def _without_sources_of_reads(seed: Seed) -> Seed:
     core = _core(seed)
     reads = {a for n in core for a in operands(n) if a not in core}
     early = needed_for(reads, since=min(map(position, core)))
-    recomputed = {n for n in core & early if analysis.recomputed(n)}
+    recomputed = {n for n in core & early if n in seed.again or analysis.recomputed(n)}
     outside = {n for n in core & early if reduction_kind(n) is not None or n not in recomputed}
     return dataclasses.replace(
         seed,

@@ -46,6 +46,7 @@ class Members(dict[Node, bool]):
         self.analysis = seed.analysis
         self.space = seed.space
         self.writes = writes
+        self.again = seed.again
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
 
@@ -62,7 +63,7 @@ class Members(dict[Node, bool]):
 
     def recomputed(self, node: Node) -> bool:
         """Whether users outside compute a node again instead of reading it."""
-        if not self.analysis.recomputed(node):
+        if not (node in self.again or self.analysis.recomputed(node)):
             return False
         view = is_view(node) or is_gather_view(node) or is_constant(node)
         if self.writes and not view and self.analysis.is_written_anyway(node):
@@ -78,7 +79,7 @@ class Members(dict[Node, bool]):
         store the member, or a cast of it, for the loops outside besides.
         """
         for node in reversed(by_position(used_outside(self, self.stays)[0])):
-            if node not in self or is_view(node) or not is_pointwise(node):
+            if node not in self or node in self.again or is_view(node) or not is_pointwise(node):
                 continue
             if not self.analysis.is_full(node):
                 continue
@@ -129,6 +130,9 @@ class Members(dict[Node, bool]):
             return itself
         if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, others)):
             return itself
+
+        if node in self.again and not any(n in self for n in others):
+            return others
 
         def moves(tensors: frozenset[Node]) -> Size:
             new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))

@@ -17,11 +17,12 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from .gathers import COPIES, is_gather
 from .grow import grow
-from .nodes import is_constant, is_pointwise, is_view, operands, readers, unviewed
+from .nodes import is_constant, is_pointwise, is_view, operands, readers, reduced_tensor, unviewed
 from .placement import conflict
 from .region import Region, Seed
 from .space_analysis import SMALL
-from .walk import dependents
+from .tile import TileSeed
+from .walk import ancestors, dependents
 
 
 def partition(region: Region) -> list[Region]:
@@ -33,6 +34,39 @@ def partition(region: Region) -> list[Region]:
         if without and (part := _smaller(region, frozenset(without))) is not None:
             found.append(part)
     return found
+
+
+def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
+    """The region, and those of the reductions of one tensor, without the results that Inductor's loops would
+    compute again as well: all but `stored`."""
+    parts = (_smaller(region, frozenset(others)) for others in _other_tensors(region))
+    found = []
+    for part in filter(None, (region, *parts)):
+        again = frozenset(part.outputs).difference(stored)
+        one = _grown(dataclasses.replace(part.seed, again=again), region.name)
+        if one is not None and set(one.outputs) < set(part.outputs):
+            found.append(one)
+    return found
+
+
+def computing_inputs(region: Region, stored: Collection[Node]) -> Region | None:
+    """The region that computes its inputs from what is in memory, those that Inductor's loops compute again
+    as well: all but `stored`. Read, they are held from the forward that is recomputed to the region. None if
+    it has no such input."""
+    seed = region.seed
+    if isinstance(seed, TileSeed):
+        return None
+    again = frozenset(ancestors(region.inputs, lambda n: n not in stored and seed.analysis.fusible(n)))
+    part = _grown(dataclasses.replace(seed, without=seed.without - again, again=again), region.name)
+    return part if part is not None and set(part.nodes) > set(region.nodes) else None
+
+
+def _other_tensors(region: Region) -> Iterator[set[Node]]:
+    """For each tensor that is reduced along rows and along columns, the reductions of all others."""
+    tensors = {n: reduced_tensor(n) for n in (*region.outer, *region.inner)}
+    for tensor in dict.fromkeys(tensors[n] for n in region.outer):
+        if any(tensors[n] is tensor for n in region.inner):
+            yield {n for n, other in tensors.items() if other is not tensor}
 
 
 def _smaller(region: Region, without: frozenset[Node]) -> Region | None:

@@ -23,7 +23,8 @@ from .walk import dependents
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What a region is grown from: reductions of one space. `without`: nodes that must not join.
+    """What a region is grown from: reductions of one space. `without`: nodes that must not join. `again`:
+    those that loops outside compute again, instead of reading them, if all that this takes is in memory.
     `made_for`: nodes that are there for one reduction alone, by that reduction: none joins without it.
 
     Inner reductions above `inner` join as well, if they are of this space.
@@ -34,6 +35,7 @@ class Seed:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     without: frozenset[Node] = frozenset()
+    again: frozenset[Node] = frozenset()
     made_for: Mapping[Node, frozenset[Node]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )

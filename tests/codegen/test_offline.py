@@ -174,7 +174,11 @@ SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_8192x32768", "layer_odd
 ALONE_SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_odd", "rms_4096x16384")
 CASES = [
     *(("sm_90", graph) for graph in GRAPHS),
-    *((target, graph) for target in ("sm_80", "sm_89", "sm_100") for graph in {*BENCHMARK, *SENTINELS}),
+    *(
+        (target, graph)
+        for target in ("sm_80", "sm_89", "sm_100")
+        for graph in dict.fromkeys([*BENCHMARK, *SENTINELS])
+    ),
     *(("sm_120", graph) for graph in SENTINELS),
     *(("gfx942", graph) for graph in ALONE_SENTINELS),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from graphs import bf16, f32, find, only, traced
 
+from mixorder.region.find import find_regions
+from mixorder.region.grow import grow
 from mixorder.region.nodes import CONSTANTS
+from mixorder.region.partition import leaner
 from mixorder.region.region import Region
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
@@ -56,6 +60,24 @@ def test_what_costs_as_much_is_written() -> None:
         return *scaled(wide, 1), *scaled(wide, 0)
 
     assert full_outputs(only(traced(function, FULL, FULL))) == ["torch.bfloat16", str(F8)]
+
+
+def test_what_inductor_computes_again_need_not_be_written() -> None:
+    """Where the graph's peak leaves no room for it: loops outside then read what it is computed from."""
+
+    def function(x: Any, y: Any, z: Any) -> Any:
+        return *both_ways((x + y).float().sin()), *both_ways((x * z).float().sin())
+
+    region = next(find_regions(traced(function, FULL, FULL, FULL)))
+    assert isinstance(region, Region) and len(region.inner) == len(region.outer) == 2
+    sums = [n for n in region.outputs if n.meta["val"].dtype == bf16]
+    assert full_outputs(region) == ["torch.bfloat16"] * 2 + [str(F8)] * 2
+    found = leaner(region, ())
+    assert list(map(full_outputs, found)) == [[str(F8)] * 2, [str(F8)], [str(F8)]]
+    assert [(len(one.inner), len(one.outer)) for one in found] == [(2, 2), (1, 1), (1, 1)]
+    found = leaner(region, sums[:1])  # Inductor writes the first
+    assert list(map(full_outputs, found)) == [["torch.bfloat16", *[str(F8)] * 2], [str(F8)]]
+    assert not leaner(region, sums)
 
 
 def test_what_a_product_reads_is_written() -> None:
@@ -129,6 +151,13 @@ def test_what_others_read_is_read() -> None:
     """The product's loop reads what it is made of as well: that is stored for both."""
     region = later_norm(lambda x, y, scale, z: (total := x * scale, (total + x).bfloat16()))
     assert [n.target for n in full_reads(region)] == [aten.sub.Tensor]
+
+
+def test_what_is_computed_again_for_less_memory_is_not_read() -> None:
+    region = later_norm(scaled_for_both)
+    (read,) = full_reads(region)
+    again = grow(dataclasses.replace(region.seed, again=frozenset({read})), "again")
+    assert read in again.nodes and [n.target for n in full_reads(again)] == [aten.sub.Tensor]
 
 
 def test_a_wider_tensor_is_not_read() -> None:

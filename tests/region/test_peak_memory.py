@@ -13,6 +13,7 @@ from torch.fx import Graph
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
+from mixorder.inductor.graphs import triton_kernel_wrapper_functional
 from mixorder.inductor.tensors import padded_strides
 from mixorder.options import Options
 from mixorder.region import peak_memory
@@ -264,6 +265,17 @@ def recomputed(a: Any, b: Any, dy: Any, w: Any, p: Any, q: Any) -> Any:
 
 LARGE = ((4 * ROWS, COLS), f32), ((COLS, COLS), f32)
 RECOMPUTED = FULL, FULL, FULL, ((COLS, COLS), f32), *LARGE
+
+
+def test_an_input_that_would_be_held_over_the_peak_is_computed_again() -> None:
+    """Inductor does not store the sum: it computes it again in each loop, and so does the region."""
+    graph = traced(recomputed, *RECOMPUTED)
+    (total,) = (n for n in graph.nodes if n.name == "add")
+    stock = Timeline(graph).stock
+    (record,) = run(graph)
+    assert isinstance(record, RegionRecord) and record.peak is not None
+    assert record.peak[1] - record.traffic.workspace <= 1.005 * stock
+    assert total.users and not any(n.target is triton_kernel_wrapper_functional for n in total.users)
 
 
 @pytest.mark.parametrize("near", [0, 64])
