@@ -46,7 +46,7 @@ from .work import Work, computing
 ELEMENTS = 4096  # of a tile
 COLUMNS = 64  # of a tile, where memory is contiguous along an axis that is kept: a line of half precision
 LONGEST, SHORTEST = 4096, 64  # elements of a tile along a contiguous axis that is reduced
-ALONE = 256  # elements of a row, from which on a tile has no others: a value of the row is then read once
+ALONE, LONG = 256, 1024  # elements of a row, from which on a tile has rows of one channel, and only one row
 IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
 PER_THREAD = 8  # elements, at least
@@ -55,6 +55,7 @@ RESULT_WARPS = 4
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
 GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
 IN_FLIGHT = 4  # bytes of all tensors for an element, up to which the first kernel loads the next tile early
+HEAVY = 16  # bytes of them, beyond which tiles of columns have half as many elements
 RESULT_COLUMNS = 32  # of such a program, at most
 END_COLUMNS = 8  # of a program of the fourth kernel: a sector
 READ = 4  # tensors: Inductor stores what is computed from more, for several users (`realize_reads_threshold`)
@@ -176,12 +177,14 @@ def tile_of(facts: SlabFacts) -> tuple[int, ...]:
     """The elements of a tile along each axis: first along the contiguous one, then along the one along which
     other tensors are, then along those before."""
     last = len(facts.sizes) - 1
-    extents, left = [1] * (last + 1), ELEMENTS
+    in_columns = last not in facts.summed or facts.across
+    extents, left = [1] * (last + 1), ELEMENTS // (1 + bool(in_columns and facts.load_bytes > HEAVY))
     for place in dict.fromkeys((last, *facts.across, *range(last, -1, -1))):
         size = facts.sizes[place]
-        if place < last and last in facts.summed and extents[last] >= ALONE:
-            break
-        if place in facts.across or (place == last and (facts.across or last not in facts.summed)):
+        kept = place not in facts.summed
+        if place < last and last in facts.summed and extents[last] >= (ALONE if kept else LONG):
+            continue
+        if place in facts.across or (place == last and in_columns):
             extents[place] = min(left, COLUMNS, next_power_of_2(size))
         elif place < last:
             extents[place] = min(left, next_power_of_2(size))

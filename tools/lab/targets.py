@@ -25,6 +25,7 @@ from mixorder.region.find import find_regions
 from mixorder.schedule import cost
 from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.split import split_outer
 
 from .corpus import load
@@ -60,7 +61,8 @@ def _regions(graph: torch.fx.Graph, found: list[tuple[LoopProgram, int]]) -> Non
         if isinstance(region, Decline):
             continue
         lowered = lower(region)
-        program = form_fma(merge(reorder(split_outer(lowered))))
+        loops = same_bits_sooner(reorder(split_outer(lowered)), saturates=True, runs_ptx=True)
+        program = form_fma(merge(loops))
         moved = cost.traffic(lowered, program, 0)
         found.append((program, moved.read + moved.written))
 
