@@ -8,6 +8,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import draw
@@ -198,12 +199,21 @@ def test_a_spelling_takes_the_time_of_its_graphs() -> None:
     assert duel_report.spelled(duels[1:2]) == ""
 
 
-def test_what_is_drawn_is_in_no_file() -> None:
+def test_what_is_drawn_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = "_".join(("of", "tomorrow"))  # not a name in quotes
+    models = {"pvt_v2": ["pvt_v2", new]}
+    timm = SimpleNamespace(list_modules=lambda: [*models], list_models=lambda module: models[module])
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setattr(
+        "lab.families.transformers_names", lambda: ["transformers/llama", f"transformers/{new}"]
+    )
     known = draw.named()
     assert {"llama", "gpt2", "beit", "pvt_v2"} <= known  # by name, in quotes, in the corpus, on a page
     once, again = ([*islice(draw.spelled(Random(seed), 5), 40)] for seed in (3, 3))
     assert once == again and once[0] == ("spellings/rms/0", "bf16") and once[29:30] != once[30:31]
-    assert all(name.partition("/")[2] not in known for name, _ in islice(draw.fresh(Random(3)), 40))
+    drawn = {name.partition("@")[0] for name, _ in islice(draw.fresh(Random(3)), 40)}
+    programs = {name for name in drawn if name.startswith("programs/")}
+    assert drawn - programs == {f"transformers/{new}", f"shallow/{new}"} and len(programs) > 30
 
 
 @pytest.mark.parametrize("seed", range(8))
