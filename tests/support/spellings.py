@@ -404,7 +404,8 @@ class Part(nn.Module):
         self.vectors = nn.ParameterList(vectors)
 
     def forward(self, x: Any) -> Any:
-        return self.base(self.words, x, *self.vectors)
+        vectors = [self.vectors[i] for i in range(len(self.vectors))]  # Dynamo of 2.11 does not unpack these
+        return self.base(self.words, x, *vectors)
 
 
 class Program(nn.Module):
