@@ -89,7 +89,9 @@ def test_scripts_install_into_an_environment_of_their_own_and_use_the_torch_that
     source = copied(tmp_path / "clone")
     shutil.copytree(ROOT / "tools", source / "tools", ignore=shutil.ignore_patterns("data", "__pycache__"))
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    python = tmp_path / "bin" / "python3"  # a link would not know the environment that it points into
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
     shown = "import mixorder, sys, torch; print(sys.prefix, torch.__file__, mixorder.__file__, sep='\\n')"
     script = f'. tools/setup.sh; cd /; "$PY" -c "{shown}"'
