@@ -22,6 +22,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -140,10 +141,18 @@ def run(args: argparse.Namespace) -> None:
 
     known = entries(str(args.subgraphs))
     chosen = [key for key in known if not args.keys or key.startswith(tuple(args.keys))]
-    Random(0).shuffle(chosen)
+    if not args.spellings:  # the bases come first
+        Random(0).shuffle(chosen)
     tasks = [Task(key, str(args.subgraphs), args.device, "", args.tuned) for key in chosen]
     limits = TUNED_S if args.tuned else ENTRY_S, TO_FINISH_S
     measured("lab.duel", tasks, args, args.out / "duels.jsonl", limits, taken, told)
+
+
+def graphs_of(path: Path) -> Counter[str]:
+    """How many subgraphs come from each family."""
+    from lab.corpus import load
+
+    return Counter(place.family for entry in load(path) for place in entry.places)
 
 
 def told(duel: Duel) -> str:
@@ -200,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(args)
     paths = args.report or [args.out / "duels.jsonl"]
     duels = duel_report.latest(load([path for path in paths if path.exists()]))
-    text = duel_report.report(duels)
+    text = duel_report.report(duels, graphs_of(args.subgraphs) if args.subgraphs else None)
     (args.out / "duels.md").write_text(text + "\n")
     print(text)
     if args.page:

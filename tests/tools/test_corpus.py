@@ -114,6 +114,31 @@ def test_inputs_are_drawn_so_that_nothing_is_out_of_range() -> None:
     assert all(one.isfinite().all() for one in entry.module("cpu")(*entry.tensors("cpu")))
 
 
+def several(x: torch.Tensor, image: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Three operators with several results each, of which a library computes one."""
+    largest, where = x.max(-1)
+    left, right = x.unbind(1)
+    gradients = torch.ops.aten.convolution_backward(
+        image, image, weight, [0], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False]
+    )
+    return [largest, where, left + right.sum(0), gradients[0].sum(1)]
+
+
+def test_what_a_library_returns_is_an_input() -> None:
+    specs = (((16, 2), torch.float32), ((1, 2, 4, 4), torch.float32), ((2, 2, 1, 1), torch.float32))
+    graph = graphs.traced(several, *specs)
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    entry = entry_of(subgraphs.cut(nodes, graphs.output_args(graph), [], []))
+    assert [(one.dtype, list(one.shape)) for one in entry.inputs] == [
+        ("float32", [16, 2]),
+        ("float32", [1, 2, 4, 4]),
+    ]
+    x, gradient = entry.tensors("cpu")
+    found = entry.module("cpu")(x, gradient)
+    for want in (*x.max(-1), x[:, 0] + x[:, 1].sum(), gradient.sum(1)):
+        assert any(one.dtype == want.dtype and torch.equal(one, want) for one in found)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
 def test_a_family_is_traced_under_autocast(tmp_path: Path) -> None:

@@ -191,12 +191,14 @@ def test_a_spelling_takes_the_time_of_its_graphs() -> None:
         timed("b", 9.0, 20.0, base),
         timed("c", 9.0, 21.0, same),
     ]
-    text = duel_report.spelled([*duels, timed("d", 9.0, 24.0, slow), timed("e", 9.0, 5.0, "programs/1")])
+    half = timed("f", 9.0, 9.0, "spellings/rms/3")  # its other graph has no time
+    others = [timed("d", 9.0, 24.0, slow), timed("e", 9.0, 5.0, "programs/1"), half]
+    text = duel_report.spelled([*duels, *others], {base: 2, same: 2, slow: 2, "spellings/rms/3": 2})
     assert text.splitlines() == [
         "50.0% of 2 spellings are timed within 5% of their base",
         f"- {slow}: 30.0 -> 34.0 us",
     ]
-    assert duel_report.spelled(duels[1:2]) == ""
+    assert duel_report.spelled(duels[1:2], {}) == ""
 
 
 def test_what_is_drawn_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

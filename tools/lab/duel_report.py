@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .duels import SLOWER_TUNED, Duel
 from .tables import table
@@ -30,10 +30,10 @@ def latest(groups: Sequence[Sequence[Duel]]) -> list[Duel]:
     return [([d for d in records if not d.tuned] or records)[-1] for records in groups]
 
 
-def report(duels: Sequence[Duel]) -> str:
-    """The whole text."""
+def report(duels: Sequence[Duel], graphs: Mapping[str, int] | None = None) -> str:
+    """The whole text. `graphs`: see `spelled`."""
     timed = sorted((d for d in duels if d.timed), key=lambda d: -d.loss_us)
-    parts = [table(HEAD, map(cells, timed[:LISTED])), *failures(duels), spelled(timed)]
+    parts = [table(HEAD, map(cells, timed[:LISTED])), *failures(duels), spelled(timed, graphs or {})]
     parts += [figures(timed), table(DRAW, [row(duels)])]
     return "\n\n".join(filter(None, parts))
 
@@ -97,15 +97,18 @@ def figures(timed: Sequence[Duel]) -> str:
     return table(["figure", "found"], lines)
 
 
-def spelled(timed: Sequence[Duel]) -> str:
+def spelled(timed: Sequence[Duel], graphs: Mapping[str, int]) -> str:
     """How many spellings take the time of their base, and which do not. Empty where there is none. A spelling
-    takes the time of its graphs; two may have a graph in common."""
+    takes the time of its graphs; two may have a graph in common. `graphs`: how many a family has; one of
+    which some are not timed is left out."""
     us: dict[str, float] = defaultdict(float)
+    found = Counter(family for duel in timed for family, *_ in duel.where)
     for duel in timed:
         for family, *_ in duel.where:
-            us[family] += duel.ours.us or 0
+            if found[family] >= graphs.get(family, 0):
+                us[family] += duel.ours.us or 0
     bases = {family: family.rpartition("/")[0] + "/0" for family in us if family.startswith("spellings/")}
-    ratios = {f: us[f] / us[base] for f, base in bases.items() if f != base and us[base]}
+    ratios = {f: us[f] / us[base] for f, base in bases.items() if f != base and us.get(base)}
     if not ratios:
         return ""
     apart = {family: ratio for family, ratio in ratios.items() if abs(ratio - 1) > WITHIN}

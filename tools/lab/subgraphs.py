@@ -50,6 +50,12 @@ DIVISIONS = frozenset({aten.div.Tensor, aten.div.Tensor_mode})
 THROUGH = frozenset(
     {prims.convert_element_type.default, aten.permute.default, aten.clone.default, aten.slice.Tensor}
 )
+OF_SEVERAL = frozenset(
+    {
+        *(aten.var_mean.correction, aten.max.dim, aten.min.dim),
+        *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
+    }
+)
 SYMBOL = re.compile(r"\b[su]\d+\b")
 SMALL_BOUND = 8  # what integers are drawn below where the subgraph gathers nothing by them
 MOST_NODES = 200  # of a near miss
@@ -140,23 +146,19 @@ def _renamed(inputs: list[Input], nodes: list[list[Any]]) -> tuple[list[Input], 
 
 
 def _whole(members: set[Node]) -> set[Node]:
-    """The members, and the nodes that give several tensors of which a member is one."""
+    """The members, and the nodes that give several tensors of which a member is one. The results of a library
+    are inputs."""
     for node in list(members):
         if node.target is operator.getitem:
             source = node.args[0]
             assert isinstance(source, Node)
-            if all(isinstance(a.meta.get("val"), Tensor) for a in operands(source)) and not _is_opaque(
-                source
+            if source.target in OF_SEVERAL and all(
+                isinstance(a.meta.get("val"), Tensor) for a in operands(source)
             ):
                 members.add(source)
             else:
-                members.discard(node)  # an input, then
+                members -= {node, source}
     return members
-
-
-def _is_opaque(node: Node) -> bool:
-    known = (aten.var_mean.correction, aten.split.Tensor, aten.split_with_sizes.default)
-    return node.target not in known
 
 
 def _extended(nodes: set[Node], results: Iterable[Node]) -> list[Node]:
