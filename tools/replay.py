@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
 CASTS = ((4096, 4096), (16384, 4096))
 NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
-DEVICES = ("H200", "A100", "RTX", "MI300")  # of tests/devices.py
+DEVICES = ("H200", "A100", "H100", "MI300")  # of tests/devices.py
 PARTS = ("ends", "plan", "kernel", "graph", "predicted")
 
 

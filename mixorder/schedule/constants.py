@@ -91,14 +91,18 @@ class Constants:
         return 1 << max(0, round(math.log2(self.rounding * budget / max(1, each))))
 
     def bytes_scale(self, bandwidth: float, num_sm: int) -> float:
-        """The factor on the bytes in flight for another device: 1/2, 1 or 2.
+        """The factor on the bytes in flight for another device, within one step of what was measured.
 
         Latencies are alike, so the bytes that hide them are proportional to the bandwidth per multiprocessor.
-        The factor is a power of two, as tiles are, and within one step of what was measured.
         """
         if not bandwidth or not self.bandwidth_per_sm:
             return 1.0
-        return 2.0 ** max(-1, min(1, round(math.log2(bandwidth / num_sm / self.bandwidth_per_sm))))
+        return max(0.5, min(2.0, bandwidth / num_sm / self.bandwidth_per_sm))
+
+    def tile_scale(self, bandwidth: float, num_sm: int) -> float:
+        """The factor on the bytes of a tile: 1/2 or 1, as tiles are powers of two, and never more than was
+        measured: twice the bytes take twice the registers, and devices have no more."""
+        return min(1.0, 2.0 ** round(math.log2(self.bytes_scale(bandwidth, num_sm))))
 
 
 def read(path: Path = FILE) -> Constants:

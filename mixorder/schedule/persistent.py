@@ -204,8 +204,7 @@ def _tile(
     facts: Facts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
 ) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    # Never more than was measured: twice the bytes take twice the registers, and devices have no more.
-    scale = min(1.0, constants.bytes_scale(device.bandwidth, device.num_sm))
+    scale = constants.tile_scale(device.bandwidth, device.num_sm)
     resident = constants.elements(scale * constants.resident_bytes, facts.load_bytes)
     few_tiles = facts.rows * facts.batch * r0_block < constants.min_tiles * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB

@@ -8,7 +8,7 @@ from typing import Any
 
 import graphs
 import pytest
-from devices import A100, AMD, B200, DEVICES, H200, MI300, RTX, SMALL, DeviceInfo
+from devices import A100, AMD, B200, DEVICES, H100, H200, MI300, RTX, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +63,19 @@ def test_any_schedule_is_launchable(
     assert choose(work, device, constants=constants) == schedule
     if constants == FITTED:
         assert PersistentSpace(work, device, schedule).legal(schedule)
+
+
+@pytest.mark.parametrize("cols", [2048, 4096])
+def test_bytes_in_flight_follow_the_bandwidth(cols: int) -> None:
+    """Tiles are powers of two, stages are not: the H100 has 0.7 of the H200's bandwidth."""
+    rms = dataclasses.replace(RMS, cols=cols)
+    h200, h100 = (
+        tile * plan.lanes * rms.load_bytes * (stages - 1) * -(-plan.splits // device.num_sm)
+        for device in (H200, H100)
+        for plan in [choose(rms, device)]
+        for tile, _, stages in [graphs.tile_of(plan)]
+    )
+    assert 0.6 <= h100 / h200 <= 0.8
 
 
 # What rules ask for, beside these numbers.
