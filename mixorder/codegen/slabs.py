@@ -14,15 +14,12 @@ from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
 from ..schedule.slabs import axes_of
-from .kernel import MainKernel
 from .kernel_text import identity
 from .source import KernelSource
 from .tile import TileWriter
 
 
-def slab_kernels(
-    main_kernel: MainKernel, program: LoopProgram, plan: Plan, label: str
-) -> tuple[KernelSource, ...]:
+def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
     """The kernels, in the order of their launches."""
     totals = plan.totals
     assert isinstance(totals, Applied)
@@ -31,7 +28,7 @@ def slab_kernels(
     applied = Plan(_tiles(third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards))
     with printing_triton():
         return (
-            main_kernel(program, plan, f"{label}_sums"),
+            sums_kernel(program, plan, f"{label}_sums"),
             _kernel(program, second, results, f"{label}_results"),
             _kernel(program, third, applied, f"{label}_apply", _summed(program) if totals.together else ()),
             *(_ends(program, nest, plan, f"{label}_ends") for nest in fourth),

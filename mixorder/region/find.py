@@ -22,7 +22,7 @@ from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduce
 from .provenance import about
 from .region import Region, Seed
 from .sizes import Size, product
-from .slabs import may_be_over_slab, slab_seed
+from .slabs import may_be_over_slab, reduced_further, slab_seed
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed
@@ -56,11 +56,13 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     yield from numbered.tiles(within_tile, tile_seed)
     paired = numbered.paired(outers)
     over_slabs = [node for node in graph.nodes if may_be_over_slab(node) and node not in joining]
-    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, paired))
+    further = reduced_further(graph.nodes)
+    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further, paired))
     asked = frozenset(numbered.answered)
     yield from numbered.pairs(outers)
     left = paired - numbered.grown - asked
-    yield from numbered.tiles([n for n in graph.nodes if n in left and may_be_over_slab(n)], slab_seed)
+    over_slabs = [node for node in graph.nodes if node in left and may_be_over_slab(node)]
+    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further))
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)
     yield from numbered.alone(outers)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch.fx import Node
 
@@ -51,11 +51,31 @@ def may_be_over_slab(node: Node) -> bool:
     return product(factor.size for factor in what.run) != product(what.shape)
 
 
-def slab_seed(node: Node, paired: Collection[Node] = ()) -> SlabSeed | None:
+def reduced_further(nodes: Iterable[Node]) -> set[Size]:
+    """The numbers of elements of tensors that are reduced, with a result that loops reduce further: how many
+    elements the second reduction has is another number. In one pass: a sum of a deep network has all layers
+    behind it."""
+    above: dict[Node, frozenset[Size]] = {}
+    found = set[Size]()
+    for node in nodes:
+        if (what := reduced(node)) is None and not is_loop(node):
+            continue
+        sizes = frozenset[Size]().union(*(above.get(arg, ()) for arg in operands(node)))
+        if what is not None:
+            own = {product(what.shape)}
+            found |= sizes - own
+            sizes |= own
+        above[node] = sizes
+    return found
+
+
+def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = ()) -> SlabSeed | None:
     """The seed that a sum belongs to; None if no element is computed from sums over its axes, or if Inductor
-    has one kernel for it all. No pair has sums that are reduced further before elements are computed; of
-    `paired`, there are no others."""
+    has one kernel for it all. No pair has sums that are reduced further (of so many elements: `further`)
+    before elements are computed; of `paired`, there are no others."""
     size = product(shape_of(operands(node)[0]) or ())
+    if node in paired and size not in further:
+        return None
     computed = above([node])
     sources = by_position(n for n in computed if not is_loop(n) and product(shape_of(n) or ()) == size)
     if not sources:

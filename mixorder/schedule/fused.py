@@ -8,6 +8,7 @@ before. Other programs on the same multiprocessor run meanwhile.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Sequence
 
@@ -58,54 +59,50 @@ ONE_WARP = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Fused:
-    """A region's kernels. Of the main one: `work`; `programs`, each of `warps`, of which `resident` fit a
-    multiprocessor at once; `chains`: elements of a chunk that a thread computes at the same time; `steps`:
-    the tiles of a program, of `rows` rows; `levels`: dependent reductions of a tile; `ahead`: tiles that are
-    loaded while one is computed with; `tile_bytes` of loads, `width` bytes at a time; `spilled`: words of all
-    threads and steps without a register; `sums` over the rows. `finalising`: programs of the last kernel, if
-    there is one. Bytes of the workspace and of copied inputs, of which there are `copies`. `crossed`: what is
-    loaded ahead lies both ways, in wide rows."""
+class Main:
+    """The main kernel."""
 
-    launches: int
     work: Work
+
     programs: int
+
     warps: int
+    """Of a program."""
+
     chains: int
+    """Elements of a chunk that a thread computes at the same time."""
+
     resident: int
+    """Programs that fit a multiprocessor at once."""
+
     steps: int
+    """Tiles of a program."""
+
     rows: int
+    """Of a tile."""
+
     levels: int
+    """Dependent reductions of a tile."""
+
     ahead: int
+    """Tiles that are loaded while one is computed with."""
+
     tile_bytes: float
+    """That a tile loads."""
+
     width: int
+    """Bytes of a load."""
+
     spilled: float
+    """Words of all threads and steps without a register."""
+
     sums: int
-    finalising: int
-    workspace: int
-    copied: int
-    copies: int = 0
-    crossed: bool = False
+    """Over the rows."""
+
+    crossed: bool
+    """Whether what is loaded ahead lies both ways, in wide rows."""
 
     def us(self, device: DeviceInfo, times: Times) -> float:
-        """Microseconds of all kernels."""
-        last = Work(self.workspace, self.workspace)
-        return (
-            times.start_us
-            + times.launch_us * (self.launches - 1)
-            + self.main_us(device, times)
-            + (times.us(Kind.FINAL, last, device, self.finalising) if self.finalising else 0.0)
-            + self._copying_us(device, times)
-        )
-
-    def _copying_us(self, device: DeviceInfo, times: Times) -> float:
-        """Microseconds of the copies, which store in another order than they load."""
-        if not self.copied:
-            return 0.0
-        moving = moving_us(2 * self.copied, device, times) - times.kernel_us
-        return COPY_US * self.copies + COPYING * moving
-
-    def main_us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of the main kernel, without its launch."""
         own, work = times.fused, self.work
         each = self.programs / device.num_sm
@@ -149,42 +146,81 @@ class Fused:
         return max(1.0, each / self.width) / max(1.0, each / ACCESS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A region's kernels."""
+
+    launches: int
+
+    main: Main
+
+    finalising: int
+    """Programs of the last kernel, if there is one."""
+
+    workspace: int
+    """Bytes of partial results."""
+
+    copied: int
+    """Bytes of copied inputs."""
+
+    copies: int
+
+    def us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of all kernels."""
+        last = Work(self.workspace, self.workspace)
+        return (
+            times.start_us
+            + times.launch_us * (self.launches - 1)
+            + self.main.us(device, times)
+            + (times.us(Kind.FINAL, last, device, self.finalising) if self.finalising else 0.0)
+            + self._copying_us(device, times)
+        )
+
+    def _copying_us(self, device: DeviceInfo, times: Times) -> float:
+        """Microseconds of the copies, which store in another order than they load."""
+        if not self.copied:
+            return 0.0
+        moving = moving_us(2 * self.copied, device, times) - times.kernel_us
+        return COPY_US * self.copies + COPYING * moving
+
+
 def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
+    copies = moved.copies + (moved.joined > 0)
+    return Fused(
+        launches=2 - plan.finishes + sum(b.fill is not None for b in loops.buffers) + copies,
+        main=_main(loops, plan, facts),
+        finalising=0 if plan.finishes else facts.batch * -(-facts.cols // plan.second.block),
+        workspace=moved.workspace,
+        copied=moved.copied + moved.joined,
+        copies=copies,
+    )
+
+
+def _main(loops: LoopProgram, plan: Plan, facts: Facts) -> Main:
     rows, launch = plan.tile_rows, plan.launch
     programs = plan.splits * plan.group * facts.batch
     steps = math.ceil(facts.rows / (rows * plan.splits))
     threads = launch.num_warps * WARP
-    elements = plan.per_thread(plan.lanes)
-    needed, spilled = _registers(plan, facts, elements)
+    needed, spilled = _registers(plan, facts, plan.per_thread(plan.lanes))
     given = min(needed, MAX_REGISTERS, H200.registers // threads)
     spilled = max(spilled, needed - H200.registers // threads)
     work, width = main_work(loops, plan, facts)
-    cols = facts.cols / plan.group
-    return Fused(
-        2
-        - plan.finishes
-        + sum(b.fill is not None for b in loops.buffers)
-        + moved.copies
-        + (moved.joined > 0),
+    return Main(
         work,
         programs,
         launch.num_warps,
-        plan.per_thread(plan.chunk),
-        _resident(plan, facts, given * threads),
-        steps,
-        rows,
-        facts.levels,
-        _ahead(launch.num_stages, steps, width),
-        rows * cols * facts.load_bytes,
-        width,
-        spilled * threads * steps * programs,
-        len(loops.role(BufferRole.WORKSPACE)),
-        0 if plan.finishes else facts.batch * -(-facts.cols // plan.second.block),
-        moved.workspace,
-        moved.copied + moved.joined,
-        moved.copies + (moved.joined > 0),
-        launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
+        chains=plan.per_thread(plan.chunk),
+        resident=_resident(plan, facts, given * threads),
+        steps=steps,
+        rows=rows,
+        levels=facts.levels,
+        ahead=_ahead(launch.num_stages, steps, width),
+        tile_bytes=rows * facts.cols / plan.group * facts.load_bytes,
+        width=width,
+        spilled=spilled * threads * steps * programs,
+        sums=len(loops.role(BufferRole.WORKSPACE)),
+        crossed=launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
 
 
@@ -220,17 +256,13 @@ def _resident(plan: Plan, facts: Facts, registers: int) -> int:
 def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
     """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
     well."""
-    nest = loops.nests[0]
-    tile = (plan.tile_rows * plan.period, plan.chunk)
-    found = accesses(loops, nest, nest.body, tile, shifted=plan.period > 1)
-    moves = total(loops, found)
+    moves, arithmetic, found = _by_tiles(loops, (plan.tile_rows * plan.period, plan.chunk), plan.period > 1)
     conflicts = BANK_CONFLICTS * against(found)
     turned = Work(0, 0, requests=conflicts, lines=_lines_beside(loops, plan, facts, found))
     lanes = plan.lanes * plan.group / max(1, facts.cols)
-    arithmetic = computing(loops, nest, nest.body)
     once = sum(  # loads of columns, once per program
         plan.lanes * plan.group * loops.buffer(s.buffer).dtype.itemsize
-        for s in nest.preamble
+        for s in loops.nests[0].preamble
         if isinstance(s, Load)
     )
     programs = plan.splits * facts.batch
@@ -239,6 +271,16 @@ def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
     return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
         found, full_inputs(loops, found), plan, facts
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _by_tiles(
+    loops: LoopProgram, tile: tuple[int, int], shifted: bool
+) -> tuple[Work, Work, tuple[Access, ...]]:
+    """What the main kernel's body moves and computes, and its accesses: the same for many plans."""
+    nest = loops.nests[0]
+    found = accesses(loops, nest, nest.body, tile, shifted)
+    return total(loops, found), computing(loops, nest, nest.body), tuple(found)
 
 
 def _lines_beside(loops: LoopProgram, plan: Plan, facts: Facts, found: Sequence[Access]) -> float:

@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class FusedTimes:
-    """Of mixorder's main kernel (`fused.Fused`).
+    """Of mixorder's main kernel (`fused.Main`).
 
     `share`: of the memory's rate that it reaches.
     `in_flight_us`: how long the bytes of a load are under way.

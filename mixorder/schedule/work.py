@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 import sympy
@@ -55,8 +56,7 @@ class Work:
     lines: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Work(*(one + another for one, another in pairs))
+        return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def scaled(self, lanes: float) -> Work:
         """The same in so many times the lanes, of which some move nothing."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..codegen.cooperative import cooperative_kernel
+from ..codegen.kernel import generate
 from ..ir.program import Exchange, LoopProgram
 from ..ir.verify import Form
 from ..schedule import cooperative
@@ -28,7 +31,7 @@ COOPERATIVE = Strategy(
     choose=cooperative.choose,
     starts=cooperative.starts,
     space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
-    emit=cooperative_kernel,
+    emit=functools.partial(generate, cooperative_kernel),
     applies=check_shareable,
     transform=lambda merged, device: cut_into_phases(merged),
     form=Form.COOPERATIVE,

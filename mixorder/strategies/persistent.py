@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+from ..codegen.kernel import generate
 from ..codegen.persistent import persistent_kernel
 from ..schedule import persistent
 from ..schedule.device import DeviceInfo
@@ -26,5 +28,5 @@ PERSISTENT = Strategy(
     choose=persistent.choose,
     starts=_more_spills,
     space=PersistentSpace,
-    emit=persistent_kernel,
+    emit=functools.partial(generate, persistent_kernel),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..codegen.slabs import slab_kernels, sums_kernel
+from ..codegen.slabs import slab_kernels
 from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
 from ..ir.verify import Form
@@ -20,8 +20,7 @@ SLABS = Strategy(
     "reduce, then apply",
     rank=60,
     choose=slabs.choose,
-    emit=sums_kernel,
-    kernels=slab_kernels,
+    emit=slab_kernels,
     applies=_is_over_slabs,
     transform=lambda program, device: reduce_then_apply(program),
     form=Form.SLABS,

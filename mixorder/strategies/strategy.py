@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from ..codegen.kernel import MainKernel, generate
 from ..codegen.source import KernelSource
 from ..ir.program import LoopProgram
 from ..ir.verify import Form
@@ -39,15 +38,14 @@ class Strategy:
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
     what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
-    addition to the chosen one; `space` has those near one. `emit` writes the main kernel, `kernels` that and
-    those behind it. `in_place`: whether an output of loops may reuse the memory of an input that is read
-    before.
+    addition to the chosen one; `space` has those near one. `emit` writes the kernels. `in_place`: whether an
+    output of loops may reuse the memory of an input that is read before.
     """
 
     name: str
     rank: int
     choose: Choose
-    emit: MainKernel
+    emit: Callable[[LoopProgram, Plan, str], tuple[KernelSource, ...]]
     starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
     space: Callable[[Facts, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
     applies: Callable[[LoopProgram], None] = _applies
@@ -58,7 +56,6 @@ class Strategy:
     describe: Callable[[Plan], str] = lambda plan: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     predict: Callable[..., Expected] = expected
-    kernels: Callable[..., tuple[KernelSource, ...]] = lambda *args: generate(*args)
 
     @property
     def blocked(self) -> bool:
@@ -71,7 +68,7 @@ class Strategy:
 
     def generate(self, loops: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
         """The kernels of loops that `place` returned, in the order of their launches."""
-        return self.kernels(self.emit, loops, plan, label)
+        return self.emit(loops, plan, label)
 
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from ..codegen.kernel import generate
 from ..codegen.tile import tile_kernel
 from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
@@ -31,7 +34,7 @@ TILE = Strategy(
     "blocks in a tile",
     rank=50,
     choose=tile.choose,
-    emit=tile_kernel,
+    emit=functools.partial(generate, tile_kernel),
     applies=_ends_within_blocks,
     transform=_transformed,
     form=Form.BLOCKED,

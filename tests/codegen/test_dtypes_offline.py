@@ -24,7 +24,7 @@ from mixorder.codegen.source import KernelSource
 from mixorder.inductor.graphs import is_lowered_pointwise
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.options import Options
-from mixorder.strategies import strategy
+from mixorder.strategies.strategy import Strategy
 from mixorder.tune.compile import compile_job, job_of
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ SM_90 = ("cuda", 90, 32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    line, generate = OpPrinter.line, strategy.generate
+    line, generate = OpPrinter.line, Strategy.generate
 
     def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
         variable = line(self, text, dtype)
@@ -46,13 +46,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSourc
         self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
         return variable
 
-    def noting(emit: Any, loops: LoopProgram, *rest: Any) -> Any:
-        kernels = generate(emit, loops, *rest)
+    def noting(self: Strategy, loops: LoopProgram, *rest: Any) -> Any:
+        kernels = generate(self, loops, *rest)
         found.extend((loops, kernel) for kernel in kernels)
         return kernels
 
     monkeypatch.setattr(OpPrinter, "line", asserting)
-    monkeypatch.setattr(strategy, "generate", noting)
+    monkeypatch.setattr(Strategy, "generate", noting)
     return found
 
 

@@ -10,7 +10,7 @@ from graphs import choosing
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder.strategies import strategy
+from mixorder.strategies.strategy import Strategy
 
 OPTIONS = {"mixorder": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 ROWS, COLS = 1000, 4096
@@ -31,18 +31,18 @@ def broken(*args):
     return dataclasses.replace(main, text=text), final
 
 
-generate = strategy.generate
+generate = Strategy.generate
 
 
 def test_a_kernel_that_triton_rejects_is_left_to_inductor(monkeypatch):
-    monkeypatch.setattr(strategy, "generate", broken)
+    monkeypatch.setattr(Strategy, "generate", broken)
     with pytest.warns(UserWarning, match="there_is_no_such_function"):
         assert max(errors(OPTIONS | {"mixorder_strict": False})) < 1e-5
     assert counters["mixorder"]["fused_regions"] == 0
 
 
 def test_a_kernel_that_triton_rejects_raises_in_strict_mode(monkeypatch):
-    monkeypatch.setattr(strategy, "generate", broken)
+    monkeypatch.setattr(Strategy, "generate", broken)
     with pytest.raises(Exception, match="there_is_no_such_function"):
         errors(OPTIONS | {"mixorder_strict": True})
 

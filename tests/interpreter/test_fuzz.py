@@ -14,7 +14,7 @@ from support.programs import OPS, Program, Step, make
 from torch.fx import Graph
 
 from mixorder import pipeline
-from mixorder.strategies import strategy
+from mixorder.strategies.strategy import Strategy
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
@@ -190,7 +190,7 @@ def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: 
     ],
 )
 def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = strategy.generate
+    generate = Strategy.generate
 
     def broken(*args: Any) -> Any:
         kernels = generate(*args)
@@ -199,7 +199,7 @@ def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(strategy, "generate", broken)
+    monkeypatch.setattr(Strategy, "generate", broken)
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
 
