@@ -18,6 +18,7 @@ from mixorder.region.find import find_regions
 from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
 from mixorder.region.region import Region
+from mixorder.region.slabs import reduced_further
 from mixorder.rewrite.spelled import Spelling
 
 FULL = ((512, 256), f32)
@@ -545,3 +546,19 @@ def test_half_of_a_tensor_that_is_dear_to_make_is_not_made_twice() -> None:
 
     (region,) = convex(traced(function, MOVED, ((2, 4, 8), f32), ((2, 4, 8), f32)))
     assert "mul" in names(region.inputs)
+
+
+def test_layers_of_a_network_are_not_swept_for_slabs() -> None:
+    """Each layer's sums have all earlier layers' results behind them, none of which is reduced further."""
+
+    def layers(x: Any, *dys: Any) -> Any:
+        found, gradient = [], 0.0
+        for dy in dys:
+            found.append((dy * x).sum(0))
+            gradient = gradient + dy - x * (dy * x).mean(1, keepdim=True)
+        return gradient, *found
+
+    rows = ((512, 256), f32)
+    assert not reduced_further(traced(layers, *[rows] * 4).nodes)
+    slabs = graphs.group_norm_backward(4, 196, 64, 8).nodes
+    assert reduced_further(slabs) == {4 * 196 * 64}
