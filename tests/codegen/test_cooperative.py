@@ -45,15 +45,6 @@ def two_stages(x: Any, dy: Any, w: Any) -> Any:
 TWO_STAGES = (two_stages, ((64, 1024), f32), ((64, 1024), f32), ((1024,), f32))
 
 
-def test_a_word_is_not_told_where_the_tile_is_none_or_a_wait_was_in_vain() -> None:
-    """A later stage works with what it waited for; the first one knows all it needs."""
-    text = kernel_of(program_of(*TWO_STAGES)).text
-    first, second = (line for line in text.splitlines() if "tl.store(mailbox_ptr" in line)
-    assert "x >= 0" not in first and "failed" not in first
-    assert "(x >= 0) & (failed1 == 0) & " in second
-    assert text.index("failed1 = tl.max(missed1 +") < text.index(second)
-
-
 def test_a_turn_for_each_part_and_exchange_tells_what_is_not_told() -> None:
     """Two exchanges: the first words of 7 others, then the second words of all 8, then the own part again."""
     text = kernel_of(program_of(*TWO_STAGES)).text

@@ -160,12 +160,6 @@ def test_a_missing_word_is_noticed(parts: int) -> None:
             assert totals(record, words)[0] == 1
 
 
-def test_what_no_part_has_is_not_waited_for() -> None:
-    record = Record(SUM, 1, 5)
-    flag, (total,) = totals(record, words_of(record, numpy.ones((1, 5))))
-    assert (flag, total) == (1, 5.0)
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001])
 def test_nan_is_a_value_and_comes_through(kind: ReductionKind, bits: int) -> None:
@@ -180,12 +174,6 @@ def test_empty_is_a_nan_that_no_part_is_told_as() -> None:
     """A part that is NaN is written as another one (`shared.publish`)."""
     assert numpy.isnan(numpy.array(EMPTY, numpy.int32).view(numpy.float32))
     assert numpy.array(float("nan"), numpy.float32).view(numpy.int32) != EMPTY
-
-
-def test_extremes_of_infinities() -> None:
-    for kind, worst in ((AMAX, -numpy.inf), (AMIN, numpy.inf)):
-        record = Record(kind, 1, 3)
-        assert totals(record, words_of(record, numpy.full((1, 3), worst))) == (1, [worst])
 
 
 @pytest.mark.parametrize(

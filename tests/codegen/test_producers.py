@@ -17,7 +17,7 @@ from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
 from support.quantised import norm_backward
 
 from mixorder.codegen.exchange import POLLS
-from mixorder.codegen.producers import awaited, branches, interpreted, looked_at, roles
+from mixorder.codegen.producers import awaited, branches, interpreted, roles
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
@@ -104,15 +104,6 @@ def test_it_compiles(target: str, known: Known, tmp_path: Path) -> None:
 def told(text: str) -> str:
     (body,) = re.findall(r'elementwise\("(\{.*?\})"', text)
     return body
-
-
-def test_what_is_awaited() -> None:
-    assert looked_at("at", "") == "tl.load(at, volatile=True)"
-    assert looked_at("at", "m") == "tl.load(at, m, other=0, volatile=True)"
-    polls, loop, again, one_less, _ = awaited({"words": "at"})
-    assert polls == f"polls = tl.full([], {POLLS}, tl.int32)" and one_less == "    polls -= 1"
-    assert loop == f"while (tl.min((words != {EMPTY}).to(tl.int32)) == 0) & (polls > 0):"
-    assert again.startswith("    words = ") and "is_pure=False" in again
 
 
 @pytest.mark.parametrize("looked_at", [0, 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from pathlib import Path
 
 import graphs
@@ -19,7 +18,6 @@ from mixorder.options import Options
 from mixorder.pipeline import run, setting_in_force
 from mixorder.report import RegionRecord
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.plan import Applied
 from mixorder.strategies.slabs import SLABS
 
 GRAPHS = {
@@ -38,26 +36,6 @@ def record_of(name: str, device: DeviceInfo = H200) -> RegionRecord:
     return record
 
 
-def test_the_programs_of_a_plan() -> None:
-    """A tile has a line of memory; four programs to a multiprocessor have a part of the sums each."""
-    record = record_of("batch")
-    totals = record.schedule.totals
-    assert isinstance(totals, Applied) and totals.tile == (64, 64)
-    sums, results, apply = record.kernels
-    assert sums.grid == record.schedule.splits and 3.9 < sums.grid / H200.num_sm <= 4
-    assert apply.grid == 401408 // 64 and results.grid < H200.num_sm
-    assert all("atomic" not in one.text for one in record.kernels)
-
-
-@pytest.mark.parametrize("samples", [8, 200])
-def test_a_sum_of_what_the_third_kernel_writes(samples: int) -> None:
-    """Is in a fourth kernel, if few parts are left of it."""
-    graph = graphs.group_norm_backward(samples, 4096, 64, 32, bias=True)
-    (record,) = run(graph, Options(interpret=True, strict=True, min_numel=0), setting_in_force())
-    assert len(record.kernels) == (4 if samples == 8 else 3)
-    assert len(record.outer_ops) == 6 + (samples == 8)
-
-
 @needs_a_compiler
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", GRAPHS)
@@ -71,16 +49,3 @@ def test_it_compiles(name: str, target: str, known: Known, tmp_path: Path) -> No
         kernel = compiled(program, source, gpu)
         assert kernel.metadata.shared <= device.shared_memory
         assert gpu.backend != "cuda" or not spilled(kernel, tmp_path)
-
-
-@needs_a_compiler
-@pytest.mark.parametrize("name", ["group", "batch"])
-def test_a_thread_adds_up_what_it_loads(name: str) -> None:
-    """In the first kernel's loop, a thread has four loads of each tensor under way, and exchanges nothing."""
-    record = record_of(name)
-    ptx = compiled(record.loops, record.kernels[0], TARGETS["sm_90"][0]).asm["ptx"]
-    begin = re.findall(r"bra\s+(\S+);", ptx)[-1]
-    loop = ptx.partition(f"{begin}:")[2].partition("bra")[0]
-    tensors = 3 if name == "batch" else 2
-    assert len(re.findall(r"ld\.global\S*\.v4|cp\.async\.cg", loop)) == 4 * tensors
-    assert "shfl" not in loop

@@ -66,21 +66,6 @@ def lines(text: str, word: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if word in line]
 
 
-DEALT = """\
-    dealt_x = 8 * tl.arange(0, 4)[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
-    at_i = i_tile * 4 + tl.arange(0, 4)
-    dealt_jy = j_tile * 128 + 64 * tl.arange(0, 2)[None, None, :, None, None] + tl.arange(0, 64)[None, None, None, None, :]
-    tmp0 = tl.permute(tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (4096 * dealt_x + 131072 * at_i[None, :, None, None, None] + dealt_jy)).to(tl.float32), (0, 3, 1, 2, 4)), [32, 4, 128]), [32, 4, 4, 32]), (1, 0, 2, 3))
-"""  # noqa: E501
-
-
-def test_which_rows_and_columns_a_thread_and_a_warp_load() -> None:
-    """Lanes are dealt columns and four groups of rows, warps blocks and halves of the columns, and a thread
-    eight rows in a row. Then the value has the tile's order."""
-    _, source = kernel_of(quantised.mx_both, [((16384, 4096), bf16)])
-    assert DEALT in source.text
-
-
 def test_nothing_is_dealt_out_where_tensors_are_loaded_in_two_orders() -> None:
     """Neither order is that of all results."""
     program = merged(
@@ -108,13 +93,6 @@ def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> 
         assert ("tl.where" in body) == compared and ("PropagateNan" in body) != compared
         if function is both:
             assert source.text.count("tl.store(") == 3
-
-
-def test_programs_that_begin_at_the_last_tile() -> None:
-    program, first = kernel_of(turned, scaled(256, 512), (64, 64))
-    plan = tile.schedule_of((64, 64), 4, tile.facts_of_tile(program)).changed(backwards=True)
-    (source,) = TILE.generate(program, plan, "test")
-    assert "program = (31 - tl.program_id(0))\n" in source.text and "31 -" not in first.text
 
 
 COMPILED = ("mx_in_place", "mx_both", "mx_transposed", "blocks_both", "squares", "swiglu_backward")
