@@ -3,10 +3,10 @@
     python tools/replay.py --base main~3 [--every 13]       # what changed, and the first differing text
     python tools/replay.py --write FILE                     # what this tree makes, a line of JSON a graph
 
-The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, and norms at the sizes of
-`tools/bench.py`, each planned for four devices. Planning and code generation are pure functions, so that a
-refactoring changes nothing here, and any other change shows which plans and kernels it reaches. Digests of
-some are in `tests/tools/replay.json`, and a test compares them.
+The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, norms at the sizes of
+`tools/bench.py`, and norms over slabs, each planned for four devices. Planning and code generation are pure
+functions, so that a refactoring changes nothing here, and any other change shows which plans and kernels it
+reaches. Digests of some are in `tests/tools/replay.json`, and a test compares them.
 Needs no GPU. Exit status: 0, or 1 if something differs.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
 CASTS = ((4096, 4096), (16384, 4096))
 NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
+GROUPS = ((8, 4096, 320, 32), (64, 256, 1024, 32), (200, 4096, 64, 32))
+BATCHES = ((401408, 64), (100352, 256), (100003, 13))
 DEVICES = ("H200", "A100", "H100", "MI300")  # of tests/devices.py
 PARTS = ("ends", "plan", "kernel", "graph", "predicted")
 
@@ -117,6 +120,12 @@ def _norms(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
                     f"{make.__name__} {rows}x{cols} {dtype}",
                     lambda make=make, args=(rows, cols, dtype): make(*args),
                 )
+    for group in GROUPS:
+        for bias in (False, True):
+            make = functools.partial(graphs.group_norm_backward, *group, bias=bias)
+            yield f"group_norm_backward {group}{' behind a bias' * bias}", make
+    for batch in BATCHES:
+        yield f"batch_norm_backward {batch}", functools.partial(graphs.batch_norm_backward, *batch)
 
 
 def replay(job: Job) -> Replayed:
