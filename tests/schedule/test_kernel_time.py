@@ -31,20 +31,6 @@ def us(work: Work, kind: Kind = Kind.POINTWISE, times: Times = ROUND, **how: flo
     return times.us(kind, work, H200, **how)
 
 
-@pytest.mark.parametrize(
-    ("work", "expected"),
-    [
-        (Work(100 * MB, 0), 25),
-        (Work(100 * MB, 100 * MB), 25),  # L2 is faster
-        (Work(100 * MB, 400 * MB), 40),
-        (Work(0, 0, instructions=SM * 7000), 7),
-        (Work(100 * MB, 100 * MB, SM * 30000, SM * 100), 30),
-    ],
-)
-def test_the_longest_part_decides(work: Work, expected: float) -> None:
-    assert us(work) == pytest.approx(expected, rel=1e-2)
-
-
 def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:
     half = dataclasses.replace(H200, name="another", bandwidth=H200.bandwidth / 2)
     unknown = dataclasses.replace(H200, name="another", bandwidth=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced
+from graphs import f32, traced
 from torch.fx import Graph
 
 from mixorder import pipeline
@@ -16,24 +16,6 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
 ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
-
-
-def group_norm_and_silu(shape: tuple[int, int, int, int], groups: int) -> Graph:
-    """The backward. What SiLU has taken is computed again, from five tensors, and several values from it."""
-    samples, channels, places = shape[0], shape[1], shape[2] * shape[3]
-
-    def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any) -> Any:
-        x = x.to(f32)
-        normed = ((x.view(samples, groups, -1) - mean[..., None]) * rstd[..., None]).view(shape)
-        y = normed * w[:, None, None] + b[:, None, None]
-        gradient = dy.to(f32) * (y.sigmoid() * (1 + y * (1 - y.sigmoid())))
-        dx, dw, db = torch.ops.aten.native_group_norm_backward(
-            gradient, x, mean, rstd, w, samples, channels, places, groups, [True, True, True]
-        )
-        return dx.to(bf16), dw, db
-
-    full, small, vector = (shape, bf16), ((samples, groups), f32), ((channels,), f32)
-    return traced(function, full, full, small, small, vector, vector)
 
 
 def batch_norm(shape: tuple[int, int, int, int]) -> Graph:
@@ -69,16 +51,3 @@ def test_kernels_of_inductor(shape: tuple[int, int, int, int], launches: int) ->
     with collect() as records:
         pipeline.run(batch_norm(shape), by_time)
     assert isinstance(records[0], Decline) == (launches == 1)
-
-
-@pytest.mark.parametrize(
-    ("shape", "measured"), [((8, 320, 64, 64), 26), ((16, 1280, 16, 16), 35), ((4, 128, 256, 256), 22)]
-)
-def test_a_value_with_several_users_is_stored(shape: tuple[int, int, int, int], measured: int) -> None:
-    """As measured on an H100, in percent of the limit. Without that value it would be above 45."""
-    with collect() as records:
-        pipeline.run(group_norm_and_silu(shape, 32), ON)
-    (record,) = records
-    assert isinstance(record, RegionRecord)
-    expected = record.expected
-    assert 0.7 < (100 * expected.limit_us / expected.apart_us) / measured < 1.3

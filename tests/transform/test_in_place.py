@@ -10,14 +10,11 @@ import graphs
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import Spec, bf16, f32, generate, merged, only, traced
+from graphs import Spec, bf16, f32, merged, only, traced
 
 from mixorder.ir.in_place import why_not
 from mixorder.ir.program import Buffer, BufferRole, LoopProgram
 from mixorder.ir.verify import Form, verify
-from mixorder.schedule.device import H200
-from mixorder.schedule.facts import facts_of
-from mixorder.schedule.persistent import choose
 from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.transform.in_place import reuse_in_place
 
@@ -36,39 +33,6 @@ def over(program: LoopProgram) -> dict[str, str]:
 def buffers_named(program: LoopProgram, *kinds: str) -> list[Buffer]:
     """Outputs of the main kernel, and inputs, that are full tiles."""
     return [b for b in program.buffers if b.name.startswith(kinds) and len(b.shape) == 2 and 1 not in b.shape]
-
-
-def test_dx_is_written_over_the_first_that_dies() -> None:
-    program = rms()
-    assert [str(b) for b in program.buffers[:5]] == [
-        "in0: bf16[512, 256]",
-        "in1: bf16[512, 256]",
-        "in2: bf16[256]",
-        "in3: f32[512, 1]",
-        "out0: bf16[512, 256]",
-    ]
-    assert over(reuse_in_place(program, ())) == {}
-    assert over(reuse_in_place(program, ("in0", "in1"))) == {"out0": "in0"}
-    assert over(reuse_in_place(program, ("in1", "in2", "in3"))) == {"out0": "in1"}
-    again = verify(reuse_in_place(program, ("in0",)), Form.MERGED)
-    assert str(again.buffer("out0")) == "out0: bf16[512, 256] over in0"
-    assert again.nests == program.nests
-
-
-def test_the_kernel_has_one_pointer_for_both() -> None:
-    program = rms()
-    schedule = choose(facts_of(program), H200)
-    apart, _ = generate(program, schedule, "test")
-    main, final = generate(reuse_in_place(program, ("in0",)), schedule, "test")
-    assert apart.buffers == ("in0", "in1", "in2", "in3", "out0", "ws0")
-    assert (main.buffers, main.written) == (("in0", "in1", "in2", "in3", "ws0"), ("in0", "ws0"))
-    (store,) = (line.strip() for line in main.text.splitlines() if "tl.store(in0_ptr" in line)
-    assert "out0" not in main.text and store.startswith("tl.store(in0_ptr + (y + 256*x), ")
-    assert (
-        apart.text.replace("tl.store(out0_ptr", "tl.store(in0_ptr").splitlines()[2:]
-        == main.text.splitlines()[2:]
-    )
-    assert final == generate(program, schedule, "test")[1]
 
 
 def test_two_outputs_do_not_share_an_input() -> None:
