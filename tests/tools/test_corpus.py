@@ -8,8 +8,7 @@ from pathlib import Path
 import graphs
 import pytest
 import torch
-from lab import corpus, recipes, subgraphs
-from torch import nn
+from lab import corpus, subgraphs
 from torch.fx import Graph, Interpreter, Node
 
 from mixorder.region.region import Region
@@ -68,21 +67,6 @@ def test_entry_computes_what_its_region_computed(make, tmp_path: Path) -> None:
     graph = make()
     region = graphs.only(graph)
     assert_same_results(region, graph, there_and_back(entry_of(subgraphs.of_region(region)), tmp_path))
-
-
-def copied(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pair whose first result a reader needs in another layout."""
-    h = x * dy
-    dx = (h - h.sum(-1, keepdim=True)) * dy
-    return dx.unflatten(0, (4, 16)).transpose(0, 1).contiguous(), h.sum(0)
-
-
-def test_copy_behind_a_result_belongs_to_the_entry(tmp_path: Path) -> None:
-    graph = graphs.traced(copied, ((64, 32), torch.float32), ((64, 32), torch.float32))
-    region = graphs.only(graph)
-    entry = there_and_back(entry_of(subgraphs.of_region(region)), tmp_path)
-    assert "aten.clone.default" in [target for target, _, _ in entry.nodes]
-    assert_same_results(region, graph, entry)
 
 
 def test_sizes_that_were_symbolic_are_stored_and_hinted(tmp_path: Path) -> None:
@@ -149,13 +133,3 @@ def test_a_family_is_traced_under_autocast(tmp_path: Path) -> None:
     entries = corpus.load(tmp_path / "subgraphs.jsonl.xz")
     assert {place.recipe for entry in entries for place in entry.places} == {"autocast"}
     assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in entries)  # CUDA's lists
-
-
-def test_channels_last() -> None:
-    """Weights of convolutions and images; the step computes in bf16."""
-    model = recipes.step(nn.Conv2d(4, 8, 3), "channels_last")
-    inputs = {"input": torch.zeros(2, 4, 5, 5), "labels": torch.zeros(2, 3)}
-    recipes.mark(inputs, "channels_last")
-    tensors = [*model.parameters(), inputs["input"]]
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors if t.dim() == 4)
-    assert isinstance(model, recipes.Step) and model.autocast and model.dtype is torch.float32

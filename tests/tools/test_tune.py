@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 import graphs
 import pytest
 import torch
-import tune
 from graphs import bf16
 from lab import schedules, stopwatch, sweep, targets
 from lab.schedules import Data, Row, Target
@@ -79,16 +77,6 @@ def test_the_choice_and_the_best_of_a_sweep_are_timed_again(monkeypatch: pytest.
     assert [row.us for row in found.rows] == [21.0, None, 20.0] and both == (22.0, 19.0)
 
 
-def test_regrets() -> None:
-    text = tune.regrets({"a": (22.0, 20.0), "b": (30.0, 31.0), "c": None})
-    assert re.sub(" +", " ", text).splitlines()[2:] == [
-        "| a | 22.0 | 20.0 | 10.0 |",
-        "| b | 30.0 | 31.0 | 0.0 |",
-        "did not run: c",
-        "2 targets: the choices take 5.00% longer than the best of their sweeps",
-    ]
-
-
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     program = graphs.merged(graphs.only(graphs.rms_norm_backward(4096, 16384)))
     target = targets.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
@@ -98,35 +86,6 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     data = Data(META, (*made_up().targets, shared))
     schedules.write(tmp_path / "data.json", data)
     assert schedules.read(tmp_path / "data.json") == data
-
-
-def test_a_sweep_has_rows_in_one_tile_and_in_chunks() -> None:
-    program = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 5120)))
-    found = {
-        (c.schedule.lanes, c.schedule.chunks)
-        for c, way in sweep.candidates(program, H200, 150).items()
-        if way.strategy.name == "persistent"
-    }
-    assert found == {(8192, 1), (6144, 3), (5120, 5)}
-    wide = graphs.merged(graphs.only(graphs.layer_norm_backward(8192, 12288)))
-    ways = sweep.candidates(wide, H200, 150)
-    assert {way.strategy.name for way in ways.values()} == {"cooperative", "persistent"}
-    assert next(iter(ways.values())).strategy.name == "cooperative"  # what the rules choose
-    # A mailbox has the size that a schedule asks for, and what one variant runs is the same.
-    for one, way in ways.items():
-        same = [other for c, other in ways.items() if c.variant == one.variant]
-        assert all(other == way for other in same)
-
-
-def test_what_is_measured_again_replaces_what_was(tmp_path: Path) -> None:
-    old = made_up()
-    again = Data({**META, "date": "2027-01-01"}, (dataclasses.replace(old.targets[0], limit_us=37.0),))
-    more = Data(META, (dataclasses.replace(old.targets[0], name="another"),))
-    merged = old.merged(more).merged(again)
-    assert [(t.name, t.limit_us) for t in merged.targets] == [("made up", 37.0), ("another", 38.0)]
-    assert merged.meta["date"] == "2027-01-01"
-    with pytest.raises(ValueError, match="other triton"):
-        old.merged(Data({**META, "triton": "9"}, ()))
 
 
 def test_the_committed_data_is_as_the_tool_writes_it(tmp_path: Path) -> None:
