@@ -18,8 +18,8 @@ from gradients import exact, grads, same
 from graphs import randomised
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor import config, custom_graph_pass
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
 
 import mixorder
 from mixorder.report import RegionRecord, collect
@@ -284,16 +284,6 @@ def test_threads_at_once_with_and_without_the_option():
         close(found[i], exact(module, x, dy))
 
 
-def test_the_option_in_one_compile_and_not_in_the_next():
-    module, (x, dy) = norm(), inputs()
-    for on in (True, False, True, False):
-        torch._dynamo.reset()
-        function = torch.compile(module, options=STRICT | {"mixorder": on}, dynamic=False)
-        found, codes = run_and_get_code(lambda f=function: grads(f, module, x, dy))
-        assert any("triton_mixorder" in code for code in codes) is on
-        close(found, exact(module, x, dy))
-
-
 # CUDA graphs, stances, reset.
 
 
@@ -391,35 +381,6 @@ def test_export_and_aotinductor(tmp_path, tmp_path_factory, dynamic):
 # Others' passes and modes.
 
 
-class Noting(custom_graph_pass.CustomGraphPass):
-    """A user's pass: notes whether it comes before ours."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, graph):
-        self.seen.append(any("triton_kernel_wrapper" in str(n.target) for n in graph.nodes))
-
-    def uuid(self):
-        return "noting"
-
-
-needs_lists = pytest.mark.skipif(
-    not hasattr(custom_graph_pass, "get_custom_graph_passes"), reason="this torch takes a single pass"
-)
-
-
-@pytest.mark.parametrize("where", ["post_grad_custom_post_pass", "post_grad_custom_pre_pass"])
-@pytest.mark.parametrize("form", ["function", "object", pytest.param("list", marks=needs_lists)])
-def test_a_users_pass(form, where):
-    noting = Noting()
-    passes = {"function": noting.__call__, "object": noting, "list": [noting, Noting()]}[form]
-    module, (x, dy) = norm(), inputs()
-    function = torch.compile(module, options=STRICT | {where: passes}, dynamic=False)
-    close(grads(function, module, x, dy), exact(module, x, dy))
-    assert noting.seen == [False, False] and fused() == 1
-
-
 @contextlib.contextmanager
 def deterministic():
     torch.use_deterministic_algorithms(True)  # which also fills empty tensors with NaN
@@ -443,30 +404,6 @@ def test_modes_that_look_for_errors(how):
         assert same(grads(function, module, x, dy), first)
     assert fused() == 1
     close(first, exact(module, x, dy), bound=0.01)
-
-
-def rounded(x, dy):
-    """Eager rounds the product before it is used; in one kernel it would stay as it is."""
-    product = x * dy
-    scaled = torch.tanh(product + 1.5) * x
-    return dy - scaled * product.sum(1, keepdim=True), scaled.sum(0)
-
-
-def test_emulated_casts_round_where_eager_does():
-    args = inputs(dtype=torch.bfloat16)
-    eager, differences = rounded(*args), {}
-    for emulate in (False, True):
-        for on in (False, True):
-            torch._dynamo.reset()
-            options = STRICT | {"mixorder": on, "emulate_precision_casts": emulate}
-            with torch.no_grad():
-                found = torch.compile(rounded, options=options, dynamic=False)(*args)
-            differences[emulate, on] = sum(int((a != b).sum()) for a, b in zip(found, eager, strict=True))
-    assert fused() == 2
-    numel = args[0].numel()
-    assert differences[False, True] > 0.05 * numel
-    # Sums are in another order than eager's, stock's as well: a few last bits of a row.
-    assert differences[True, True] <= differences[True, False] + 0.02 * numel
 
 
 def dropped(x, dy):

@@ -7,7 +7,6 @@ from gradients import case, grads, same
 from support.compilers import STRICT
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor.utils import run_and_get_code
 
 BF16, F32 = torch.bfloat16, torch.float32
 # Held by one program, read off a boundary, and shared by several programs.
@@ -58,33 +57,3 @@ def test_the_same_bits_while_another_stream_is_busy():
     for _ in range(5):
         assert same(grads(function, module, x, dy), first)
     busy.synchronize()
-
-
-WITHOUT_PAIRS = {
-    "pointwise": lambda x, y: torch.tanh(x) * y,
-    "inner": lambda x, y: y - x * (x * y).sum(1, keepdim=True),
-    "outer": lambda x, y: (x * y).sum(0),
-    "matmul": lambda x, y: (x @ y.t()).relu(),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_PAIRS)
-def test_code_without_pairs_is_the_same_with_and_without_mixorder(name):
-    """Byte by byte, with Inductor's own mix-order reduction off in both."""
-    args = [torch.randn(512, 768, device="cuda") for _ in range(2)]
-    codes = []
-    for options in (
-        STRICT,
-        {"mixorder": False, "fx_graph_cache": False, "triton.mix_order_reduction": False},
-    ):
-        torch._dynamo.reset()
-        with torch.no_grad():
-            function = torch.compile(WITHOUT_PAIRS[name], options=options, dynamic=False)
-            codes.append(run_and_get_code(function, *args)[1])
-    assert kernels(codes[0]) == kernels(codes[1]) != []
-
-
-def kernels(codes):
-    """The output code, without paths, and without what records the config."""
-    lines = [line for code in codes for line in code.splitlines()]
-    return [line for line in lines if not line.startswith(("# AOT ID", "# kernel path", "# Topologically"))]

@@ -4,7 +4,6 @@ that rounds once, and what is not in a region is eager there."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from gradients import NORMS, case, errors, exact, grads
 from graphs import bf16, f16, f32, pair
 from support.compilers import STRICT
-from torch._inductor.utils import run_and_get_code
 
 from mixorder.report import RegionRecord, collect
 
@@ -118,24 +116,3 @@ def test_what_is_compared_with_a_version_of_itself_is_rounded(
     more = 0.05 if chain is behind_norm else torch.finfo(dtype).eps / 4
     for mine, theirs in zip(errors(ours, truth), errors(eager, truth), strict=True):
         assert mine <= 1.1 * theirs + more
-
-
-def test_marks_stay_in_graphs_that_compare() -> None:
-    """What compares nothing is stock's own code where nothing is fused."""
-    args = torch.randn(512, 512, device="cuda", dtype=bf16), torch.randn(512, device="cuda", dtype=bf16)
-
-    def code(function: Callable[..., Any], on: bool) -> list[str]:
-        torch._dynamo.reset()
-        options = {"mixorder": on, "mixorder_strict": True, "mixorder_min_numel": 1 << 40}
-        compiled = torch.compile(function, options={**options, "fx_graph_cache": False}, dynamic=False)
-        with torch.no_grad():
-            return [re.sub(r"# AOT ID: .*", "", text) for text in run_and_get_code(compiled, *args)[1]]
-
-    def plain(x: Any, w: Any) -> Any:
-        return torch.where(x * w > 0.5, torch.softmax(x * w, -1), 0)
-
-    def compares(x: Any, w: Any) -> Any:
-        return torch.where(x * w == (x * w).amax(-1, keepdim=True), x, 0)
-
-    assert code(plain, True) == code(plain, False)
-    assert code(compares, True) != code(compares, False)
