@@ -18,6 +18,7 @@ from .ir.program import LoopProgram
 from .region.nodes import fake, is_mean, is_moment, is_relative_sum, is_variance, size_of, stated_by
 from .region.provenance import Provenance, provenance_of
 from .region.region import Region
+from .region.sizes import Size
 from .schedule.cost import Traffic
 from .schedule.plan import Plan
 from .schedule.predicted import Expected
@@ -52,7 +53,7 @@ class RegionRecord:
     name: str
     space: str
     rows: int | str
-    cols: int
+    cols: int | str
     dtype: str
     inner: tuple[str, ...]
     outer: tuple[str, ...]
@@ -96,8 +97,8 @@ def describe(
     return RegionRecord(
         region.name,
         str(region.space),
-        region.space.rows if isinstance(region.space.rows, int) else str(region.space.rows),
-        int(region.space.cols),
+        _number(region.space.rows),
+        _number(region.space.cols),
         str(val.dtype),
         tuple(n.name for n in region.inner),
         tuple(n.name for n in region.outer),
@@ -115,6 +116,10 @@ def describe(
         *nests,
         tuning,
     )
+
+
+def _number(size: Size) -> int | str:
+    return size if isinstance(size, int) else str(size)
 
 
 def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:

@@ -260,12 +260,19 @@ def rms_norm_backward(
 
 
 def group_norm_backward(
-    samples: int, places: int, channels: int, groups: int, dtype: torch.dtype = bf16, bias: bool = False
+    samples: int,
+    places: int,
+    channels: int,
+    groups: int,
+    dtype: torch.dtype = bf16,
+    bias: bool = False,
+    symbolic: bool = False,
 ) -> Graph:
     """With the channels last. The statistics are of each group of channels of a sample. `bias`: with the
-    gradient of one that was added in front of the norm."""
+    gradient of one that was added in front of the norm. `symbolic`: for any number of samples."""
 
     def function(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        samples = x.shape[0]
         shape = (samples, places, groups, channels // groups)
         of_groups = (samples, 1, groups, 1)
         normed = (x.to(f32).view(shape) - mean.view(of_groups)) * rstd.view(of_groups)
@@ -279,20 +286,25 @@ def group_norm_backward(
         return (*results, dx.sum((0, 1))) if bias else results
 
     full, statistics = ((samples, places, channels), dtype), ((samples, groups), f32)
+    if symbolic:
+        weight = ((1, channels), f32)
+        return traced_rows(function, full, full, statistics, statistics, weight, symbolic=[0])
     return traced(function, full, full, statistics, statistics, ((channels,), f32))
 
 
-def batch_norm_backward(rows: int, channels: int, dtype: torch.dtype = bf16) -> Graph:
-    """With the channels last, behind a ReLU."""
+def batch_norm_backward(rows: int, channels: int, dtype: torch.dtype = bf16, symbolic: bool = False) -> Graph:
+    """With the channels last, behind a ReLU. `symbolic`: for any number of rows."""
 
     def function(dy: Any, x: Any, y: Any, mean: Any, rstd: Any, w: Any) -> Any:
+        rows = x.shape[0]
         gradient = torch.where(y <= 0, 0.0, dy).to(f32)
         normed = (x.to(f32) - mean) * rstd
         dw, db = (gradient * normed).sum(0), gradient.sum(0)
         return ((gradient - normed * (dw / rows) - db / rows) * (rstd * w)).to(dtype), dw, db
 
-    full, of_channels = ((rows, channels), dtype), ((channels,), f32)
-    return traced(function, full, full, full, of_channels, of_channels, of_channels)
+    full, of_channels = ((rows, channels), dtype), (((1, channels) if symbolic else (channels,)), f32)
+    specs = full, full, full, of_channels, of_channels, of_channels
+    return traced_rows(function, *specs, symbolic=[0]) if symbolic else traced(function, *specs)
 
 
 def rope_backward(batch: int, tokens: int, heads: int, dim: int, dtype: torch.dtype = bf16) -> Graph:

@@ -134,7 +134,7 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,
     DeclineReason.INPUT_MUTATED: mutated,
-    DeclineReason.UNSUPPORTED_OP: symbolic_factor,
+    DeclineReason.UNSUPPORTED_OP: lambda: traced(lambda x: (*x.max(1), x.sum(0)), FULL),
     DeclineReason.UNSUPPORTED_DTYPE: complex_input,
     DeclineReason.DYNAMIC_SHAPE: with_value_of_x(
         lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
@@ -180,6 +180,12 @@ def test_every_reason_is_raised_by_its_smallest_graph(
     line, total = said()
     assert reason.value in line and reason.explanation in line and decline.detail in line
     assert total.startswith("0 regions fused, 1 declined, in ")
+
+
+def test_a_product_with_a_number_of_the_data_is_read() -> None:
+    """The kernels cannot compute the number; the sums are fused without the product."""
+    (record,) = run(symbolic_factor())
+    assert isinstance(record, RegionRecord) and {"mul"} <= {one.name for one in record.inputs}
 
 
 @pytest.mark.parametrize(

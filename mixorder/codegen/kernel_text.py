@@ -39,6 +39,7 @@ class KernelText:
         self.ops = OpPrinter(self.code, {axis.symbol: axis.size for axis in loops}, exact)
         self.deps = nest.dependence()
         self.buffers = buffers_of(program, nest)
+        self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.maxima = Maxima()
 
     def begin_function(self, *parameters: str, name: str = "KERNEL") -> None:

@@ -9,14 +9,30 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import sympy
+
 from ..inductor.printing import offset_text, printing_triton
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, PartialAccumulate, Value
+from ..ir.program import (
+    SPLIT_SYMBOL,
+    Axis,
+    Load,
+    LoopProgram,
+    Nest,
+    PartialAccumulate,
+    Reduce,
+    Statement,
+    Value,
+    behind,
+    loops_of,
+    operands,
+)
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
-from ..schedule.slabs import axes_of
+from ..schedule.slabs import axes_of, sizes_of
 from .kernel_text import identity
 from .source import KernelSource
 from .tile import TileWriter
+from .tile_access import tiles_of
 
 
 def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
@@ -24,19 +40,21 @@ def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSo
     totals = plan.totals
     assert isinstance(totals, Applied)
     _, second, third, *fourth = program.nests
-    results = Plan(_tiles(second, totals.results), Launch(plan.second.warps))
-    applied = Plan(_tiles(third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards))
+    results = Plan(_tiles(program, second, totals.results), Launch(plan.second.warps))
+    applied = Plan(
+        _tiles(program, third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards)
+    )
     with printing_triton():
         return (
             sums_kernel(program, plan, f"{label}_sums"),
-            _kernel(program, second, results, f"{label}_results"),
+            _results(program, second, results, f"{label}_results"),
             _kernel(program, third, applied, f"{label}_apply", _summed(program) if totals.together else ()),
             *(_ends(program, nest, plan, f"{label}_ends") for nest in fourth),
         )
 
 
-def _tiles(nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
-    return in_tiles([int(axis.size) for axis in axes_of(nest)], extents)
+def _tiles(program: LoopProgram, nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
+    return in_tiles(sizes_of(program, axes_of(nest)), extents)
 
 
 def _summed(program: LoopProgram) -> tuple[Axis, ...]:
@@ -58,10 +76,23 @@ def _kernel(
     return writer.finish(f"triton_mixorder_{label}")
 
 
+def _results(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
+    """The second kernel. Where it reduces an axis of any size, its programs have a loop over that."""
+    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    looped = [axis for axis in nest.loops if axis.symbol in reduced and not axis.size.is_number]
+    if not looped:
+        return _kernel(program, nest, plan, label)
+    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
+    writer.numbered = [axis for axis in writer.axes if axis not in looped]
+    writer.begin()
+    writer.tile_by_tile(nest, *looped)
+    return writer.finish(f"triton_mixorder_{label}")
+
+
 def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
     """The fourth kernel, whose programs add up all parts."""
     assert isinstance(plan.totals, Applied)
-    own = Plan(_tiles(nest, plan.totals.ends), Launch(plan.second.warps))
+    own = Plan(_tiles(program, nest, plan.totals.ends), Launch(plan.second.warps))
     writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), own)
     writer.numbered = list(nest.loops[1:])
     writer.begin()
@@ -97,11 +128,50 @@ class _SlabWriter(TileWriter):
         masks = []
         for axis in own:
             self.define_index(axis)
-            if int(axis.size) % self.extents[axis]:
-                masks.append(f"({axis.symbol} < {axis.size})")
+            if self.is_masked(axis):
+                masks.append(f"({axis.symbol} < {offset_text(axis.size)})")
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
         self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
+
+    def tile_by_tile(self, nest: Nest, axis: Axis) -> None:
+        """The statements of a nest in a loop over an axis: before it what does not depend on that, and behind
+        it what needs sums over it."""
+        sums = [s for s in nest.body if isinstance(s, Reduce) and axis.symbol in s.axes]
+        later = behind(nest.body, sums)
+
+        def place(stmt: Statement) -> int:
+            if stmt in sums or not later.isdisjoint(operands(stmt)):
+                return 2
+            return int(axis.symbol in loops_of(stmt, self.deps))
+
+        for stmt in (s for s in nest.body if place(s) == 0):
+            self.statement(stmt)
+        tiled = {
+            one: [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
+            for one in sums
+        }
+        totals = {}
+        for one in sums:
+            empty = f"tl.full({self.shape(tiled[one])}, {identity(one.kind, one.dtype)})"
+            totals[one] = str(self.ops.line(empty, one.dtype))
+        known, number = set(self._known), self.number(axis)
+        self.code.writeline(f"for {number} in tl.range(0, {offset_text(sympy.sympify(self.tiles(axis)))}):")
+        with self.code.indent():
+            if axis.symbol in self.wide_symbols:
+                self.code.writeline(f"{number} = tl.full([], {number}, tl.int64)")
+            for stmt in (s for s in nest.body if place(s) == 1):
+                self.statement(stmt)
+            for one, total in totals.items():
+                along = [a for a in self.tiled if a.symbol in one.axes]
+                value = self.within(self.spread(one.value.name, along), along, one.kind, one.dtype)
+                self.code.writeline(f"{total} = {self.combined(one.kind, total, value, one.dtype)}")
+        self._known = known
+        for one, total in totals.items():
+            along = [a for a in self.tiled if a.symbol in one.axes]
+            self.ops.define(self.reduced(one.kind, one.dtype, total, along), one.dtype, one.name)
+        for stmt in (s for s in nest.body if place(s) == 2 and s not in sums):
+            self.statement(stmt)
 
 
 class _SumsWriter(_SlabWriter):
@@ -115,11 +185,11 @@ class _SumsWriter(_SlabWriter):
         kept = self.partials[0].index.free_symbols
         self.gone = [axis for axis in self.axes if axis.symbol not in kept]
         self.kept = [axis for axis in self.axes if axis.symbol in kept]
-        self._tiles = {axis: -(-int(axis.size) // self.extents[axis]) for axis in self.axes}
+        self._tiles = {axis: tiles_of(axis.size, self.extents[axis]) for axis in self.axes}
         self.steps = math.prod(self.tiles(axis) for axis in self.gone)
 
     @property
-    def programs(self) -> int:
+    def programs(self) -> int | sympy.Expr:
         return math.prod(self.tiles(axis) for axis in self.kept) * self.plan.splits
 
     def number_tiles(self) -> None:
@@ -144,10 +214,9 @@ class _SumsWriter(_SlabWriter):
         for axis in self.kept:
             self.define_index(axis)
         known = set(self._known)
+        steps = offset_text(sympy.sympify(self.steps))
         stages = f", num_stages={self.plan.launch.num_stages}"
-        self.code.writeline(
-            f"for step in tl.range({SPLIT_SYMBOL}, {self.steps}, {self.plan.splits}{stages}):"
-        )
+        self.code.writeline(f"for step in tl.range({SPLIT_SYMBOL}, {steps}, {self.plan.splits}{stages}):")
         with self.code.indent():
             wide = [self.number(axis) for axis in self.gone if axis.symbol in self.wide_symbols]
             self.divide("step", [(self.number(axis), self.tiles(axis)) for axis in self.gone], wide)

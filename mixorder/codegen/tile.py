@@ -110,12 +110,13 @@ class TileWriter(TileAccesses):
         self._awaited: dict[str, str] = {}  # the variable of each word
 
     def begin(self) -> None:
-        self.begin_function()
+        self.begin_function(*self.sizes)
+        self.widen_sizes()
         first = "tl.program_id(0)"
         if self.plan.produced:
             return
         if self.plan.order.backwards:
-            first = f"({self.tiles_in_all - 1} - {first})"
+            first = f"({offset_text(sympy.sympify(self.tiles_in_all - 1))} - {first})"
         self.code.writeline(f"program = {first}" + ".to(tl.int64)" * self.wide)
         if (band := self.plan.order.grouped) > 1:
             along, across = (axis for axis in self.axes if self.tiles(axis) > 1)
@@ -158,7 +159,7 @@ class TileWriter(TileAccesses):
         if groups is not None and producers is not None:
             grid = (groups.row_tiles + producers.lag) * groups.programs
         own: dict[str, Any] = {"exact": self.exact, "registers": launch.max_registers}
-        source = self.source(name, functions + self.text(), grid, config, **own)
+        source = self.source(name, functions + self.text(), grid, config, self.sizes, **own)
         if groups is None:
             return source
         return dataclasses.replace(source, written=(*source.written, MAILBOX))
@@ -274,9 +275,10 @@ class TileWriter(TileAccesses):
 
     def within(self, value: str, along: Sequence[Axis], kind: ReductionKind, dtype: torch.dtype) -> str:
         """A value of the tile, with the identity of a reduction beyond the end of an axis."""
-        for axis in (a for a in along if int(a.size) % self.extents[a]):
+        for axis in filter(self.is_masked, along):
             self.define_index(axis)
-            value = f"tl.where({axis.symbol} < {axis.size}, {value}, {filler(kind, dtype)})"
+            size = offset_text(axis.size)
+            value = f"tl.where({axis.symbol} < {size}, {value}, {filler(kind, dtype)})"
         return value
 
     def reduced(self, kind: ReductionKind, dtype: torch.dtype, value: str, along: Sequence[Axis]) -> str:

@@ -19,12 +19,13 @@ from collections.abc import Collection, Sequence
 import sympy
 
 from ..inductor.printing import offset_text
-from ..inductor.symbols import wide_symbols
+from ..inductor.symbols import FloorDiv, wide_symbols
 from ..inductor.versions import deals_from_last
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
     AxisClass,
+    Compute,
     Load,
     LoopProgram,
     PartialAccumulate,
@@ -46,7 +47,7 @@ class Dim:
     axes: tuple[Axis, ...]
     stride: int
     extent: int
-    total: int
+    total: int | sympy.Expr
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Dim:
 
     @property
     def masked(self) -> bool:
-        return self.total % self.extent != 0
+        return bool(self.total % self.extent != 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,43 +81,61 @@ class TileAccesses(KernelText):
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
-        self._tiles = {a: w.grid * w.split for a, w in zip(self.axes, plan.walk, strict=True)}
+        self._tiles: dict[Axis, int | sympy.Expr] = {
+            axis: walk.grid * walk.split if axis.size.is_number else tiles_of(axis.size, walk.tile)
+            for axis, walk in zip(self.axes, plan.walk, strict=True)
+        }
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
         self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
         self.wide_symbols = self._wide()
-        several = {axis.symbol for axis in self.axes if self.tiles(axis) > 1}
+        several = {axis.symbol for axis in self.axes if self.tiles(axis) != 1}
         self.wide = not self.wide_symbols.isdisjoint({*several, SPLIT_SYMBOL})  # the numbers of the tile
         self._known: set[str] = set()  # names of indices that the kernel has defined
         self._dealt: dict[str, str] = {}  # names of indices of two dims, by their text
         self._deals = False  # whether a thread has rows next to each other
         self.rows = self.row_axis() if plan.layout.thread_rows else None
 
+    def widen_sizes(self) -> None:
+        """Have symbolic sizes in 64 bits where what is computed from them may need these."""
+        loops = dict.fromkeys((axis.symbol for axis in self.axes), sympy.S.One)
+        args = (arg for s in self.nest.statements if isinstance(s, Compute) for arg in s.args)
+        values = (arg.xreplace(loops) for arg in args if isinstance(arg, sympy.Expr))
+        elements = sympy.prod(axis.size for axis in self.axes)
+        for size in sorted(wide_symbols([elements, *values], {}), key=str):
+            self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
+
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
 
-    def tiles(self, axis: Axis) -> int:
+    def tiles(self, axis: Axis) -> int | sympy.Expr:
         return self._tiles[axis]
 
+    def is_masked(self, axis: Axis) -> bool:
+        """Whether some tile has elements beyond the end of an axis."""
+        return bool(axis.size % self.extents[axis] != 0)
+
     @property
-    def tiles_in_all(self) -> int:
+    def tiles_in_all(self) -> int | sympy.Expr:
         return math.prod(map(self.tiles, self.numbered))
 
     def number_tiles(self) -> None:
         """Define the number of the tile along each axis."""
         self.divide("program", [(self.number(axis), self.tiles(axis)) for axis in self.numbered])
 
-    def divide(self, number: str, parts: Sequence[tuple[str, int]], wide: Collection[str] = ()) -> None:
+    def divide(
+        self, number: str, parts: Sequence[tuple[str, int | sympy.Expr]], wide: Collection[str] = ()
+    ) -> None:
         """Define the numbers that one number stands for, the outermost first: the name of each, and how many
         there are. A single one has no name, but for the split. `wide`: those in 64 bits."""
-        before, in_all = 1, math.prod(count for _, count in parts)
+        before, in_all = sympy.S.One, math.prod(count for _, count in parts)
         for name, count in reversed(parts):
-            if count > 1 or name == str(SPLIT_SYMBOL):
-                text = number if before == 1 else f"{number} // {before}"
-                text += f" % {count}" * (before * count != in_all)
-                self.code.writeline(f"{name} = {f'({text}).to(tl.int64)' if name in wide else text}")
+            if count != 1 or name == str(SPLIT_SYMBOL):
+                text = number if before == 1 else f"{number} // {in_product(before)}"
+                text += f" % {in_product(count)}" * (before * count != in_all)
+                self.code.writeline(f"{name} = {f'tl.full([], {text}, tl.int64)' if name in wide else text}")
             before *= count
 
     def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[Dim]:
@@ -126,7 +145,7 @@ class TileAccesses(KernelText):
         order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
         found, first = list[Dim](), list[Dim]()
         for axis in reversed(order):
-            size, extent = int(axis.size), self.extents[axis]
+            size, extent = axis.size, self.extents[axis]
             one = Dim((axis,), strides[axis], extent, size)
             own = first if found and axis in apart else found
             if own and own[0].extent == own[0].total and strides[axis] == own[0].stride * own[0].total:
@@ -147,7 +166,7 @@ class TileAccesses(KernelText):
         """Define the indices of a tile's elements along axes that follow one another without a gap."""
         if name not in self._known:
             self._known.add(name)
-            start = f"{self.number(axes[0])} * {extent} + " * (self.tiles(axes[0]) > 1)
+            start = f"{self.number(axes[0])} * {extent} + " * (self.tiles(axes[0]) != 1)
             wide = ".to(tl.int64)" * any(axis.symbol in self.wide_symbols for axis in axes)
             self.code.writeline(f"{name} = {start}tl.arange(0, {extent}){spread}{wide}")
 
@@ -173,7 +192,7 @@ class TileAccesses(KernelText):
             at = self.index_along(dim, parts)
             terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
             if dim.masked:
-                masks.append(f"({at} < {dim.total})")
+                masks.append(f"({at} < {offset_text(sympy.sympify(dim.total))})")
         mask = " & ".join(masks)
         offset = " + ".join(terms) if parts or len(terms) > 1 else offset_text(outside)
         return f"{self.pointer(buffer)} + ({offset})", mask
@@ -188,7 +207,7 @@ class TileAccesses(KernelText):
         steps = [
             f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
         ]
-        if self.tiles(dim.axes[0]) > 1:
+        if self.tiles(dim.axes[0]) != 1:
             steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
         text = " + ".join(steps)
         if any(axis.symbol in self.wide_symbols for axis in dim.axes):
@@ -251,6 +270,16 @@ class TileAccesses(KernelText):
 
     def shape(self, axes: Sequence[Axis]) -> str:
         return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+
+
+def tiles_of(size: sympy.Expr, extent: int) -> int | sympy.Expr:
+    """How many tiles there are along an axis."""
+    return -(-int(size) // extent) if size.is_number else FloorDiv(size + extent - 1, extent)
+
+
+def in_product(count: int | sympy.Expr) -> str:
+    """The text of a number as a factor."""
+    return str(count) if sympy.sympify(count).is_number else f"({offset_text(count)})"
 
 
 def spread_along(rank: int, place: int) -> str:

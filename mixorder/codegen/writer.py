@@ -114,7 +114,6 @@ class Writer(KernelText):
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.sizes = tuple(map(str, program.sizes_of(nest)))
         self.phase: AlignmentPhase | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 

@@ -450,14 +450,18 @@ def _show(value: Any) -> str:
     return str(value)
 
 
+def loops_of(stmt: Statement, deps: dict[str, frozenset[sympy.Symbol]]) -> frozenset[sympy.Symbol]:
+    """The loop symbols that a statement depends on. `deps`: those of each value (`Nest.dependence`)."""
+    if isinstance(stmt, Value):
+        return deps[stmt.name]
+    if isinstance(stmt, Exchange):
+        return frozenset().union(*(deps[ref.name] for ref in stmt.values))
+    return frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
+
+
 def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]) -> int:
     """How many of `loops`, from the outermost, enclose a statement."""
-    if isinstance(stmt, Value):
-        symbols = deps[stmt.name]
-    elif isinstance(stmt, Exchange):
-        symbols = frozenset().union(*(deps[ref.name] for ref in stmt.values))
-    else:
-        symbols = frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
+    symbols = loops_of(stmt, deps)
     return max((i + 1 for i, axis in enumerate(loops) if axis.symbol in symbols), default=0)
 
 

@@ -55,6 +55,8 @@ class Boxes:
         val = node.meta["val"]
         if isinstance(val, torch.SymInt):
             return sympy.sympify(size_of(val))
+        if isinstance(val, torch.SymFloat):
+            return val.node.expr
         like = fake(node)
         assert like is not None
         return leaf(node, like, symbolic(like.shape), self._value, self._recorder)

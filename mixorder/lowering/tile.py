@@ -33,7 +33,7 @@ from ..region.nodes import (
     shape_of,
 )
 from ..region.region import Region
-from ..region.sizes import product
+from ..region.sizes import Size, plain, product, ratio
 from ..region.slabs import SlabSeed
 from .index_map import Index
 from .tracer import Traced, Tracer
@@ -86,20 +86,20 @@ class _TileTracer(Tracer):
         super().__init__(region, axes)
         assert region.orders is not None
         self.orders = region.orders
-        self.strides_of: dict[int, Axis] = {}
-        stride = 1
+        self.strides_of: dict[Size, Axis] = {}
+        stride: Size = 1
         for axis in reversed(axes):
             self.strides_of[stride] = axis
-            stride *= int(axis.size)
+            stride = product((stride, plain(axis.size)))
         self._at: dict[Node, Traced] = {}
         self._as_eager = any(map(_is_discrete, region.outputs))
         self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
 
-    def axes_of(self, factor: Factor) -> list[tuple[int, Axis]]:
+    def axes_of(self, factor: Factor) -> list[tuple[Size, Axis]]:
         """The axes of a factor, outermost first, and the stride of each in the factor's index. Where no
         tensor tells two dims apart, the inner one has the axis of both."""
-        inside = [(s, a) for s, a in self.strides_of.items() if factor.stride <= s < factor.end]
-        return [(stride // factor.stride, axis) for stride, axis in sorted(inside, reverse=True, key=_first)]
+        inside = [(s, a) for s, a in reversed(self.strides_of.items()) if factor.begins(s)]
+        return [(ratio(stride, factor.stride) or 1, axis) for stride, axis in inside]
 
     def at(self, run: Run) -> sympy.Expr:
         index: sympy.Expr = sympy.S.Zero
@@ -184,7 +184,3 @@ def _is_discrete(node: Node) -> bool:
     """Whether a rounding before may change a result by far more than its own rounding."""
     dtype = fake(node).dtype  # type: ignore[union-attr]
     return not dtype.is_floating_point or dtype.itemsize == 1
-
-
-def _first(pair: tuple[int, Axis]) -> int:
-    return pair[0]

@@ -28,6 +28,14 @@ class Factor:
         """The stride of the factor that follows without a gap."""
         return product((self.stride, self.size))
 
+    def begins(self, stride: Size) -> bool:
+        """Whether a part of it begins at a stride, which is one of a common refinement."""
+        return ratio(stride, self.stride) is not None and ratio(stride, self.end) is None
+
+    def covers(self, other: Factor) -> bool:
+        """Whether another factor is a part of it."""
+        return ratio(other.stride, self.stride) is not None and ratio(self.end, other.end) is not None
+
 
 Run: TypeAlias = tuple[Factor, ...]
 """The index along one dim: its factors, outermost first; empty for what is the same for all elements."""

@@ -50,7 +50,7 @@ VIEWS = frozenset(
 
 CONSTANTS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
 
-_SIZE = (torch.SymInt, int)
+_NUMBER = (torch.SymInt, torch.SymFloat, int)
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -108,8 +108,8 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
 
 
 def operands(node: Node) -> list[Node]:
-    """The nodes that a node computes with, other than symbolic sizes."""
-    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _SIZE)]
+    """The nodes that a node computes with, other than symbolic numbers."""
+    return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _NUMBER)]
 
 
 def argument(node: Node, place: int, name: str, default: Any = None) -> Any:

@@ -43,7 +43,7 @@ class Orders(dict[Node, Order]):
         self.root = root
         self.shape_of = shape_of
         shape, size = shape_of(root) or (), self.size_of(root)
-        order = divided((Factor(1, size),), shape) if isinstance(size, int) else None
+        order = divided((Factor(1, size),), shape)
         if order is not None:
             self[root] = order
 

@@ -11,6 +11,7 @@ never writes it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
 
@@ -29,6 +30,7 @@ from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .spans import bytes_of
 from .tile import Growth, TileSeed, above, is_row_major
+from .turned import traced_shape
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
@@ -42,11 +44,11 @@ class SlabSeed(TileSeed):
 
 
 def may_be_over_slab(node: Node) -> bool:
-    """Whether a node is a sum over some axes of a tensor of known sizes."""
+    """Whether a node is a sum over some axes of a tensor, and not over all."""
     what, kind = reduced(node), reduction_kind(node)
     if what is None or kind is None or not kind.compensable or is_relative(node) or is_moment(node):
         return False
-    if not all(isinstance(n, int) and n > 0 for n in what.shape) or not what.run:
+    if not what.run:
         return False
     return product(factor.size for factor in what.run) != product(what.shape)
 
@@ -107,7 +109,7 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
         return None
     small = {n for n in later if reduced(n) is not None and orders.size_of(operands(n)[0]) != size}
     again = not small.isdisjoint(needed_for(elements, since=position(node)))
-    if not again and (node in paired or _is_left(orders.reduced(node), sources[0], bool(small))):
+    if not again and (node in paired or _is_left(node, orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
 
@@ -124,15 +126,17 @@ def _independent(node: Node, others: list[Node]) -> list[Node]:
     return by_position(taken)
 
 
-def _is_left(run: Run, source: Node, reduced_further: bool) -> bool:
+def _is_left(node: Node, run: Run, source: Node, reduced_further: bool) -> bool:
     """Whether sums over such axes, with which elements are computed right away, are left to Inductor and to
     the strategies for rows. A contiguous row is a slab only where results of several rows are reduced
     further, as for a channel of several samples."""
-    length = product(factor.size for factor in run)
+    whole, left = (traced_shape(one) for one in (operands(node)[0], node))
     is_row = len(run) == 1 and run[0].stride == 1 and is_row_major(source)
     if is_row and not reduced_further:
         return True
-    return isinstance(length, int) and length <= (SHORT_ROW if is_row else SHORT)
+    if whole is None or left is None:
+        return True
+    return math.prod(whole) <= (SHORT_ROW if is_row else SHORT) * math.prod(left)
 
 
 class SlabGrowth(Growth):
@@ -159,8 +163,10 @@ class SlabGrowth(Growth):
             return False
         slab, own = self.orders.reduced(by_position(self.wanted)[0]), self.orders.reduced(node)
         others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}
-        covered = (any(o.stride <= f.stride and f.end <= o.end for o in own) for f in slab)
-        return all(covered) and others <= {own} and product(f.size for f in own) <= LONGEST
+        length = product(f.size for f in own)
+        if not isinstance(length, int) or length > LONGEST:
+            return False
+        return others <= {own} and all(any(o.covers(f) for o in own) for f in slab)
 
     def stays(self, node: Node) -> bool:
         """As for any region, but for what both passes compute from several tensors: the first pass stores it,
@@ -204,7 +210,11 @@ def _as_read(region: Region) -> dict[Node, tuple[int, ...]]:
     assert region.orders is not None
     read, found = list[tuple[Node, tuple[int, ...]]](), dict[Node, tuple[int, ...]]()
     for node in filter(region.seed.analysis.is_full, region.inputs):
-        if (val := fake(node)) is not None and is_dense(val):
+        if (
+            (val := fake(node)) is not None
+            and is_dense(val)
+            and all(isinstance(n, int) for n in val.stride())
+        ):
             read.append((node, val.stride()))
     ways = {_in_memory(region.orders[node], strides) for node, strides in read}
     for node in filter(region.seed.analysis.is_full, region.outputs if len(ways) == 1 else ()):
@@ -227,11 +237,14 @@ def _lying(order: Order, way: Run) -> tuple[int, ...] | None:
 
     def place(dim: int) -> tuple[int, Size]:
         first = order[dim][0].stride if order[dim] else 0
-        within = (i for i, factor in enumerate(way) if factor.stride <= first < factor.end)
+        within = (i for i, factor in enumerate(way) if factor.begins(first))
         return next(within, -1), -first
 
-    dims, strides, stride = sorted(range(len(order)), key=place), [0] * len(order), 1
+    dims, strides = sorted(range(len(order)), key=place), [0] * len(order)
+    stride: Size = 1
     for dim in reversed(dims):
+        if not isinstance(stride, int):
+            return None
         strides[dim] = stride
-        stride *= int(product(factor.size for factor in order[dim]))
+        stride = product((stride, *(factor.size for factor in order[dim])))
     return tuple(strides) if flat(tuple(order[dim] for dim in dims)) == way else None

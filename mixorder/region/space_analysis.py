@@ -42,8 +42,7 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_read(node: Node) -> bool:
-    """Whether a kernel can read a node's elements, or compute them of what it can read. It takes no symbolic
-    number but a size."""
+    """Whether a kernel can read a node's elements, or compute them of what it can read."""
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor) and not is_readable_dtype(val.dtype):
         return (
@@ -51,7 +50,7 @@ def _is_read(node: Node) -> bool:
             and _is_loop(node)
             and all(_is_read(unviewed(a, is_permutation)) for a in node.all_input_nodes)
         )
-    return not isinstance(val, torch.SymFloat | torch.SymBool)
+    return not isinstance(val, torch.SymBool)
 
 
 def _is_on_one_device(node: Node, args: Iterable[Node]) -> bool:

@@ -163,9 +163,9 @@ def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
 def is_row_major(node: Node) -> bool:
     """Whether a tensor's elements lie in the order of its dims, with gaps or without."""
     val = fake(node)
-    if val is None or not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
+    if val is None or not all(isinstance(stride, int) for stride in val.stride()):
         return False
-    strides = [stride for n, stride in zip(val.shape, val.stride(), strict=True) if n != 1]
+    strides = [stride for n, stride in zip(map(size_of, val.shape), val.stride(), strict=True) if n != 1]
     return bool(strides) and strides[-1] == 1 and strides == sorted(strides, reverse=True)
 
 

@@ -19,6 +19,7 @@ import sympy
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import ACCESS, WARP
 from ..ir.program import (
+    NUM_SPLITS,
     Axis,
     AxisClass,
     BufferRole,
@@ -33,6 +34,7 @@ from ..ir.program import (
     closure,
     operands,
 )
+from ..ir.rewriting import reindexed
 from . import baseline
 from .constants import FITTED, Constants
 from .cost import Traffic
@@ -86,11 +88,14 @@ class SlabFacts(Facts):
     whole: frozenset[int] = frozenset()
     """The places of those that the second nest reduces."""
 
+    looped: bool = False
+    """Whether the first one of those has any size, so that the second kernel has a loop over it."""
+
 
 def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     first, second, third, *fourth = program.nests
     (partial, *_) = (s for s in first.body if isinstance(s, PartialAccumulate))
-    sizes = tuple(int(axis.size) for axis in axes_of(third))
+    sizes = sizes_of(program, axes_of(third))
     summed = [i for i, axis in enumerate(axes_of(third)) if axis.symbol not in partial.index.free_symbols]
     kept = [axis for axis in second.loops if axis.kind is not AxisClass.SPLIT]
     reduced = {s for stmt in second.body if isinstance(stmt, Reduce) for s in stmt.axes}
@@ -106,11 +111,17 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         sizes=sizes,
         summed=frozenset(summed),
         across=_across(axes_of(third), [*full(first), *full(third)]),
-        ends=tuple(int(axis.size) for nest in fourth for axis in nest.loops[1:]),
+        ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(axes_of(third)) if axis.symbol in _in_parts(third)),
-        results=tuple(int(axis.size) for axis in kept),
+        results=sizes_of(program, kept),
         whole=frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
+        looped=any(not axis.size.is_number and axis.symbol in reduced for axis in kept),
     )
+
+
+def sizes_of(program: LoopProgram, axes: Iterable[Axis]) -> tuple[int, ...]:
+    """The sizes of axes; of one that has any, that of the example."""
+    return tuple(max(1, program.hint(axis.size)) for axis in axes)
 
 
 def axes_of(nest: Nest) -> tuple[Axis, ...]:
@@ -143,7 +154,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
-    most = RESULTS // math.prod(next_power_of_2(facts.results[i]) for i in facts.whole)
+    most = RESULTS // math.prod(_whole(facts).values())
     if not most:
         detail = f"{[facts.results[i] for i in sorted(facts.whole)]} results are reduced together"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
@@ -201,9 +212,19 @@ def _least_idle(size: int) -> int:
     return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
 
 
+def _whole(facts: SlabFacts) -> dict[int, int]:
+    """The elements of the second kernel's tile along the axes that it reduces, by the places of these."""
+    found = {i: next_power_of_2(facts.results[i]) for i in sorted(facts.whole)}
+    if facts.looped:
+        first, *others = found
+        room = RESULTS // math.prod(found[i] for i in others)
+        found[first] = max(1, min(found[first], room))
+    return found
+
+
 def _results(facts: SlabFacts, splits: int) -> tuple[int, ...]:
     """The second kernel's tile, along the parts and each axis of the totals."""
-    extents = [next_power_of_2(n) if i in facts.whole else 1 for i, n in enumerate(facts.results)]
+    extents = [_whole(facts).get(i, 1) for i in range(len(facts.results))]
     found = [next_power_of_2(splits), *extents]
     free = [i for i in range(len(extents)) if i not in facts.whole and facts.results[i] > 1]
     if free:
@@ -232,7 +253,7 @@ def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
     first, second, third, *fourth = program.nests
     nests, buffers = [first, _of_parts(second, plan.splits), third], list(program.buffers)
     for nest in fourth:
-        sizes, symbols = [int(axis.size) for axis in axes_of(third)], _in_parts(third)
+        sizes, symbols = sizes_of(program, axes_of(third)), _in_parts(third)
         kept = [i for i, axis in enumerate(axes_of(third)) if axis.symbol in symbols]
         count = _parts(sizes, kept, plan.totals.tile)
         nests.append(_of_parts(nest, count))
@@ -240,6 +261,11 @@ def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
         for i, buffer in enumerate(buffers):
             if buffer.name in own:
                 buffers[i] = dataclasses.replace(buffer, shape=(sympy.Integer(count), *buffer.shape[1:]))
+    numbers = {NUM_SPLITS: sympy.Integer(plan.splits)}
+    nests = [
+        dataclasses.replace(nest, body=tuple(reindexed(s, lambda i: i.xreplace(numbers)) for s in nest.body))
+        for nest in nests
+    ]
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
 
 
@@ -361,7 +387,7 @@ def _storing(
 
     for stmt in (s for s in nest.body if isinstance(s, Value)):
         dtype = lowered.buffer(stmt.buffer).dtype if isinstance(stmt, Load) else stmt.dtype
-        elements = math.prod(int(axis.size) for axis in nest.loops if axis.symbol in deps[stmt.name])
+        elements = math.prod(sizes_of(lowered, (a for a in nest.loops if a.symbol in deps[stmt.name])))
         sizes[stmt.name] = elements * dtype.itemsize
         read[stmt.name] = frozenset[str]().union(*(read[name] for name in operands(stmt)))
         is_stored = every <= deps[stmt.name] and users[stmt.name] > 1 and len(read[stmt.name]) > READ

@@ -8,7 +8,8 @@ the operands once more. Where these are added up as well, as for the bias in fro
 parts of such sums to a fourth nest.
 
 The axes are in the order of memory. Where no access of the first and the third nest tells two axes apart,
-they are one.
+they are one. The first of them may have any size, such as that of a batch. Where sums are over it in the
+second nest, that has a loop over it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from ..ir.program import (
     behind,
     closure,
     flat,
+    loops_of,
     operands,
 )
 from ..ir.rewriting import along_one
@@ -79,14 +81,19 @@ class _Phases:
 
     def in_memory_order(self) -> tuple[Axis, ...]:
         """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
-        contiguous along more than two axes: a tile's lanes are along one, and it is turned for another."""
+        contiguous along more than two axes, as a tile's lanes are along one, and it is turned for another; or
+        where another axis than the outermost may have any size."""
         every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
         innermost: dict[Axis | None, Buffer] = {}
         for stmt in self.nest.body:
             if isinstance(stmt, Load | Store) and every <= stmt.index.free_symbols:
-                strides = {a: int(sympy.expand(stmt.index).coeff(a.symbol)) for a in self.nest.loops}
-                order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a]))
-                buffer = self.whole.buffer(stmt.buffer)
+                buffer, index = self.whole.buffer(stmt.buffer), sympy.expand(stmt.index)
+                strides = {a: index.coeff(a.symbol) for a in self.nest.loops}
+                known = all(stride.is_Integer for stride in strides.values())
+                order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a] if known else 0))
+                if not (known and all(axis.size.is_number for axis in order[1:])):
+                    detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}"
+                    raise Decline(DeclineReason.DYNAMIC_SHAPE, detail)
                 sizes[order] = sizes.get(order, 0) + buffer.dtype.itemsize
                 innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
         if not sizes:
@@ -117,6 +124,7 @@ class _Phases:
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         second = closure([*totals, *rest], [*(s for s in small if s not in final), *copies])
+        self.check_loop(second)
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
         stored = self.read_again(early, late)
         known = {*handed, *(load.name for load in stored)}
@@ -159,9 +167,19 @@ class _Phases:
         used = [s for s in found if s in again]
         return used if self.bytes_read(again) < self.bytes_read(computed) else []
 
-    def bytes_read(self, body: Iterable[Statement]) -> sympy.Expr:
-        read = {s.buffer for s in body if isinstance(s, Load)}
-        return sum(self.whole.buffer(name).numel * self.whole.buffer(name).dtype.itemsize for name in read)
+    def bytes_read(self, body: Iterable[Statement]) -> int:
+        read = map(self.whole.buffer, {s.buffer for s in body if isinstance(s, Load)})
+        return sum(self.whole.hint(buffer.numel) * buffer.dtype.itemsize for buffer in read)
+
+    def check_loop(self, second: Sequence[Statement]) -> None:
+        """Raise `Decline` where elements along an axis of any size need sums over all of it."""
+        over = {axis.symbol for axis in self.kept if not axis.size.is_number}
+        deps = Nest(self.kept, tuple(second)).dependence()
+        found = behind(second, [s for s in second if isinstance(s, Reduce) and over & set(s.axes)])
+        for stmt in (s for s in second if not found.isdisjoint(operands(s))):
+            summed = stmt.axes if isinstance(stmt, Reduce) else ()
+            if over & {*loops_of(stmt, deps), *summed}:
+                raise Decline(DeclineReason.DYNAMIC_SHAPE, "sums over a symbolic size are needed along it")
 
     def is_small(self, name: str) -> bool:
         return self.common.isdisjoint(self.deps[name])
@@ -177,9 +195,13 @@ class _Phases:
 
     def workspace(self, value: Value, kept: Sequence[Axis], parts: bool = False) -> tuple[str, sympy.Expr]:
         """A new buffer with an element for each index of the axes that are kept, and the index into it."""
-        numel = sympy.prod(axis.size for axis in kept)
+        numel, axes = sympy.prod(axis.size for axis in kept), [*kept]
         shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, numel) if parts else (numel,)
-        index = flat(kept) + (SPLIT_SYMBOL * numel if parts else 0)
+        if parts:  # inside of an axis of any size, as that is to be no axis' stride
+            axes.insert(
+                bool(kept) and not kept[0].size.is_number, Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
+            )
+        index = flat(axes)
         name = f"ws{len(self.buffers)}"
         strides = (numel, sympy.S.One)[-len(shape) :]
         self.buffers.append(Buffer(name, BufferRole.WORKSPACE, value.dtype, shape, strides))

@@ -46,6 +46,7 @@ def compiled(program: LoopProgram, source: KernelSource, target: GPUTarget) -> A
     config = source.config
     constants = dict(config.constants)
     signature = {f"{name}_ptr": pointer_type(program.buffer(name).dtype) for name in source.buffers}
+    signature.update(dict.fromkeys(source.sizes, "i32"))
     signature.update(dict.fromkeys(constants, "constexpr"))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.buffers))}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

@@ -25,6 +25,8 @@ GRAPHS = {
     "groups of 10 in float32": functools.partial(graphs.group_norm_backward, 8, 1023, 40, 4, f32),
     "group, behind a bias": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32, bias=True),
     "batch": functools.partial(graphs.batch_norm_backward, 401408, 64),
+    "group, of any batch": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32, symbolic=True),
+    "batch of any size": functools.partial(graphs.batch_norm_backward, 401408, 64, symbolic=True),
     "batch, 13 channels": functools.partial(graphs.batch_norm_backward, 100003, 13),
 }
 

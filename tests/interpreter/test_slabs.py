@@ -10,9 +10,11 @@ import pytest
 import torch
 from graphs import bf16, f32, randomised
 from grids import crossed
-from running import OFF, ON, Tensors, check, compiled, exact_gradients, gradients, unfused
+from running import OFF, ON, Counting, Tensors, check, compiled, exact_gradients, gradients, unfused
+from support.effects import watched
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as fx_config
 
 from mixorder.errors import Decline
 from mixorder.ir.program import BufferRole, Load
@@ -148,6 +150,40 @@ def test_a_frozen_weight() -> None:
     assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [SLABS.name]
     stock, exact = gradient(module, f32), gradient(copy.deepcopy(module).double(), torch.float64)
     check(ours, stock, exact, x.numel() // 16)
+
+
+ANY_BATCH = [
+    *["batch, 13 channels", "batch of vectors", "batch of sequences", "batch, added"],
+    *["groups of 10", "group, no parameters", "instance"],
+]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+@pytest.mark.parametrize("name", ANY_BATCH)
+def test_one_compile_for_all_batches(name: str, last: bool) -> None:
+    """Also where a program has no element, or the second kernel has several tiles of samples. The pass adds
+    no guard. `backed_size_oblivious` lets a batch of 1 into the graph, where torch has none against it, and
+    one of 0 where nothing is divided by it: run node by node, a graph also divides if that is not needed."""
+    make, shape = NORMS[name]
+    if last and len(shape) != 4:
+        pytest.skip("no images")
+    torch.manual_seed(9)
+    module, backend, first = randomised(make(), f32), Counting(), shape[0]
+    if len(shape) == 2 or name == "instance" or ("group" in name and last):
+        least = 2
+    else:
+        least = 0 if "group" in name else 1
+    torch._dynamo.reset()
+    with fx_config.patch(backed_size_oblivious=True), collect() as records, watched(moved := list[str]()):
+        function = torch.compile(module, backend=backend, dynamic=False)
+        for batch in (first, 2 * first + 3, least):
+            x, dy = (lying((batch, *shape[1:]), f32, last) for _ in range(2))
+            torch._dynamo.maybe_mark_dynamic(x.requires_grad_(), 0)
+            ours = torch.autograd.grad(function(x), [x, *module.parameters()], dy)
+            check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
+    found = [r for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
+    assert len(found) == (name != "instance" or last)
+    assert backend.compiles == 1 and not moved
 
 
 LEFT: dict[str, tuple[Make, tuple[int, ...]]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import Block, HFRMSNorm, f32, pair, traced_rows
-from running import ON, Tensors
+from running import ON, Counting, Tensors
 from support.effects import watched
 from torch import nn
 from torch._dynamo.utils import counters
@@ -33,18 +33,6 @@ class Concatenated(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.norm(torch.cat([x, y], 0))
-
-
-class Counting:
-    """The interpreting backend; counts the graphs it gets (Dynamo may start a trace over)."""
-
-    def __init__(self) -> None:
-        self.compiles = 0
-        self.backend = compile_for_interpreter(ON)
-
-    def __call__(self, *args: Any) -> Any:
-        self.compiles += 1
-        return self.backend(*args)
 
 
 def gradients(function: Callable[..., Any], module: nn.Module, xs: Tensors, dy: torch.Tensor) -> Tensors:

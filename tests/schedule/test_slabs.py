@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, traced
+from graphs import f32, traced, traced_rows
 from torch.fx import Graph
 
 from mixorder import pipeline
-from mixorder.errors import Decline
+from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
@@ -51,3 +51,27 @@ def test_kernels_of_inductor(shape: tuple[int, int, int, int], launches: int) ->
     with collect() as records:
         pipeline.run(batch_norm(shape), by_time)
     assert isinstance(records[0], Decline) == (launches == 1)
+
+
+def centred(dy: Any, x: Any) -> Any:
+    """A sample's sums for each channel, less their mean over all samples."""
+    sums = (dy * x).sum(1)
+    return dy - x * (sums - sums.sum(0))[:, None]
+
+
+def of_channels(dy: Any, x: Any) -> Any:
+    return dy - x * (dy * x).sum((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("function", "symbolic", "detail"),
+    [(centred, [0], "sums over a symbolic size"), (of_channels, [0, 1, 2], "one tensor has strides")],
+)
+def test_any_batch_is_declined(function: Any, symbolic: list[int], detail: str) -> None:
+    """Where elements of a sample need sums over all samples, or memory's order has another symbolic size."""
+    full = (8, 2048, 24), f32
+    with collect() as records:
+        pipeline.run(traced_rows(function, full, full, symbolic=symbolic), ON)
+    (decline,) = records
+    assert isinstance(decline, Decline) and decline.reason is DeclineReason.DYNAMIC_SHAPE
+    assert detail in decline.detail
