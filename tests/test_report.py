@@ -208,22 +208,6 @@ def test_two_reductions_that_are_in_no_region_have_a_reason(function: Any, said:
     assert said is None or (said in found[0].detail and found[0].provenance is not None)
 
 
-def product_with_the_other_half(cols: int) -> Graph:
-    """Each half of a row is multiplied by the other one, which another program would hold."""
-
-    def function(x: Any, dy: Any) -> Any:
-        rotated = torch.cat([-x[:, cols // 2 :], x[:, : cols // 2]], 1)
-        return pair(x * rotated, dy)
-
-    return traced(function, ((16, cols), f32), ((16, cols), f32))
-
-
-def test_a_wide_row_is_shared_without_its_gather() -> None:
-    (record,) = run(product_with_the_other_half(16386))
-    assert isinstance(record, RegionRecord) and record.schedule.group > 1
-    assert record.traffic.read == 3 * 16 * 16386 * 4  # x, dy, and the gathered tensor
-
-
 def test_a_decline_names_its_node() -> None:
     (decline,) = run(mutated())
     assert isinstance(decline, Decline)

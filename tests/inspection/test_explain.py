@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import traceback
@@ -64,10 +63,6 @@ class Model(nn.Module):
 @functools.cache
 def report() -> Report:
     return mixorder.explain(Model(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
-
-
-def numbers(line: str) -> list[float]:
-    return [float(n) for n in re.findall(r"[\d.]+", line)]
 
 
 def test_regions_say_where_they_come_from() -> None:
@@ -178,20 +173,6 @@ def test_what_is_compiled_already_is_explained_as_well() -> None:
         (region,) = mixorder.explain(target, options=ANY_SIZE)(x).regions
         assert region.provenance.modules == (("0.norm", "LayerNorm"),)
     assert model[0]._compiled_call_impl is compiled
-
-
-class Normed(nn.Module):
-    """Batch norm's statistics, moments over the rows, read what layer norm's moments over columns do."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.layer_norm(x, x.shape[1:])
-        return F.batch_norm(y, None, None, training=True).sin() + x.mean(1, keepdim=True)
-
-
-def test_moments_over_the_rows_are_part_of_a_region() -> None:
-    with torch.no_grad():
-        found = mixorder.explain(Normed(), options=ANY_SIZE)(torch.randn(300, 32))
-    assert any("mean" in region.outer_ops for region in found.regions), str(found)
 
 
 class Dropped(nn.Module):
