@@ -184,12 +184,6 @@ def test_layers_are_lowered_once_and_launch_one_kernel(monkeypatch: pytest.Monke
     assert many > few > distinct[0] and distinct == distinct_of_more
 
 
-def test_a_dump_has_each_region_whole(tmp_path: Any) -> None:
-    dumped = Options(**{**vars(STRICT), "dump_dir": str(tmp_path)})
-    assert texts(layers(2), dumped) == texts(layers(2))
-    assert all((folder / "02_loops.txt").exists() for folder in (tmp_path / "graph0").iterdir())
-
-
 def test_where_casts_are_emulated_is_part_of_the_key() -> None:
     one, two = of_two(plain, plain)
     two.nodes[0].meta[ROUNDED] = True

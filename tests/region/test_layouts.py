@@ -10,23 +10,11 @@ import torch
 from graphs import f32, find, traced
 from torch.fx import Graph
 
-from mixorder import pipeline
-from mixorder.options import Options
 from mixorder.region.key import structural_key
 from mixorder.region.layouts import is_free, is_read_as_stated, is_row_major, may_lie_otherwise
-from mixorder.report import RegionRecord, collect
 
-ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 FULL = ((48, 64), f32)
 TURNED = ((64, 48), f32)
-
-
-def only_record(graph: Graph) -> RegionRecord:
-    with collect() as records:
-        pipeline.run(graph, ON)
-    (record,) = records
-    assert isinstance(record, RegionRecord)
-    return record
 
 
 def residual(computed: bool, read: str) -> Callable[..., Any]:
@@ -70,22 +58,6 @@ def test_strides_of_a_dim_of_one_element_do_not_matter() -> None:
     graph = traced(lambda x: x.sin(), ((64, 1), f32), transposed=(0,))
     (x,) = graph.find_nodes(op="placeholder")
     assert x.meta["val"].stride() == (1, 64) and is_row_major(x)
-
-
-def test_a_free_result_takes_no_copy_and_a_stated_one_does() -> None:
-    """The residual is copied in both."""
-    size = 48 * 64 * 4
-    loop, scan = (only_record(graph_of(True, read)).traffic for read in ("loop", "scan"))
-    assert (loop.copied, loop.copies) == (size, 1)
-    assert (scan.copied, scan.copies) == (2 * size, 2)
-
-
-def test_inductor_is_expected_to_store_a_free_tensor_by_rows() -> None:
-    """A placeholder has the layout that it has, and Inductor's kernels read it across memory."""
-    free, fixed = (only_record(graph_of(computed, "loop")) for computed in (True, False))
-    (name,) = [f"in{i}" for i, t in enumerate(free.inputs) if t.name.startswith("permute")]
-    strides = [record.apart.buffer(name).stride for record in (free, fixed)]
-    assert [tuple(map(int, stride)) for stride in strides] == [(64, 1), (1, 48)]
 
 
 def test_regions_with_other_readers_have_keys_of_their_own() -> None:

@@ -51,17 +51,6 @@ def test_a_cast_outside_reads_the_narrower_tensor(returned: bool) -> None:
     assert full_outputs(only(traced(function, FULL, FULL, FULL))) == ["torch.bfloat16", str(F8)]
 
 
-def test_what_costs_as_much_is_written() -> None:
-    """A sum of two tensors takes two reads outside, and a write and a read if it is written."""
-
-    def function(x: Any, y: Any) -> Any:
-        total = x + y
-        wide = total.float().sin()
-        return *scaled(wide, 1), *scaled(wide, 0)
-
-    assert full_outputs(only(traced(function, FULL, FULL))) == ["torch.bfloat16", str(F8)]
-
-
 def test_what_inductor_computes_again_need_not_be_written() -> None:
     """Where the graph's peak leaves no room for it: loops outside then read what it is computed from."""
 
@@ -87,20 +76,6 @@ def test_what_a_product_reads_is_written() -> None:
 
     region = only(traced(function, FULL, FULL, FULL, ((256, 256), f32)))
     assert full_outputs(region) == ["torch.float32", str(F8)]
-
-
-def test_a_scale_that_a_later_norm_reads_keeps_no_cast_outside() -> None:
-    """The product of float8 numbers is divided by the rows' scales, and goes into a norm's backward."""
-
-    def function(x: Any, w: Any, one: Any, dy: Any) -> Any:
-        wide = x.float()
-        data, scale = scaled(wide, 1)
-        product = torch._scaled_mm(data, w.t(), one, one, out_dtype=bf16)
-        norm = product / scale * dy.float()
-        return *scaled(wide, 0), norm - norm.sum(1, keepdim=True), norm.sum(0)
-
-    first, second = find(traced(function, FULL, ((256, 256), F8), ((), f32), FULL))
-    assert full_outputs(first) == [str(F8)] and full_outputs(second) == ["torch.float32"]
 
 
 def test_a_constant_that_a_product_reads_is_not_written() -> None:

@@ -51,18 +51,6 @@ def test_reduced(shape: Any, dims: Any, expected: Any, keepdim: bool) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: aten.mean.dim(x, [1], True),
-        lambda x: aten.amax.default(x, [-1], True),
-    ],
-)
-def test_dims_of_every_overload(function: Any) -> None:
-    node = one(function, (6, 4))
-    assert nodes.reduced(node) == Reduced((6, 4), (1,)) and nodes.keeps_dims(node)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
         lambda x: x.cumsum(1),
         lambda x: x.relu(),
         lambda x: x.argmax(1),
@@ -109,21 +97,6 @@ def test_a_size_that_depends_on_data_is_unknown() -> None:
 )
 def test_reduction_kind(function: Any, kind: Any) -> None:
     assert nodes.reduction_kind(one(function, (6, 4))) is kind
-
-
-POINTWISE = [
-    lambda x: x + x,
-    lambda x: x * 2,
-    lambda x: torch.rsqrt(x),
-    lambda x: torch.where(x > 0, x, 0),
-    lambda x: x.to(torch.float16),
-]
-
-
-@pytest.mark.parametrize("function", POINTWISE)
-def test_pointwise(function: Any) -> None:
-    node = one(function, (6, 4))
-    assert nodes.is_pointwise(node) or nodes.is_view(node)
 
 
 NOT_POINTWISE = [

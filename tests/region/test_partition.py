@@ -36,16 +36,6 @@ def many_sums(rows: int, cols: int, count: int) -> Graph:
     return traced(function, *[((rows, cols), f32)] * (2 + count))
 
 
-def sums_of_the_same(rows: int, cols: int, count: int) -> Graph:
-    """A pair, and `count` more outer reductions of the pair's own tensors."""
-
-    def function(x: Any, dy: Any) -> Any:
-        dx, dw = graphs.pair(x, dy)
-        return (dx, dw, *[(dx * (x + i)).sum(0) for i in range(count)])
-
-    return traced(function, *[((rows, cols), f32)] * 2)
-
-
 def record_of(graph: Graph) -> report.RegionRecord:
     with report.collect() as records:
         pipeline.run(graph, OPTIONS)
@@ -85,27 +75,11 @@ def test_a_part_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
         assert all(spelling.joining[n].isdisjoint(part.nodes) for n in without)
 
 
-def test_parts_of_parts_get_smaller_until_a_pair_is_left() -> None:
-    region = first(many_sums(512, 256, 2))
-    sizes = []
-    while found := partition(region):
-        sizes.append(len(region.nodes))
-        region = found[0]
-    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes) > 1
-    assert len(region.inner) == len(region.outer) == 1
-
-
 @pytest.fixture
 def no_exchange(plan_with: Callable[..., None]) -> None:
     """A device whose programs cannot share a row."""
     alone = dataclasses.replace(H200, exchanges=False)
     plan_with(device=alone)
-
-
-def test_a_row_that_programs_share_keeps_all_of_its_sums() -> None:
-    """Five compensated sums at 8192 columns hold more than one program's registers, not than several's."""
-    record = record_of(sums_of_the_same(4096, 8192, 5))
-    assert len(record.inner) == 1 and len(record.outer) == 6 and record.schedule.group > 1
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -130,11 +104,6 @@ def norms_in_a_chain(cols: int) -> Graph:
 
     full, row = ((512, cols), f32), ((512, 1), f32)
     return traced(function, full, full, row, row, row, row, ((cols,), f32))
-
-
-def test_a_chain_of_norms_that_programs_share_stays_whole() -> None:
-    record = record_of(norms_in_a_chain(8192))
-    assert (len(record.inner), len(record.outer)) == (4, 4) and record.schedule.group > 1
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -205,29 +174,3 @@ def test_lighter_regions_read_tables_pieces_or_gathers() -> None:
     assert aten.cat.default in targets(pieces) and aten.mul.Tensor not in targets(pieces)
     assert aten.cat.default not in targets(plain)
     assert len(lighter(region, {"mul_1"})) == 2  # of the gradient's own size: it is read once
-
-
-def test_a_small_table_is_read_where_computing_it_again_takes_longer() -> None:
-    """Sines and cosines of a head's columns, behind a projection with a bias."""
-
-    def function(large: Any, w: Any, dy: Any, angle: Any) -> Any:
-        turned = (dy * angle.sin() + dy.roll(32, -1) * angle.cos()).permute(0, 2, 1, 3).reshape(8192, -1)
-        return (large @ w @ w).sum(), turned, turned.sum(0)  # the graph holds the most elsewhere
-
-    piece, large = ((4, 16, 2048, 128), bf16), ((2**19, 256), bf16)
-    graph = traced(function, large, ((256, 256), bf16), piece, ((2048, 128), f32))
-    record = record_of(graph)
-    assert record.expected.ours_us < record.expected.apart_us
-    assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
-
-
-def test_a_small_table_is_computed_where_the_bytes_take_longer() -> None:
-    """One exponential for each element of a norm's gradient: the kernel waits for memory anyway."""
-
-    def function(x: Any, dy: Any, angle: Any) -> Any:
-        return graphs.pair(x.view(-1, 256), (dy * angle.exp()).view(-1, 256))
-
-    shape = ((16, 4096, 256), f32)
-    graph = traced(function, shape, shape, (shape[0][1:], f32))
-    record_of(graph)
-    assert aten.exp.default not in {n.target for n in graph.nodes}

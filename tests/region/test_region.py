@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import TestCase
-from graphs import bf16, checked, f32, find, in_turn, node, pair, told, traced
+from graphs import bf16, checked, f32, find, in_turn, pair, told, traced
 from torch.fx import Graph
 
-from mixorder.errors import Decline, DeclineReason
 from mixorder.region.find import find_regions
 from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
@@ -40,10 +39,6 @@ def convex_in_turn(graph: Graph) -> Iterator[Region]:
     for region in in_turn(graph):
         yield checked(region)
     graph.lint()
-
-
-def declines(graph: Graph) -> list[DeclineReason]:
-    return [d.reason for d in find_regions(graph) if isinstance(d, Decline)]
 
 
 def softmax_online(x: Any, dy: Any) -> Any:
@@ -329,35 +324,6 @@ def test_what_is_there_for_a_reduction_joins_only_with_it() -> None:
 )
 def test_no_pair_no_region(function: Any) -> None:
     assert list(find_regions(traced(function, FULL, FULL))) == []
-
-
-def test_dynamic_columns_are_declined() -> None:
-    assert declines(graphs.traced_symbolic(pair, FULL, FULL)) == [DeclineReason.DYNAMIC_SHAPE]
-
-
-def test_a_dynamic_stride_is_declined() -> None:
-    assert declines(dynamic_stride_graph()) == [DeclineReason.DYNAMIC_SHAPE]
-
-
-def dynamic_stride_graph() -> Graph:
-    """x of a static shape but a symbolic row stride; all that is made of it is static."""
-    graph = graphs.pair_graph()
-    x = node(graph, "x_1")
-    mode = x.meta["val"].fake_mode
-    stride = mode.shape_env.create_unbacked_symint()
-    with mode:
-        x.meta["val"] = torch.empty_strided((512, 256), (stride, 1))
-    return graph
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
-def test_an_integer_input_is_taken_or_declined_with_a_reason(dtype: torch.dtype) -> None:
-    def function(x: Any, dy: Any) -> Any:
-        return pair(x.to(f32), dy)
-
-    graph = traced(function, ((512, 256), dtype), FULL)
-    for found in find_regions(graph):
-        assert isinstance(found, Region) or found.reason is DeclineReason.UNSUPPORTED_DTYPE
 
 
 # Gathers: inside above the reductions, outside below them.

@@ -24,7 +24,6 @@ from mixorder.plugin import graph_pass
 from mixorder.region.nodes import fake, size_of
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.graph_writer import GraphWriter
-from mixorder.rewrite.rewrite import replace
 
 aten = torch.ops.aten
 FULL = ((512, 256), f32)
@@ -92,43 +91,6 @@ def test_launches_pin_the_strides_of_their_arguments() -> None:
         _, kwargs = launch.meta["eager_input_vals"]
         for key, arg in launch.kwargs["kwargs"].items():
             assert kwargs["kwargs"][key].stride() == arg.meta["val"].stride()
-
-
-def test_equal_regions_share_their_kernels() -> None:
-    def function(a: Any, b: Any, c: Any, d: Any) -> Any:
-        return *pair(a, b), *pair(c, d)
-
-    graph = traced(function, FULL, FULL, FULL, FULL)
-    assert fuse(graph) == 2
-    indices = [n.kwargs["kernel_idx"] for n in calls(graph, triton_kernel_wrapper_functional)]
-    assert indices[:2] == indices[2:]
-
-
-@pytest.mark.parametrize("failing", ["empty", "launch", "second_launch"])
-def test_a_failure_after_nodes_were_made_is_undone(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = graphs.rms_norm_backward(4096, 256)
-    region = only(graph)
-    program, schedule, sources = graphs.kernels(region)
-    before = graphs.snapshot(graph)
-    left = {"empty": 1, "launch": 0, "second_launch": 1}[failing]
-    name = "launch" if "launch" in failing else "empty"
-    original = getattr(GraphWriter, name)
-    created: list[int] = []
-
-    def fail(self: Any, *args: Any) -> Any:
-        nonlocal left
-        if left == 0:
-            created.append(len(self.created))
-            raise RuntimeError("injected")
-        left -= 1
-        return original(self, *args)
-
-    monkeypatch.setattr(GraphWriter, name, fail)
-    with pytest.raises(RuntimeError, match="injected"):
-        replace(graph, region, program, sources, schedule.splits)
-    assert created[0] > 0
-    assert graphs.snapshot(graph) == before
-    graph.lint()
 
 
 @pytest.mark.parametrize("seed", range(6))
