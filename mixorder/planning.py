@@ -22,7 +22,7 @@ from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
-from .schedule.facts import PRICES, Facts, instructions_by_node
+from .schedule.facts import PRICES, Facts, RowFacts, instructions_by_node
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES
 from .schedule.outside import outside_us
@@ -269,6 +269,8 @@ def improved(
     strategy: Strategy, loops: LoopProgram, facts: Facts, schedule: Plan, device: DeviceInfo
 ) -> Plan:
     """A schedule that is predicted to be faster than the one chosen by rules, or that one."""
+    if not isinstance(facts, RowFacts):
+        return schedule
 
     def us(tried: Plan) -> float:
         workspace = cost.workspace_bytes(loops, tried.partials)

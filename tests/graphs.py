@@ -39,7 +39,7 @@ from mixorder.region.region import Region
 from mixorder.rewrite.rewrite import replace
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.facts import Facts, facts_of
+from mixorder.schedule.facts import RowFacts, facts_of
 from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.strategies.cooperative import COOPERATIVE
@@ -412,7 +412,7 @@ def share(program: LoopProgram, parts: int, xblock: int, period: int = 1) -> Loo
     return with_mailbox(cut_into_phases(program), parts, xblock * period)
 
 
-def phases_facts(program: LoopProgram) -> Facts:
+def phases_facts(program: LoopProgram) -> RowFacts:
     """Of a merged program as several programs per row run it."""
     return facts_of(cut_into_phases(program))
 

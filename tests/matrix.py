@@ -21,7 +21,7 @@ from torch import Tensor
 from mixorder.report import RegionRecord
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200, DeviceInfo
-from mixorder.schedule.facts import Facts
+from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.strategies import Strategy
 from mixorder.strategies.column_blocks import COLUMN_BLOCKS
@@ -354,7 +354,7 @@ class Way:
         return space.name in self.kinds if self.kinds else space.name != "many rows"
 
 
-def in_chunks(facts: Facts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Plan:
+def in_chunks(facts: RowFacts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Plan:
     """Chunks wherever they save a lane."""
     constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
     return PERSISTENT.choose(facts, device, split_size, constants)
@@ -370,14 +370,16 @@ class Shared:
     splits: int = 2
     shifted: bool = False
 
-    def __call__(self, work: Facts, device: DeviceInfo, split_size: int = 0, _: Constants = FITTED) -> Plan:
+    def __call__(
+        self, work: RowFacts, device: DeviceInfo, split_size: int = 0, _: Constants = FITTED
+    ) -> Plan:
         part_cols = -(-work.cols // self.parts)
         lanes, parts, period = 1 << (part_cols - 1).bit_length(), self.parts, 1
         splits = min(self.splits, -(-work.rows // self.xblock))
-        if self.shifted and work.period > 1 and work.cols > 16:
+        if self.shifted and work.phase.period > 1 and work.cols > 16:
             part_cols = -(-part_cols // 16) * 16
             lanes, parts = 1 << (part_cols + 15).bit_length(), -(-work.cols // part_cols)
-            splits, period = self.splits * work.period, work.period
+            splits, period = self.splits * work.phase.period, work.phase.period
         rows = Walk(split=splits, tile=self.xblock, period=period)
         columns = Walk(group=parts, part=part_cols, tile=lanes)
         return Plan((rows, columns), Launch(4, 2), SecondStage(4, 4), Exchanged(self.depth))

@@ -113,7 +113,7 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     merged = graphs.merged(graphs.only(graphs.layer_norm_backward(16384, 4096, f32)))
     loops = SHORT_SUMS.transform(merged, H200)
     facts = SHORT_SUMS.facts(loops)
-    assert facts.held_words == PERSISTENT.facts(merged).held_words - 2
+    assert facts.held.words == PERSISTENT.facts(merged).held.words - 2
     schedule = SHORT_SUMS.choose(facts, H200, 0, FITTED)
     near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
     assert near and {s.splits for s in near} == {schedule.splits} == {16384 // SHORT_ROWS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .facts import Facts
+from .facts import RowFacts
 from .limits import MAX_STAGES
 from .no_prefetch import stalls
 from .plan import Plan
@@ -22,14 +22,14 @@ ROUNDS = 6
 CHUNKED_ROWS = 8
 
 
-def improved(space: Space, facts: Facts, us: Callable[[Plan], float]) -> Plan:
+def improved(space: Space, facts: RowFacts, us: Callable[[Plan], float]) -> Plan:
     """The plan that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 
     Only of programs that reduce along their rows, all of them in the same way, and that load ahead. Of
     others, a thread's loads or what it computes decides, and the prediction does not know enough of either.
     """
-    waits = stalls(facts) or facts.hot
+    waits = stalls(facts) or facts.loads.hot
     if facts.levels == 0 or waits or space.start.group > 1:
         return space.start
     known: dict[Plan, float] = {}

@@ -22,7 +22,7 @@ from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from .constants import FITTED, Constants
 from .device import DeviceInfo
-from .facts import ALIGNMENT, REGISTER_OVERHEAD, Facts
+from .facts import ALIGNMENT, REGISTER_OVERHEAD, Phase, RowFacts
 from .finalisation import final
 from .limits import MAX_STAGES, Tile
 from .persistent import MAX_COLS
@@ -41,7 +41,7 @@ LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
 MIXED_WORDS = 4.0
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
+def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
     """The plan for rows that two to `MAX_PARTS` programs share.
 
     `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
@@ -55,27 +55,27 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
 
 
-def _widest(facts: Facts, device: DeviceInfo, constants: Constants) -> int:
+def _widest(facts: RowFacts, device: DeviceInfo, constants: Constants) -> int:
     """The columns, as a power of two, of the widest such row that programs can share; 0 if there is none."""
     narrower = (2**n for n in range(facts.cols.bit_length() - 1, 0, -1))
     of = functools.partial(dataclasses.replace, facts)
     return next((cols for cols in narrower if layouts(of(cols=cols), device, constants)), 0)
 
 
-def layouts(facts: Facts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
+def layouts(facts: RowFacts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
-    elements = constants.elements(constants.tile_bytes, facts.staged_bytes)
+    elements = constants.elements(constants.tile_bytes, facts.loads.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
     # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
-    halved = facts.cols > MAX_COLS or facts.mixed
+    halved = facts.cols > MAX_COLS or facts.loads.mixed
     sizes = (elements, elements // 2) if halved else (elements,)
     return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
 
 
-def starts(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
+def starts(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
     """Plans that a search begins from; none for a device without the exchange."""
     yield from layouts(facts, device) if device.exchanges else ()
 
@@ -86,7 +86,7 @@ def _with_groups(plan: Plan, groups: int) -> Plan:
     return plan.changed(splits=min(plan.splits, whole))
 
 
-def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
+def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts, constants):
@@ -100,85 +100,86 @@ def _laid_out(facts: Facts, device: DeviceInfo, elements: int, constants: Consta
     return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
 
 
-def _layouts(facts: Facts, constants: Constants) -> Iterator[tuple[int, int, int]]:
+def _layouts(facts: RowFacts, constants: Constants) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
-    most = min(MAX_PARTS, constants.words_of_2_rows // max(1, facts.exchanged))
-    for rows in (2,) if facts.mixed else (2, 4):  # of four rows, mixed ones spill
+    most = min(MAX_PARTS, constants.words_of_2_rows // max(1, facts.exchange.values))
+    for rows in (2,) if facts.loads.mixed else (2, 4):  # of four rows, mixed ones spill
         yield rows, 4, min(most, constants.parts_of_4)
         yield rows, 2, min(most, constants.parts_of_2)
         yield rows, 1, most
     yield 1, 1, MAX_PARTS
 
 
-def _depth(facts: Facts, tile: Tile, r0_block: int, constants: Constants) -> int:
+def _depth(facts: RowFacts, tile: Tile, r0_block: int, constants: Constants) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(constants.max_depth, 0, -1):
         # With several exchanges, depth 1 may use all registers: there is no other choice. `least_depth` may,
         # unless the last phase loads tiles of its own: then the estimate has no room to spare.
-        least = (depth == constants.least_depth and not _late(facts)) or (depth == 1 and facts.exchanges > 1)
+        deep = depth == constants.least_depth and not _late(facts)
+        least = deep or (depth == 1 and facts.exchange.count > 1)
         most = SPILLED_REGISTERS if least else constants.full_registers
         if _registers(facts, tile, r0_block, depth) <= most:
             return depth
     return 0
 
 
-def _registers(facts: Facts, tile: Tile, r0_block: int, depth: int) -> float:
+def _registers(facts: RowFacts, tile: Tile, r0_block: int, depth: int) -> float:
     return registers_of(facts, tile.xblock, tile.xblock * r0_block / (tile.num_warps * WARP), depth)
 
 
-def registers_of(facts: Facts, rows: int, per_thread: float, depth: int) -> float:
+def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> float:
     """Estimated registers of a thread with so many elements of a tile of so many rows; within 25 of what
     ptxas takes for the norms."""
     words = (
         TRANSIENT_WORDS
         + math.ceil(_late(facts) / 4)
-        + LATER_PHASE_WORDS * (facts.exchanges - 1)
-        + facts.column_words / rows
-        + depth * facts.carried_bytes / 4
-        + MIXED_WORDS * facts.mixed
+        + LATER_PHASE_WORDS * (facts.exchange.count - 1)
+        + facts.held.of_columns / rows
+        + depth * facts.exchange.carried_bytes / 4
+        + MIXED_WORDS * facts.loads.mixed
     )
     return REGISTER_OVERHEAD + per_thread * words
 
 
-def _waits_late(facts: Facts) -> bool:
-    return facts.exchanges > 0 and _late(facts) > MOST_LATE_BYTES
+def _waits_late(facts: RowFacts) -> bool:
+    return facts.exchange.count > 0 and _late(facts) > MOST_LATE_BYTES
 
 
-def _late(facts: Facts) -> int:
+def _late(facts: RowFacts) -> int:
     """Bytes per element that only the last phase loads, such as a residual's gradient."""
-    return max(0, facts.staged_bytes - facts.carried_bytes)
+    return max(0, facts.loads.staged_bytes - facts.exchange.carried_bytes)
 
 
-def _parts(facts: Facts, r0_block: int) -> int:
+def _parts(facts: RowFacts, r0_block: int) -> int:
     """Parts of a row. Shifted columns need up to one access more than there are columns."""
-    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.period > 1))))
+    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.phase.period > 1))))
 
 
-def _groups(facts: Facts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
+def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
     """Groups of programs that are resident at once."""
     return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(facts, r0_block)
 
 
 def _schedule(
-    facts: Facts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int, constants: Constants
+    facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int, constants: Constants
 ) -> Plan:
-    if facts.period > _groups(facts, device, tile, r0_block):
-        facts = dataclasses.replace(facts, period=1)
+    if facts.phase.period > _groups(facts, device, tile, r0_block):
+        facts = dataclasses.replace(facts, phase=Phase())
     part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
-    staged = per_sm * tile.xblock * r0_block * facts.staged_bytes
+    staged = per_sm * tile.xblock * r0_block * facts.loads.staged_bytes
     pays = MOST_STAGES - (tile.xblock * parts < constants.records_for_4_stages)
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
-    num_splits = max(1, groups // facts.period) * facts.period
+    num_splits = max(1, groups // facts.phase.period) * facts.phase.period
     second = final(num_splits, r0_block, facts.cols * facts.batch, device, constants)
     return Plan(
         (
-            Walk(split=num_splits, tile=tile.xblock, period=facts.period),
+            Walk(split=num_splits, tile=tile.xblock, period=facts.phase.period),
             Walk(group=parts, part=part_cols, tile=r0_block),
         ),
-        Launch(tile.num_warps, stages, dependent=device.overlaps and facts.numbered),
+        Launch(tile.num_warps, stages, dependent=device.overlaps and facts.final.numbered),
         SecondStage(*second),
         Exchanged(depth),
     )

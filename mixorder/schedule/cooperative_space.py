@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from .cooperative import SPILLED_REGISTERS, registers_of
+from .facts import RowFacts
 from .finalisation import final_neighbours
 from .plan import Plan, is_power_of_2
 from .space import MOST_STAGES, Space
@@ -22,6 +23,8 @@ class CooperativeSpace(Space):
 
     parts = (("lag",), ("num_stages",), ("block", "warps"))
 
+    facts: RowFacts
+
     def around(self, plan: Plan) -> Iterator[Plan]:
         yield from (plan.changed(lag=plan.lag + by) for by in (1, -1))
         yield from (plan.changed(num_stages=plan.launch.num_stages + by) for by in (1, -1))
@@ -30,7 +33,7 @@ class CooperativeSpace(Space):
     def fits(self, plan: Plan) -> bool:
         rows, stages = plan.tile_rows, plan.launch.num_stages
         programs = -(-plan.splits * plan.group // self.device.num_sm)
-        staged = programs * rows * plan.lanes * self.facts.staged_bytes
+        staged = programs * rows * plan.lanes * self.facts.loads.staged_bytes
         per_thread = plan.per_thread(plan.lanes)
         registers, least = (registers_of(self.facts, rows, per_thread, lag) for lag in (plan.lag, 1))
         return (

@@ -54,59 +54,25 @@ ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Extents, and the costs of one element of the space; words are 32-bit registers.
-
-    `rows` x `cols`, at `batch` indices of the batch axis; a program has one index. Symbolic sizes are hints.
-    `load_bytes` stream in from full-size tensors. `staged_bytes` are those of all tile loads, including what
-    a gather reads again and what many rows share. `item_bytes`, `widest_bytes`: size of an element of the
-    narrowest and of the widest full tensor. `held_words` stay in registers from one reduction to the next,
-    including accumulators and column vectors; `column_words` are those of these two, per column.
-    `instructions`: machine instructions that compute with an element. `divergent`: threads of a warp take
-    different branches. `levels`: the longest chain of dependent reductions. `period`: rows this many apart
-    start at the same distance from a boundary of wide accesses; 1 if all do. `slack`: lanes beyond its
-    columns that a program needs then. `numbered`: every address that the finalisation loads from depends
-    on its program's number. `finishable`: the finalisation reads little beside partial results, so that a
-    main kernel that has all rows may do its work as well.
-
-    Of a cooperative program: `exchanges` per row, the most reductions that one of these has (`exchanged`),
-    and `carried_bytes`, each counted once per phase that it is carried over. `mixed`: tiles are
-    loaded of several widths. `narrow`: of some a thread loads at most 4 bytes at once. `along_rows`: most
-    bytes lie next to each other along the rows only; `against`: some do, but not most. `sector_rows`: rows
-    that fill a sector of memory in each full tensor that lies so, read or written; 1 if none does.
-    `both_ways`: full tensors that are read lie so, and others do not. `repeated_bytes`: `staged_bytes`
-    without what a piece does not read. `hot`: a table of a few kilobytes would be loaded ahead. `common`: the
-    reductions over rows are over the columns as well. `shared_bytes`: those of an element that lie in sectors
-    which programs of another index of the batch read as well.
-    """
+    """What is known of every program. Symbolic sizes are hints."""
 
     rows: int
     cols: int
+
     load_bytes: int = 0
-    held_words: int = 0
-    staged_bytes: int = 0
+    """Bytes of an element that stream in from full-size tensors."""
+
     instructions: int = 0
+    """Machine instructions that compute with an element."""
+
     batch: int = 1
-    period: int = 1
-    slack: int = 0
+    """Indices of the batch axis, each of which has so many rows and columns. A program has one of them."""
+
     item_bytes: int = 2
-    widest_bytes: int = 0
+    """Of an element of the narrowest full tensor."""
+
     levels: int = 1
-    column_words: int = 0
-    numbered: bool = True
-    finishable: bool = True
-    carried_bytes: int = 0
-    exchanged: int = 0
-    exchanges: int = 0
-    mixed: bool = False
-    along_rows: bool = False
-    against: bool = False
-    narrow: bool = False
-    sector_rows: int = 1
-    both_ways: bool = False
-    repeated_bytes: int = 0
-    hot: bool = False
-    common: bool = False
-    shared_bytes: int = 0
+    """The longest chain of dependent reductions."""
 
     @property
     def numel(self) -> int:
@@ -118,7 +84,113 @@ class Facts:
         return ACCESS // self.item_bytes
 
 
-def facts_of(program: LoopProgram) -> Facts:
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Words of 32 bits that a program holds for an element, from one reduction to the next."""
+
+    words: int = 0
+    """All of them, with accumulators and column vectors."""
+
+    of_columns: int = 0
+    """Those of accumulators and column vectors, for each column."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Where rows start relative to the boundaries of wide memory accesses."""
+
+    period: int = 1
+    """Rows this many apart start at the same distance from a boundary; 1 if all do."""
+
+    slack: int = 0
+    """Lanes beyond its columns that a program needs where they do not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """The loads of a tile: bytes are those of an element."""
+
+    staged_bytes: int = 0
+    """Of all tile loads, including what a gather reads again and what many rows share."""
+
+    repeated_bytes: int = 0
+    """The same without what a piece does not read."""
+
+    shared_bytes: int = 0
+    """Those that lie in sectors which programs of another index of the batch read as well."""
+
+    widest_bytes: int = 0
+    """Of the widest full tensor."""
+
+    mixed: bool = False
+    """Whether tiles are loaded of several widths."""
+
+    narrow: bool = False
+    """Whether a thread loads at most 4 bytes of some at once."""
+
+    hot: bool = False
+    """Whether a table of a few kilobytes would be loaded ahead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lying:
+    """How full tensors lie in memory."""
+
+    along_rows: bool = False
+    """Whether most bytes lie next to each other along the rows only."""
+
+    against: bool = False
+    """Whether some do, but not most."""
+
+    sector_rows: int = 1
+    """Rows that fill a sector of memory in each tensor that lies so, read or written; 1 if none does."""
+
+    both_ways: bool = False
+    """Whether some that are read lie so, and others do not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchanged:
+    """What programs that share a row exchange."""
+
+    count: int = 0
+    """Exchanges per row."""
+
+    values: int = 0
+    """The most reductions that one of these has."""
+
+    carried_bytes: int = 0
+    """Bytes of an element that wait for a total, counted once per phase that they are carried over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Final:
+    """The finalisation."""
+
+    numbered: bool = True
+    """Whether every address that it loads from depends on its program's number."""
+
+    finishable: bool = True
+    """Whether it reads little beside partial results, so that a main kernel that has all rows may do its work
+    as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFacts(Facts):
+    """The facts of a program that walks through rows."""
+
+    common: bool = False
+    """Whether the reductions over rows are over the columns as well."""
+
+    held: Held = Held()
+    phase: Phase = Phase()
+    loads: Loads = Loads()
+    lies: Lying = Lying()
+    exchange: Exchanged = Exchanged()
+    final: Final = Final()
+
+
+def facts_of(program: LoopProgram) -> RowFacts:
     """The facts of a merged program, or of one that a strategy has transformed."""
     return _Reader(program).facts()
 
@@ -139,41 +211,52 @@ class _Reader:
             s for s in self.main.body if isinstance(s, Load) and self.col.symbol in s.index.free_symbols
         ]
 
-    def facts(self) -> Facts:
-        phase = self.program.phase
+    def facts(self) -> RowFacts:
         load_bytes, item_bytes, widest_bytes = self.streamed()
-        exchanges = [s for s in self.main.body if isinstance(s, Exchange)]
-        return Facts(
+        return RowFacts(
             self.rows,
             int(self.col.size),
-            load_bytes=load_bytes,
-            held_words=self.across_reductions + self.column_words,
+            load_bytes,
+            instructions(self.program),
+            self.batch,
+            item_bytes,
+            self.levels(),
+            common=self.col.kind is AxisClass.COMMON,
+            held=Held(self.across_reductions + self.column_words, self.column_words),
+            phase=self.phase(),
+            loads=self.loads(widest_bytes),
+            lies=self.lies(),
+            exchange=self.exchange(),
+            final=Final(self.numbered(), self.finishable()),
+        )
+
+    def phase(self) -> Phase:
+        phase = self.program.phase
+        return Phase() if phase is None else Phase(phase.period, phase.elements - 1)
+
+    def loads(self, widest_bytes: int) -> Loads:
+        return Loads(
             staged_bytes=sum(map(self.item, self.staged)),
-            instructions=instructions(self.program),
-            batch=self.batch,
-            period=1 if phase is None else phase.period,
-            slack=0 if phase is None else phase.elements - 1,
-            item_bytes=item_bytes,
+            repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
+            shared_bytes=self.shared_bytes(),
             widest_bytes=widest_bytes,
-            levels=self.levels(),
-            column_words=self.column_words,
-            numbered=self.numbered(),
-            finishable=self.finishable(),
-            carried_bytes=self.carried_bytes(),
-            exchanged=max((len(s.values) for s in exchanges), default=0),
-            exchanges=len(exchanges),
             mixed=self.is_mixed,
+            # Rows that are shifted to a boundary have wide accesses.
+            narrow=self.program.phase is None and any(map(self.is_narrow, self.whole)),
+            hot=any(map(self.is_hot, self.whole)),
+        )
+
+    def lies(self) -> Lying:
+        return Lying(
             along_rows=self.down > self.down_not,
             against=self.down_not >= self.down > 0,
-            # Rows that are shifted to a boundary have wide accesses.
-            narrow=phase is None and any(map(self.is_narrow, self.whole)),
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
-            repeated_bytes=math.ceil(sum(map(self.repeated, self.staged))),
-            hot=any(map(self.is_hot, self.whole)),
-            common=self.col.kind is AxisClass.COMMON,
-            shared_bytes=self.shared_bytes(),
             both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
+
+    def exchange(self) -> Exchanged:
+        found = [s for s in self.main.body if isinstance(s, Exchange)]
+        return Exchanged(len(found), max((len(s.values) for s in found), default=0), self.carried_bytes())
 
     @functools.cached_property
     def whole(self) -> list[Load]:

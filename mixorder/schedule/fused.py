@@ -17,7 +17,7 @@ from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, limits
 from .cost import Traffic
 from .device import H200, DeviceInfo
-from .facts import ASYNC_BYTES, NARROW, Facts
+from .facts import ASYNC_BYTES, NARROW, RowFacts
 from .kernel_time import Kind, Times, moving_us
 from .plan import Plan
 from .work import Access, Work, accesses, against, computing, full_inputs, total
@@ -184,7 +184,7 @@ class Fused:
         return COPY_US * self.copies + COPYING * moving
 
 
-def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) -> Fused:
+def fused_kernels(loops: LoopProgram, plan: Plan, facts: RowFacts, moved: Traffic) -> Fused:
     """The kernels of a region, for a prediction."""
     copies = moved.copies + (moved.joined > 0)
     return Fused(
@@ -197,7 +197,7 @@ def fused_kernels(loops: LoopProgram, plan: Plan, facts: Facts, moved: Traffic) 
     )
 
 
-def _main(loops: LoopProgram, plan: Plan, facts: Facts) -> Main:
+def _main(loops: LoopProgram, plan: Plan, facts: RowFacts) -> Main:
     rows, launch = plan.tile_rows, plan.launch
     programs = plan.splits * plan.group * facts.batch
     steps = math.ceil(facts.rows / (rows * plan.splits))
@@ -220,7 +220,7 @@ def _main(loops: LoopProgram, plan: Plan, facts: Facts) -> Main:
         width=width,
         spilled=spilled * threads * steps * programs,
         sums=len(loops.role(BufferRole.WORKSPACE)),
-        crossed=launch.num_stages > 1 and facts.both_ways and facts.cols > BOTH_WAYS_COLS,
+        crossed=launch.num_stages > 1 and facts.lies.both_ways and facts.cols > BOTH_WAYS_COLS,
     )
 
 
@@ -232,7 +232,7 @@ def _ahead(stages: int, steps: int, width: int) -> int:
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
 
 
-def _registers(plan: Plan, facts: Facts, elements: int) -> tuple[int, int]:
+def _registers(plan: Plan, facts: RowFacts, elements: int) -> tuple[int, int]:
     """Estimated registers of a thread with so many elements, and words that find none."""
     if plan.group > 1:
         needed = int(cooperative.registers_of(facts, plan.tile_rows, elements, plan.lag))
@@ -241,10 +241,10 @@ def _registers(plan: Plan, facts: Facts, elements: int) -> tuple[int, int]:
     return needed, limits.spilled(facts, elements, plan.chunks)
 
 
-def _resident(plan: Plan, facts: Facts, registers: int) -> int:
+def _resident(plan: Plan, facts: RowFacts, registers: int) -> int:
     """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
     launch = plan.launch
-    staged = plan.tile_rows * plan.lanes * max(facts.load_bytes, facts.staged_bytes)
+    staged = plan.tile_rows * plan.lanes * max(facts.load_bytes, facts.loads.staged_bytes)
     limits = (
         H200.registers // registers,
         H200.max_threads // (launch.num_warps * WARP),
@@ -253,7 +253,7 @@ def _resident(plan: Plan, facts: Facts, registers: int) -> int:
     return max(1, min(limits))
 
 
-def main_work(loops: LoopProgram, plan: Plan, facts: Facts) -> tuple[Work, int]:
+def main_work(loops: LoopProgram, plan: Plan, facts: RowFacts) -> tuple[Work, int]:
     """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
     well."""
     moves, arithmetic, found = _by_tiles(loops, (plan.tile_rows * plan.period, plan.chunk), plan.period > 1)
@@ -283,7 +283,7 @@ def _by_tiles(
     return total(loops, found), computing(loops, nest, nest.body), tuple(found)
 
 
-def _lines_beside(loops: LoopProgram, plan: Plan, facts: Facts, found: Sequence[Access]) -> float:
+def _lines_beside(loops: LoopProgram, plan: Plan, facts: RowFacts, found: Sequence[Access]) -> float:
     """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
     narrowest one."""
     elements, lines = min(plan.per_thread(plan.chunk), facts.per_access), 0.0
@@ -295,7 +295,7 @@ def _lines_beside(loops: LoopProgram, plan: Plan, facts: Facts, found: Sequence[
     return lines
 
 
-def _width(found: Sequence[Access], read: Collection[str], plan: Plan, facts: Facts) -> int:
+def _width(found: Sequence[Access], read: Collection[str], plan: Plan, facts: RowFacts) -> int:
     """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
     boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
     which begin anywhere, those of most elements."""

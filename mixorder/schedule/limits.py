@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ..ir.hardware import MAX_REGISTERS
-from .facts import REGISTER_OVERHEAD, Facts
+from .facts import REGISTER_OVERHEAD, RowFacts
 
 NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
@@ -21,7 +21,7 @@ class Tile:
     num_stages: int
 
 
-def registers_of(facts: Facts, elements: int, chunks: int) -> int:
+def registers_of(facts: RowFacts, elements: int, chunks: int) -> int:
     """Estimated registers of a thread with `elements` elements.
 
     Compiled for sm_90 (RMSNorm and LayerNorm with up to 5 summed gradients, 2 residuals and a bias gradient,
@@ -31,10 +31,10 @@ def registers_of(facts: Facts, elements: int, chunks: int) -> int:
     5 chunks, estimated at 280, spill two words and reach 73% of the limit; 3 chunks 96%).
     """
     computed = 1 if chunks == 1 else math.ceil(facts.load_bytes / 4)
-    return facts.held_words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
+    return facts.held.words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD
 
 
-def spilled(facts: Facts, elements: int, chunks: int) -> int:
+def spilled(facts: RowFacts, elements: int, chunks: int) -> int:
     """Estimated words of a thread with `elements` elements that find no register."""
     most = MAX_REGISTERS if chunks == 1 else NOT_SPILLED
     return max(0, registers_of(facts, elements, chunks) - most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .device import DeviceInfo
-from .facts import Facts
+from .facts import RowFacts
 from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
 from .plan import next_power_of_2
 
@@ -41,7 +41,7 @@ SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
 
 
 def without_prefetch(
-    facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo
+    facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo
 ) -> tuple[Tile, int]:
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
@@ -69,27 +69,27 @@ def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) ->
     return max(per_sm, warps // num_warps)
 
 
-def loads_again(facts: Facts, tile: Tile) -> bool:
+def loads_again(facts: RowFacts, tile: Tile) -> bool:
     """Whether loads ahead would take shared memory for what the first-level cache has anyway."""
-    repeated = facts.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
-    return facts.hot or (repeated and tile.num_stages < MAX_STAGES - 1)
+    repeated = facts.loads.repeated_bytes >= REPEATED_LOADS * facts.load_bytes
+    return facts.loads.hot or (repeated and tile.num_stages < MAX_STAGES - 1)
 
 
-def stalls(facts: Facts) -> bool:
+def stalls(facts: RowFacts) -> bool:
     """Whether a step waits for its own loads, even if those of later steps have been issued."""
-    if facts.sector_rows > 1:  # chunks of tensors that lie both ways are loaded ahead well
-        return not facts.both_ways or facts.cols == next_power_of_2(facts.cols)
-    return facts.narrow or facts.against
+    if facts.lies.sector_rows > 1:  # chunks of tensors that lie both ways are loaded ahead well
+        return not facts.lies.both_ways or facts.cols == next_power_of_2(facts.cols)
+    return facts.loads.narrow or facts.lies.against
 
 
-def _with_many_warps(facts: Facts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
+def _with_many_warps(facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
-    if facts.sector_rows > 1:
-        xblock = facts.sector_rows if facts.both_ways else max(facts.sector_rows, ALONG_ROWS)
+    if facts.lies.sector_rows > 1:
+        xblock = facts.lies.sector_rows if facts.lies.both_ways else max(facts.lies.sector_rows, ALONG_ROWS)
         per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, device.max_warps
     else:
         xblock, most = tile.xblock, 1
-        warps_of_sm, per_thread = STALLED_WARPS, NARROW_ELEMENTS if facts.narrow else AGAINST_ELEMENTS
+        warps_of_sm, per_thread = STALLED_WARPS, NARROW_ELEMENTS if facts.loads.narrow else AGAINST_ELEMENTS
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)

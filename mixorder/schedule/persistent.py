@@ -13,7 +13,7 @@ from ..errors import Decline, DeclineReason
 from ..ir.hardware import ACCESS, MAX_REGISTERS
 from .constants import FITTED, Constants
 from .device import DeviceInfo
-from .facts import ASYNC_BYTES, Facts
+from .facts import ASYNC_BYTES, RowFacts
 from .finalisation import final, most_partials
 from .limits import (
     MAX_STAGES,
@@ -76,7 +76,7 @@ SHARED_BYTES = 6
 
 
 @functools.cache
-def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
+def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
     """The layouts of a row: its lanes, and the number of chunks, each a power of two; a single chunk first.
 
     More chunks are listed only if they need fewer lanes. Rows that are shifted (`period`: masks at both ends)
@@ -85,7 +85,7 @@ def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
     size = next_power_of_2(facts.cols)
     found = [(size, 1)]
     while (
-        facts.period == 1
+        facts.phase.period == 1
         and (size := size // 2) >= MIN_CHUNK
         and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
     ):
@@ -94,7 +94,7 @@ def layouts(facts: Facts) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def lanes_of(facts: Facts, constants: Constants = FITTED) -> tuple[int, int]:
+def lanes_of(facts: RowFacts, constants: Constants = FITTED) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *others = layouts(facts)
     narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
@@ -106,21 +106,21 @@ def lanes_of(facts: Facts, constants: Constants = FITTED) -> tuple[int, int]:
     return first
 
 
-def _is_narrowed(facts: Facts) -> bool:
+def _is_narrowed(facts: RowFacts) -> bool:
     """Whether a thread has fewer elements of a chunk than the narrowest tensor's accesses of 16 bytes have,
     since there are wider tensors, and at least three in all."""
-    widest, narrowest = facts.widest_bytes, facts.item_bytes
+    widest, narrowest = facts.loads.widest_bytes, facts.item_bytes
     return widest > narrowest and facts.load_bytes > widest + narrowest and facts.cols <= MAX_NARROWED
 
 
-def _per_chunk(facts: Facts) -> int:
+def _per_chunk(facts: RowFacts) -> int:
     """A thread's elements of a chunk: as many as an access of 16 bytes has of the narrowest tensor, or of the
     widest one."""
-    return ACCESS // facts.widest_bytes if _is_narrowed(facts) else facts.per_access
+    return ACCESS // facts.loads.widest_bytes if _is_narrowed(facts) else facts.per_access
 
 
 @functools.cache
-def block_of(facts: Facts) -> int:
+def block_of(facts: RowFacts) -> int:
     """The columns of a block, for programs that need not have a whole row: the widest of those with almost
     the fewest idle lanes. All columns where no divisor makes a good block."""
     access = facts.per_access
@@ -136,7 +136,7 @@ def block_of(facts: Facts) -> int:
 
 
 def choose(
-    facts: Facts,
+    facts: RowFacts,
     device: DeviceInfo,
     split_size: int = 0,
     constants: Constants = FITTED,
@@ -150,8 +150,8 @@ def choose(
         detail = f"{facts.cols} columns, and one program holds at most {MAX_COLS}"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
     r0_block, chunks = lanes_of(facts, constants)
-    if facts.held_words * r0_block + r0_block // chunks > spill_factor * device.registers:
-        detail = f"{facts.held_words} tiles of {facts.cols} columns in {device.registers} registers"
+    if facts.held.words * r0_block + r0_block // chunks > spill_factor * device.registers:
+        detail = f"{facts.held.words} tiles of {facts.cols} columns in {device.registers} registers"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
     if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
@@ -162,7 +162,8 @@ def choose(
     at_once = max(1, per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
-    period = facts.period if facts.period <= at_once and facts.cols + facts.slack <= r0_block else 1
+    phase = facts.phase
+    period = phase.period if phase.period <= at_once and facts.cols + phase.slack <= r0_block else 1
     if period > 1 and not split_size:
         # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 use all of them:
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
@@ -171,22 +172,22 @@ def choose(
     columns = facts.cols * facts.batch
     second = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
     registers = _most_registers(facts, tile.num_warps * per_sm, device)
-    dependent = device.overlaps and facts.numbered
+    dependent = device.overlaps and facts.final.numbered
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=period),
             Walk(unroll=chunks, tile=r0_block // chunks),
         ),
         Launch(tile.num_warps, tile.num_stages, registers, dependent),
-        SecondStage(*second, skippable=facts.finishable),
-        order=Order(keeps=facts.shared_bytes >= SHARED_BYTES),
+        SecondStage(*second, skippable=facts.final.finishable),
+        order=Order(keeps=facts.loads.shared_bytes >= SHARED_BYTES),
     )
 
 
-def _most_registers(facts: Facts, warps: int, device: DeviceInfo) -> int:
+def _most_registers(facts: RowFacts, warps: int, device: DeviceInfo) -> int:
     """The most registers of a thread, where a multiprocessor has so many warps; 0 where ptxas decides."""
     fits = warps * device.warp_size * BUSY_REGISTERS <= device.registers
-    tables = facts.repeated_bytes > facts.load_bytes
+    tables = facts.loads.repeated_bytes > facts.load_bytes
     return BUSY_REGISTERS if fits and _is_computing(facts) and not tables else 0
 
 
@@ -201,7 +202,7 @@ def even(tiles: int, num_splits: int) -> int:
 
 
 def _tile(
-    facts: Facts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
+    facts: RowFacts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
 ) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
     scale = constants.tile_scale(device.bandwidth, device.num_sm)
@@ -212,7 +213,7 @@ def _tile(
     # But with dependent reductions, programs hide each other's barriers: BitLinear's backward with its
     # forward recomputed, 16384x2048: one program 76%, two 83%, four 88%.
     wide = chunks == 1 and facts.cols * facts.load_bytes >= WIDE_ROW and facts.levels <= 1
-    small = few_tiles or (wide and facts.held_words > LIGHT_WORDS and facts.item_bytes == 2)
+    small = few_tiles or (wide and facts.held.words > LIGHT_WORDS and facts.item_bytes == 2)
     share = constants.few_tiles_share if small else 1.0
     resident = max(1, int(share * resident))
     per_sm = 1 if small else min(constants.programs_per_sm, floor_power_of_2(resident // r0_block))
@@ -220,7 +221,7 @@ def _tile(
     # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = floor_power_of_2(resident // per_sm // r0_block)
-    if xblock >= 4 and facts.held_words <= LIGHT_WORDS and not (few_tiles or _is_computing(facts)):
+    if xblock >= 4 and facts.held.words <= LIGHT_WORDS and not (few_tiles or _is_computing(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
     while facts.batch >= LONE_PROGRAMS * device.num_sm and xblock > 1 and LEAST_STEPS * xblock > facts.rows:
         xblock //= 2
@@ -246,9 +247,10 @@ def _tile(
     return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device, constants)), per_sm
 
 
-def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
+def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
-    if facts.levels or _is_computing(facts) or stalls(facts) or facts.along_rows or facts.period > 1:
+    moved = facts.lies.along_rows or facts.phase.period > 1
+    if facts.levels or moved or _is_computing(facts) or stalls(facts):
         return False
     if loads_again(facts, tile):
         return False
@@ -256,7 +258,7 @@ def _only_sums(facts: Facts, tile: Tile, per_sm: int, lanes: int, device: Device
     return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
 
-def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
+def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
     elements, stages = SUM_ELEMENTS, SUM_STAGES
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
@@ -272,7 +274,7 @@ def _of_sums(facts: Facts, lanes: int, device: DeviceInfo, constants: Constants)
     return Tile(xblock, num_warps, stages), per_sm
 
 
-def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> int:
+def _elements_per_thread(facts: RowFacts, elements: int, constants: Constants) -> int:
     """The most that a thread's registers allow; 4 at least."""
     count = constants.elements_per_thread
     while count > 4 and not _fits_a_thread(facts, count):
@@ -280,17 +282,17 @@ def _elements_per_thread(facts: Facts, elements: int, constants: Constants) -> i
     return min(count, elements)
 
 
-def _is_computing(facts: Facts) -> bool:
+def _is_computing(facts: RowFacts) -> bool:
     """Whether computing takes longer than memory, and no reduction along a row waits in between."""
     return facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
 
 
-def _fits_a_thread(facts: Facts, count: int, chunks: int = 1) -> bool:
+def _fits_a_thread(facts: RowFacts, count: int, chunks: int = 1) -> bool:
     return not spilled(facts, count, chunks)
 
 
 def _stages(
-    facts: Facts,
+    facts: RowFacts,
     elements: int,
     r0_block: int,
     per_sm: int,
@@ -312,7 +314,7 @@ def _stages(
     return stages
 
 
-def _fits_ahead(facts: Facts, elements: int, tiles: int, device: DeviceInfo) -> bool:
+def _fits_ahead(facts: RowFacts, elements: int, tiles: int, device: DeviceInfo) -> bool:
     """Whether shared memory has room for so many tiles of each load, of `elements` in all programs of a
     multiprocessor. Triton keeps one tile less there than there are stages."""
-    return tiles * elements * max(facts.load_bytes, facts.staged_bytes) <= device.shared_memory
+    return tiles * elements * max(facts.load_bytes, facts.loads.staged_bytes) <= device.shared_memory

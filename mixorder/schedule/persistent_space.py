@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..ir.hardware import MAX_REGISTERS
+from .facts import RowFacts
 from .finalisation import final_neighbours
 from .limits import registers_of
 from .persistent import even, layouts
@@ -30,6 +31,7 @@ class PersistentSpace(Space):
 
     parts = (_TILE, ("splits",), ("chunk", "chunks", *_TILE), ("block", "warps"))
 
+    facts: RowFacts
     pinned: bool = False
 
     def around(self, plan: Plan) -> Iterator[Plan]:
@@ -83,7 +85,7 @@ class PersistentSpace(Space):
         estimated = registers_of(self.facts, per_thread, plan.chunks)
         registers = max(estimated, launch.max_registers)  # ptxas takes all that a limit allows
         of_program = registers * launch.num_warps * self.device.warp_size
-        staged = plan.tile_rows * plan.lanes * max(self.facts.load_bytes, self.facts.staged_bytes)
+        staged = plan.tile_rows * plan.lanes * max(self.facts.load_bytes, self.facts.loads.staged_bytes)
         shared = staged * (launch.num_stages - 1)
         per_sm = 1 if self.pinned else -(-plan.splits * self.facts.batch // self.device.num_sm)
         together = per_sm if per_sm > 1 else 0

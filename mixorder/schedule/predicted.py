@@ -13,7 +13,7 @@ from ..ir.program import LoopProgram
 from . import baseline
 from .cost import Traffic
 from .device import H200, DeviceInfo
-from .facts import Facts
+from .facts import Facts, RowFacts
 from .fused import fused_kernels
 from .kernel_time import TIMES, Times
 from .plan import Plan
@@ -78,7 +78,7 @@ def expected(
     lowered: LoopProgram,
     loops: LoopProgram,
     plan: Plan,
-    facts: Facts,
+    facts: RowFacts,
     moved: Traffic,
     device: DeviceInfo,
     times: Times = TIMES,
@@ -110,7 +110,7 @@ def least_saved(expected: Expected, facts: Facts, device: DeviceInfo) -> float:
     """The share of Inductor's time, at least, that fusing has to save; below 0, what it may cost."""
     if expected.ours_us < SHORT_US and facts.levels and facts.batch == 1 and facts.rows <= device.num_sm:
         return -SHORT_SLACK
-    if facts.narrow and (facts.common or not facts.levels):
+    if isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or not facts.levels):
         return OF_NARROW_SUMS
     return OF_SUMS if not facts.levels else of_launches(expected)
 

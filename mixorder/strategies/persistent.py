@@ -9,7 +9,7 @@ from ..codegen.kernel import generate
 from ..codegen.persistent import persistent_kernel
 from ..schedule import persistent
 from ..schedule.device import DeviceInfo
-from ..schedule.facts import Facts
+from ..schedule.facts import RowFacts
 from ..schedule.persistent_space import PersistentSpace
 from ..schedule.plan import Plan
 from .strategy import Strategy
@@ -17,7 +17,7 @@ from .strategy import Strategy
 TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take
 
 
-def _more_spills(facts: Facts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
+def _more_spills(facts: RowFacts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
     """The plan chosen if more spills are allowed than without timing."""
     yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
 

@@ -9,7 +9,7 @@ from ..ir.program import LoopProgram
 from ..schedule import persistent
 from ..schedule.constants import FITTED, Constants
 from ..schedule.device import DeviceInfo
-from ..schedule.facts import Facts
+from ..schedule.facts import RowFacts
 from ..schedule.persistent_space import PersistentSpace
 from ..schedule.plan import Plan
 from ..transform.short_sums import without_compensation
@@ -27,7 +27,7 @@ def _has_known_rows(program: LoopProgram) -> None:
 
 
 def _choose_few_rows(
-    facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
+    facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
 ) -> Plan:
     chosen = persistent.choose(facts, device, split_size, constants)
     if facts.rows <= SHORT_ROWS * chosen.splits:

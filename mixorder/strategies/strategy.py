@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..codegen.source import KernelSource
 from ..ir.program import LoopProgram
@@ -15,7 +16,7 @@ from ..schedule.plan import Plan
 from ..schedule.predicted import Expected, expected
 from ..schedule.space import Space
 
-Choose = Callable[[Facts, DeviceInfo, int, Constants], Plan]
+Choose = Callable[[Any, DeviceInfo, int, Constants], Plan]
 """From facts, a device, rows per program (0: the best number) and constants; raises `Decline`."""
 
 
@@ -46,8 +47,8 @@ class Strategy:
     rank: int
     choose: Choose
     emit: Callable[[LoopProgram, Plan, str], tuple[KernelSource, ...]]
-    starts: Callable[[Facts, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
-    space: Callable[[Facts, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
+    starts: Callable[[Any, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
+    space: Callable[[Any, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
     applies: Callable[[LoopProgram], None] = _applies
     transform: Callable[[LoopProgram, DeviceInfo], LoopProgram] = _unchanged
     form: Form = Form.MERGED

@@ -10,20 +10,21 @@ from devices import A100, B200, H200, RTX, TINY, DeviceInfo
 from graphs import tile_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from row_facts import row_facts, with_numbers
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
 from mixorder.schedule.cooperative import choose as choose_shared
-from mixorder.schedule.facts import ALIGNMENT, Facts
+from mixorder.schedule.facts import ALIGNMENT, RowFacts
 from mixorder.schedule.plan import Plan
 
 EXCHANGING = (H200, A100, RTX, B200, TINY)
 
-RMS = Facts(rows=4096, cols=16384, staged_bytes=4, carried_bytes=4, column_words=2, exchanged=1, exchanges=1)
+RMS = row_facts(4096, 16384, staged_bytes=4, carried_bytes=4, of_columns=2, values=1, count=1)
 
 
-def check_schedule(work: Facts, device: DeviceInfo, schedule: Plan) -> None:
+def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
     (rows, warps, stages), parts, part_cols = tile_of(schedule), schedule.group, schedule.walk[-1].part
     assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= FITTED.max_depth
     for power in (rows, warps, schedule.lanes, schedule.second.block, schedule.second.warps):
@@ -37,7 +38,7 @@ def check_schedule(work: Facts, device: DeviceInfo, schedule: Plan) -> None:
     assert warps * per_sm * device.warp_size <= device.max_threads
     assert rows <= max(1, work.rows)
     assert 1 <= schedule.splits <= math.ceil(work.rows / rows)
-    staged = per_sm * rows * schedule.lanes * work.staged_bytes * (stages - 1)
+    staged = per_sm * rows * schedule.lanes * work.loads.staged_bytes * (stages - 1)
     assert stages >= 1 and staged <= device.shared_memory
     assert schedule.second.block <= schedule.lanes
 
@@ -60,14 +61,14 @@ def test_any_schedule_is_launchable(
     rows: int, cols: int, load_bytes: int, column_words: int, device: DeviceInfo
 ) -> None:
     held_bytes = load_bytes if column_words == 1 else max(4, load_bytes - MOST_LATE_BYTES)
-    work = Facts(
+    work = row_facts(
         rows,
         cols,
         staged_bytes=load_bytes,
         carried_bytes=held_bytes,
-        column_words=column_words,
-        exchanged=max(1, column_words - 1),
-        exchanges=1,
+        of_columns=column_words,
+        values=max(1, column_words - 1),
+        count=1,
     )
     check_schedule(work, device, choose_shared(work, device))
 
@@ -78,12 +79,12 @@ def test_any_schedule_is_launchable(
     cols=st.integers(64, 2**18),
     staged_bytes=st.integers(0, 64),
     carried_bytes=st.integers(0, 64),
-    column_words=st.integers(0, 12),
-    exchanged=st.integers(0, 6),
+    of_columns=st.integers(0, 12),
+    values=st.integers(0, 6),
     device=st.sampled_from(EXCHANGING),
 )
 def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int) -> None:
-    work = Facts(exchanges=1, **numbers)
+    work = row_facts(count=1, **numbers)
     try:
         schedule = choose_shared(work, device)
     except Decline as refusal:
@@ -110,5 +111,5 @@ def test_the_users_split_size_is_kept_within_what_is_resident() -> None:
         schedule = choose_shared(RMS, H200, split_size)
         assert schedule.splits == min(free.splits, math.ceil(RMS.rows / split_size))
         assert schedule.changed(splits=free.splits) == free
-    odd = dataclasses.replace(RMS, period=8)
+    odd = with_numbers(RMS, period=8)
     assert choose_shared(odd, H200, 1000).splits == 8

@@ -11,6 +11,7 @@ import graphs
 import pytest
 import torch
 from devices import A100, B200, H200, L40S
+from row_facts import row_facts, with_numbers
 
 from mixorder import planning
 from mixorder.errors import Decline
@@ -19,14 +20,13 @@ from mixorder.schedule import device as device_module
 from mixorder.schedule.by_time import GAIN
 from mixorder.schedule.cost import Traffic, workspace_bytes
 from mixorder.schedule.device import device_info
-from mixorder.schedule.facts import Facts
 from mixorder.schedule.fused import fused_kernels
 from mixorder.schedule.kernel_time import TIMES
 from mixorder.schedule.persistent import choose
 from mixorder.strategies import STRATEGIES
 
-RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
-LAYER = dataclasses.replace(RMS, held_words=6, instructions=10)
+RMS = row_facts(32768, 768, load_bytes=4, words=4, staged_bytes=4, instructions=8)
+LAYER = with_numbers(RMS, words=6, instructions=10)
 
 
 @pytest.mark.parametrize("make", [graphs.rms_norm_backward, graphs.layer_norm_backward])

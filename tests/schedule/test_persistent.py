@@ -11,22 +11,25 @@ import pytest
 from devices import A100, AMD, B200, DEVICES, H100, H200, MI300, RTX, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from row_facts import row_facts, with_numbers
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule.constants import FITTED, Constants
-from mixorder.schedule.facts import Facts
+from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.schedule.plan import next_power_of_2
 
-RMS = Facts(rows=32768, cols=768, load_bytes=4, held_words=4)
+RMS = row_facts(32768, 768, load_bytes=4, words=4)
 # Chunks wherever they save a lane.
 CHUNKED = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 WORKS = [
-    *(Facts(0, 0, *numbers) for numbers in ((2, 3), (4, 4), (8, 5), (4, 4, 4, 8), (8, 5, 8, 30))),
-    Facts(0, 0, load_bytes=4, held_words=6, staged_bytes=4, instructions=10),  # LayerNorm
-    Facts(0, 0, load_bytes=8, held_words=5, staged_bytes=8, instructions=8),  # in fp32
-    Facts(0, 0, load_bytes=8, held_words=6, staged_bytes=12, instructions=10),  # with a residual
+    *(row_facts(0, 0, load_bytes=load, words=words) for load, words in ((2, 3), (4, 4), (8, 5))),
+    row_facts(0, 0, load_bytes=4, words=4, staged_bytes=4, instructions=8),
+    row_facts(0, 0, load_bytes=8, words=5, staged_bytes=8, instructions=30),
+    row_facts(0, 0, load_bytes=4, words=6, staged_bytes=4, instructions=10),  # LayerNorm
+    row_facts(0, 0, load_bytes=8, words=5, staged_bytes=8, instructions=8),  # in fp32
+    row_facts(0, 0, load_bytes=8, words=6, staged_bytes=12, instructions=10),  # with a residual
 ]
 
 
@@ -44,7 +47,7 @@ WORKS = [
 @example(3, 4097, WORKS[1], SMALL, FITTED)
 @example(32768, 5120, WORKS[4], SMALL, CHUNKED)
 def test_any_schedule_is_launchable(
-    rows: int, cols: int, work: Facts, device: DeviceInfo, constants: Constants
+    rows: int, cols: int, work: RowFacts, device: DeviceInfo, constants: Constants
 ) -> None:
     work = dataclasses.replace(work, rows=rows, cols=cols)
     schedule = choose(work, device, constants=constants)
@@ -57,7 +60,7 @@ def test_any_schedule_is_launchable(
     per_sm = -(-schedule.splits // device.num_sm)
     assert warps * device.warp_size <= 1024
     assert per_sm * warps * device.warp_size <= device.max_threads
-    staged = per_sm * xblock * schedule.lanes * max(work.load_bytes, work.staged_bytes)
+    staged = per_sm * xblock * schedule.lanes * max(work.load_bytes, work.loads.staged_bytes)
     assert stages >= 1 and staged * (stages - 1) <= device.shared_memory
     assert 1 <= schedule.second.block <= schedule.lanes
     assert choose(work, device, constants=constants) == schedule
@@ -103,16 +106,16 @@ ASKED: list[dict[str, Any]] = [
     device=st.sampled_from([H200, A100, B200, RTX, AMD, MI300]),
 )
 def test_no_rule_leaves_what_the_device_has(
-    rows: int, cols: int, work: Facts, asked: dict[str, Any], batch: int, device: DeviceInfo
+    rows: int, cols: int, work: RowFacts, asked: dict[str, Any], batch: int, device: DeviceInfo
 ) -> None:
-    work = dataclasses.replace(work, rows=rows, cols=cols, batch=batch, **{"widest_bytes": 2, **asked})
+    work = with_numbers(work, rows=rows, cols=cols, batch=batch, **{"widest_bytes": 2, **asked})
     schedule = choose(work, device)
     xblock, warps, stages = graphs.tile_of(schedule)
     for power in (schedule.chunk, xblock, warps, schedule.second.block):
         assert power >= 1 and power & (power - 1) == 0
     assert warps * device.warp_size <= 1024 and cols <= schedule.lanes
     assert 1 <= schedule.splits <= -(-rows // xblock)
-    staged = xblock * schedule.lanes * max(work.load_bytes, work.staged_bytes)
+    staged = xblock * schedule.lanes * max(work.load_bytes, work.loads.staged_bytes)
     assert staged * (stages - 1) <= device.shared_memory
     assert schedule.second.block <= next_power_of_2(cols)
     assert choose(work, device) == schedule
@@ -157,7 +160,7 @@ def test_a_wide_row_is_declined(cols: int) -> None:
 
 def test_too_many_held_words_are_declined() -> None:
     with pytest.raises(Decline) as caught:
-        choose(dataclasses.replace(RMS, cols=8192, held_words=30), H200)
+        choose(with_numbers(RMS, cols=8192, words=30), H200)
     assert caught.value.reason is DeclineReason.TOO_MANY_LIVE_TILES
 
 

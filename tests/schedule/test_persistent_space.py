@@ -7,16 +7,16 @@ from typing import Any
 from devices import AMD, DEVICES, H200, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from row_facts import row_facts
 
-from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent import BUSY_REGISTERS, choose, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 
 
 def space(rows: int = 32768, cols: int = 768, device: DeviceInfo = H200, **changes: Any) -> PersistentSpace:
     pinned = changes.pop("pinned", False)
-    numbers = {"load_bytes": 4, "held_words": 4, "staged_bytes": 4, **changes}
-    work = Facts(rows, cols, **numbers)
+    numbers = {"load_bytes": 4, "words": 4, "staged_bytes": 4, **changes}
+    work = row_facts(rows, cols, **numbers)
     return PersistentSpace(work, device, choose(work, device, split_size=7 if pinned else 0), pinned)
 
 
@@ -47,7 +47,7 @@ def test_each_part_of_a_schedule_is_varied() -> None:
 
 
 def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
-    here = space(1_000_000, 8192, load_bytes=8, staged_bytes=8, held_words=3)
+    here = space(1_000_000, 8192, load_bytes=8, staged_bytes=8, words=3)
     start = here.start
     assert not here.legal(start.changed(num_stages=5))
     assert all(
@@ -56,7 +56,7 @@ def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
 
 
 def test_more_registers_than_a_thread_has_are_not_compiled() -> None:
-    here = space(held_words=8)
+    here = space(words=8)
     per_thread = here.start.tile_rows * here.start.lanes // (here.start.launch.num_warps * 32)
     assert (8 + 1) * per_thread * 2 > 255
     assert not here.legal(here.start.changed(tile_rows=2 * here.start.tile_rows))
@@ -64,7 +64,7 @@ def test_more_registers_than_a_thread_has_are_not_compiled() -> None:
 
 def test_as_many_warps_as_a_limit_on_registers_leaves_room_for() -> None:
     """ptxas gives a thread all that the limit allows, and a kernel that does not fit is not launched."""
-    here = space(16384, 1024, held_words=2, instructions=44, levels=0)
+    here = space(16384, 1024, words=2, instructions=44, levels=0)
     assert here.start.launch.max_registers == BUSY_REGISTERS
     for schedule in here.near(here.start):
         assert schedule.launch.num_warps * H200.warp_size * schedule.launch.max_registers <= H200.registers

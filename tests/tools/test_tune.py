@@ -12,10 +12,11 @@ import torch
 from graphs import bf16
 from lab import schedules, stopwatch, sweep, targets
 from lab.schedules import Data, Row, Target
+from row_facts import row_facts
 
 from mixorder.schedule.constants import FITTED, Constants
 from mixorder.schedule.device import H200
-from mixorder.schedule.facts import Facts, facts_of
+from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
 from mixorder.schedule.persistent_space import PersistentSpace
 
@@ -29,7 +30,7 @@ META = {
     "source": "0",
     "device_info": dataclasses.asdict(H200),
 }
-WORK = Facts(rows=32768, cols=768, load_bytes=4, held_words=4, staged_bytes=4, instructions=8)
+WORK = row_facts(32768, 768, load_bytes=4, words=4, staged_bytes=4, instructions=8)
 
 
 def row(constants: Constants, us: float | None) -> Row:
@@ -82,7 +83,7 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     target = targets.Target("rms 4096x16384", program, 4096 * 16384, torch.bfloat16)
     shared = sweep.measured(target, 97.4, [row(FITTED, 50.0)])
     assert [f.cols for f in shared.facts.values()] == 2 * [16384]
-    assert shared.facts["cooperative"].exchanges == 1
+    assert shared.facts["cooperative"].exchange.count == 1
     data = Data(META, (*made_up().targets, shared))
     schedules.write(tmp_path / "data.json", data)
     assert schedules.read(tmp_path / "data.json") == data

@@ -46,7 +46,7 @@ def test_a_view_given_to_the_graph_has_its_offset_in_the_buffer() -> None:
 
 def test_a_row_that_fills_its_power_of_two_is_not_shifted() -> None:
     work = facts_of(graphs.merged(only(graphs.rms_norm_backward(4096, 2047))))
-    assert work.period == 8 and choose(work, H200).period == 1
+    assert work.phase.period == 8 and choose(work, H200).period == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "shifted"), [(8, 1001, True), (7, 1001, False), (4, 1002, True)])

@@ -67,4 +67,4 @@ def test_not_where_more_would_be_held_for_it() -> None:
 
     graph = traced(held_anyway, FULL, FULL)
     before, after = merged(graph), contracted(graph)
-    assert after != before and facts_of(after).held_words < facts_of(before).held_words
+    assert after != before and facts_of(after).held.words < facts_of(before).held.words

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from row_facts import row_facts, with_numbers
 
 from mixorder.schedule.device import H200
-from mixorder.schedule.facts import Facts
 from mixorder.schedule.persistent import choose
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.tune.search import (
@@ -23,7 +23,7 @@ from mixorder.tune.search import (
     search,
 )
 
-WORK = Facts(32768, 768, load_bytes=4, held_words=4, staged_bytes=4)
+WORK = row_facts(32768, 768, load_bytes=4, words=4, staged_bytes=4)
 SPACE = PersistentSpace(WORK, H200, choose(WORK, H200))
 FIRST = Candidate("held", SPACE.start)
 
@@ -115,7 +115,7 @@ def test_the_number_of_candidates_is_bounded() -> None:
 
 
 def test_another_variant_is_entered_if_its_start_is_faster() -> None:
-    other = dataclasses.replace(SPACE, facts=dataclasses.replace(WORK, held_words=2))
+    other = dataclasses.replace(SPACE, facts=with_numbers(WORK, words=2))
     clock = Clock(lambda c: 20.0 if c.variant == "other" else 30.0)
     found = search({"held": SPACE, "other": other}, clock)
     assert found.best == Candidate("other", other.start)

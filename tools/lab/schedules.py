@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.facts import Facts
+from mixorder.schedule.facts import Facts, RowFacts
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk, Within
 
 # Of plans whose tiles are of rows and columns, as no sweep has others. That the second kernel is launched
@@ -116,10 +116,19 @@ def _target_text(target: Target, fields: list[str]) -> str:
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}'
 
 
-def _lean(facts: Facts) -> dict[str, Any]:
+def _lean(facts: Any) -> dict[str, Any]:
     """The fields that are not what they are by default."""
-    fields = dataclasses.fields(facts)
-    return {f.name: value for f in fields if (value := getattr(facts, f.name)) != f.default}
+    found = ((f, getattr(facts, f.name)) for f in dataclasses.fields(facts))
+    return {
+        f.name: _lean(value) if dataclasses.is_dataclass(value) else value
+        for f, value in found
+        if value != f.default
+    }
+
+
+def _facts(plain: dict[str, Any]) -> RowFacts:
+    records = {f.name: type(f.default) for f in dataclasses.fields(RowFacts) if f.name in plain}
+    return RowFacts(**{n: records[n](**v) if isinstance(v, dict) else v for n, v in plain.items()})
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -131,7 +140,7 @@ def _target(found: dict[str, Any], fields: list[str], overlap: bool) -> Target:
         found["name"],
         found["dtype"],
         found["limit_us"],
-        {name: Facts(**facts) for name, facts in found["facts"].items()},
+        {name: _facts(facts) for name, facts in found["facts"].items()},
         tuple(_row({**ABSENT, **dict(zip(fields, row, strict=True))}, overlap) for row in found["rows"]),
     )
 

@@ -18,7 +18,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.planning import improved
 from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo, device_info
-from mixorder.schedule.facts import Facts
+from mixorder.schedule.facts import Facts, RowFacts
 from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.measure import Bench, Compiled
@@ -52,7 +52,7 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
             strategy.applies(program)
             loops = strategy.transform(program, device)
             facts = strategy.facts(loops)
-            if facts.exchanges and facts.cols <= SHARE_FROM:
+            if isinstance(facts, RowFacts) and facts.exchange.count and facts.cols <= SHARE_FROM:
                 continue
             found = schedules(strategy, loops, facts, device, most)
             ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in found}
