@@ -17,8 +17,38 @@ FILE = Path(__file__).with_name("fitted.json")
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedRows:
+    """The parameters of `cooperative.choose`."""
+
+    tile_bytes: int
+    """Of rows, per multiprocessor and iteration: fewer do not hide the exchange."""
+
+    parts_of_4: int
+    """Parts of a row, at most, for 4 programs per multiprocessor, which hide each other's barriers."""
+
+    parts_of_2: int
+    """The same for 2 programs: one warp reads all slots of a row, and more slots take longer to arrive."""
+
+    words_of_2_rows: int
+    """Slots that a row's programs exchange, at most, for tiles of two rows (half the registers of one)."""
+
+    max_depth: int
+    """Tiles between a partial result and its total, at most; the registers may hold fewer."""
+
+    full_registers: int
+    """The most estimated registers, except at `least_depth`. LayerNorm 16384x16384: depth 3, at 248 registers
+    and without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 232, 90%."""
+
+    least_depth: int
+    """Used even at up to `cooperative.SPILLED_REGISTERS` estimated registers: less waits for the exchange."""
+
+    records_for_4_stages: int
+    """The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Constants:
-    """The parameters of `persistent.choose` and `cooperative.choose`."""
+    """The parameters of `persistent.choose`, and with `shared` of `cooperative.choose`."""
 
     resident_bytes: int
     """Of row tiles, loaded per multiprocessor in one of `num_stages`. Lanes beyond a row load no bytes."""
@@ -58,30 +88,8 @@ class Constants:
     """Factor on a number of elements before it is rounded to a power of two. With 1.25, elements of 6 bytes
     (bf16 and a residual) get tiles as large as elements of 4 bytes."""
 
-    tile_bytes: int
-    """Of rows of a cooperative kernel, per multiprocessor and iteration: fewer do not hide the exchange."""
-
-    parts_of_4: int
-    """Parts of a row, at most, for 4 programs per multiprocessor, which hide each other's barriers."""
-
-    parts_of_2: int
-    """The same for 2 programs: one warp reads all slots of a row, and more slots take longer to arrive."""
-
-    words_of_2_rows: int
-    """Slots that a row's programs exchange, at most, for tiles of two rows (half the registers of one)."""
-
-    max_depth: int
-    """Tiles between a partial result and its total, at most; the registers may hold fewer."""
-
-    full_registers: int
-    """The most estimated registers, except at `least_depth`. LayerNorm 16384x16384: depth 3, at 248 registers
-    and without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 232, 90%."""
-
-    least_depth: int
-    """Used even at up to `cooperative.SPILLED_REGISTERS` estimated registers: less waits for the exchange."""
-
-    records_for_4_stages: int
-    """The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then."""
+    shared: SharedRows
+    """The parameters of rows that programs share."""
 
     bandwidth_per_sm: float
     """Of the measured device, in bytes per second; 0 if unknown. Not fitted."""
@@ -108,7 +116,7 @@ class Constants:
 def read(path: Path = FILE) -> Constants:
     """The constants of a file."""
     found: dict[str, Any] = json.loads(path.read_text())["constants"]
-    return Constants(**found)
+    return Constants(**found | {"shared": SharedRows(**found["shared"])})
 
 
 FITTED = read()

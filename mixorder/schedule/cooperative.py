@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
-from .constants import FITTED, Constants
+from .constants import FITTED, Constants, SharedRows
 from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, Phase, RowFacts
 from .finalisation import final
@@ -65,7 +65,7 @@ def _widest(facts: RowFacts, device: DeviceInfo, constants: Constants) -> int:
 def layouts(facts: RowFacts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
-    elements = constants.elements(constants.tile_bytes, facts.loads.staged_bytes)
+    elements = constants.elements(constants.shared.tile_bytes, facts.loads.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
@@ -89,35 +89,35 @@ def _with_groups(plan: Plan, groups: int) -> Plan:
 def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Plan]] = []
-    for xblock, per_sm, few in _layouts(facts, constants):
+    for xblock, per_sm, few in _layouts(facts, constants.shared):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
-        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants)
+        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants.shared)
         if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
-            tight = _registers(facts, tile, r0_block, depth) > constants.full_registers
+            tight = _registers(facts, tile, r0_block, depth) > constants.shared.full_registers
             plan = _schedule(facts, device, tile, r0_block, depth, constants)
-            found.append((parts > few, tight or depth < constants.least_depth, plan))
+            found.append((parts > few, tight or depth < constants.shared.least_depth, plan))
     return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
 
 
-def _layouts(facts: RowFacts, constants: Constants) -> Iterator[tuple[int, int, int]]:
+def _layouts(facts: RowFacts, shared: SharedRows) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
-    most = min(MAX_PARTS, constants.words_of_2_rows // max(1, facts.exchange.values))
+    most = min(MAX_PARTS, shared.words_of_2_rows // max(1, facts.exchange.values))
     for rows in (2,) if facts.loads.mixed else (2, 4):  # of four rows, mixed ones spill
-        yield rows, 4, min(most, constants.parts_of_4)
-        yield rows, 2, min(most, constants.parts_of_2)
+        yield rows, 4, min(most, shared.parts_of_4)
+        yield rows, 2, min(most, shared.parts_of_2)
         yield rows, 1, most
     yield 1, 1, MAX_PARTS
 
 
-def _depth(facts: RowFacts, tile: Tile, r0_block: int, constants: Constants) -> int:
+def _depth(facts: RowFacts, tile: Tile, r0_block: int, shared: SharedRows) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
-    for depth in range(constants.max_depth, 0, -1):
+    for depth in range(shared.max_depth, 0, -1):
         # With several exchanges, depth 1 may use all registers: there is no other choice. `least_depth` may,
         # unless the last phase loads tiles of its own: then the estimate has no room to spare.
-        deep = depth == constants.least_depth and not _late(facts)
+        deep = depth == shared.least_depth and not _late(facts)
         least = deep or (depth == 1 and facts.exchange.count > 1)
-        most = SPILLED_REGISTERS if least else constants.full_registers
+        most = SPILLED_REGISTERS if least else shared.full_registers
         if _registers(facts, tile, r0_block, depth) <= most:
             return depth
     return 0
@@ -169,7 +169,7 @@ def _schedule(
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
     staged = per_sm * tile.xblock * r0_block * facts.loads.staged_bytes
-    pays = MOST_STAGES - (tile.xblock * parts < constants.records_for_4_stages)
+    pays = MOST_STAGES - (tile.xblock * parts < constants.shared.records_for_4_stages)
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.phase.period) * facts.phase.period

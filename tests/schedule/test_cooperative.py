@@ -26,7 +26,7 @@ RMS = row_facts(4096, 16384, staged_bytes=4, carried_bytes=4, of_columns=2, valu
 
 def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
     (rows, warps, stages), parts, part_cols = tile_of(schedule), schedule.group, schedule.walk[-1].part
-    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= FITTED.max_depth
+    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= FITTED.shared.max_depth
     for power in (rows, warps, schedule.lanes, schedule.second.block, schedule.second.warps):
         assert power >= 1 and power & (power - 1) == 0
     # Every column is one part's, no part is empty, and each begins where wide loads can.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TypeVar
 
-from mixorder.schedule.constants import Constants
+from mixorder.schedule.constants import Constants, SharedRows
+
+T = TypeVar("T", Constants, SharedRows)
 
 GRID: dict[str, tuple[float, ...]] = {
     "resident_bytes": (16 * 1024, 32 * 1024, 64 * 1024),
@@ -20,6 +23,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "chunk_saving": (0.25, 0.375, 1.0),
     "min_chunk": (32, 256, 512, 1024),
     "rounding": (1.0, 1.25),
+}
+SHARED: dict[str, tuple[float, ...]] = {
     "tile_bytes": (16 * 1024, 32 * 1024),
     "parts_of_4": (4, 8, 12, 16),
     "parts_of_2": (8, 16, 32),
@@ -33,7 +38,13 @@ GRID: dict[str, tuple[float, ...]] = {
 
 def neighbours(constants: Constants) -> Iterator[Constants]:
     """The constants with one of them changed to another value of its grid."""
-    for name, values in GRID.items():
+    yield from _changed(constants, GRID)
+    for shared in _changed(constants.shared, SHARED):
+        yield dataclasses.replace(constants, shared=shared)
+
+
+def _changed(record: T, grid: dict[str, tuple[float, ...]]) -> Iterator[T]:
+    for name, values in grid.items():
         for value in values:
-            if value != getattr(constants, name):
-                yield dataclasses.replace(constants, **{name: value})
+            if value != getattr(record, name):
+                yield dataclasses.replace(record, **{name: value})
