@@ -88,7 +88,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
         detail = f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     while True:
-        runs = [_run(facts, extents, size, chain) for size, chain in facts.chains]
+        runs = [_run(facts, extents, size, chain) for size, chain in facts.tensors.chains]
         possible = [(run, -place) for run, place in runs if place >= 0]
         if not possible or math.prod(extents) >= _most(facts, min(possible)[0]):
             break
@@ -110,7 +110,7 @@ def completed(extents: Sequence[int], warps: int, facts: TileFacts, device: Devi
     """The plan of a tile of these elements, but for the second stage."""
     chosen = _ordered(schedule_of(extents, warps, facts), facts)
     if facts.row_axes:
-        chosen = with_producers(chosen, facts.sizes, facts.row_axes, facts.loads, device)
+        chosen = with_producers(chosen, facts.sizes, facts.row_axes, facts.tensors.loads, device)
     return _with_staging(chosen, facts, device)
 
 
@@ -118,16 +118,16 @@ def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
     """A tile with one block along the first axis instead of several, and more along the columns: each warp
     has whole blocks then, so that none waits for another one's."""
     wide = list(extents)
-    if len(wide) == 4 and facts.whole == {1, 3} and facts.turned:
+    if len(wide) == 4 and facts.whole == {1, 3} and facts.tensors.turned:
         most = min(facts.sizes[2], WIDEST // wide[3])
         wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], most))
     return wide
 
 
 def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
-    moved = facts.load_bytes + facts.store_bytes
+    moved = facts.load_bytes + facts.tensors.store_bytes
     # H200, dGELU with MXFP8 both ways in place, 16384x4096: 138 us with, 127 without.
-    possible = not facts.heavy or facts.turned > 0
+    possible = not facts.heavy or facts.tensors.turned > 0
     if not possible or not pays(facts.small, facts.sizes, plan.extents, moved, facts.instructions, device):
         return dataclasses.replace(plan, results=()).changed(dependent=False)
     band = plan.order.grouped
@@ -185,10 +185,12 @@ def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: flo
     all tiles of some rows move more than `least` bytes."""
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     several = [n for n in tiles if n > 1]
-    shortest = min((_run(facts, extents, size, chain)[0] for size, chain in facts.chains), default=LINE)
+    shortest = min(
+        (_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains), default=LINE
+    )
     if shortest >= LINE or len(several) != 2 or several[0] % band:
         return 1
-    moved = facts.numel * (facts.load_bytes + facts.store_bytes) / several[0]
+    moved = facts.numel * (facts.load_bytes + facts.tensors.store_bytes) / several[0]
     return band if moved > least else 1
 
 
@@ -214,7 +216,7 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     if facts.of_norm:
         each = PER_THREAD_OF_NORM
     elif whole > ELEMENTS or not facts.reductions:
-        each = MOST_PER_THREAD if facts.loads <= 1 else MOST_PER_THREAD // 2
+        each = MOST_PER_THREAD if facts.tensors.loads <= 1 else MOST_PER_THREAD // 2
     return max(1, min(MOST_WARPS, elements // WARP // each))
 
 
@@ -256,7 +258,7 @@ def expected_of_tile(
     once += 2 * moved.joined
     idle = Work(once, once + again)
     launch = times.start_us + times.fused.latency_us
-    exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.turned
+    exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.tensors.turned
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     staged, sizes, extents = 0, facts.sizes, plan.extents
     if plan.results:

@@ -34,41 +34,62 @@ LEAST_LOADED = 4
 
 
 @dataclasses.dataclass(frozen=True)
+class Tensors:
+    """The full tensors that are loaded and stored."""
+
+    loads: int = 1
+    """Those that are loaded."""
+
+    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Of each, the bytes of an element, and the places of the axes along which it is contiguous, innermost
+    first."""
+
+    turned: int = 0
+    """Those that are stored in another order than the one that is loaded."""
+
+    store_bytes: int = 0
+    """Stored of an element."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TileFacts(Facts):
-    """Facts of a blocked program. `sizes`: of its axes, outermost first. `whole`: the places of those that
-    are reduced within a tile; `summed`: of those that partial results are summed over. `loads`: full tensors
-    that are loaded. `chains`: of each full tensor, the bytes of an element, and the places of the axes along
-    which it is contiguous, innermost first. `reductions`: how many there are. `turned`: full tensors that are
-    stored in another order than the one that is loaded. `store_bytes`: stored of an element. `row_axes`: how
-    many of the first axes are rows, where the kernel computes values of whole rows ahead; otherwise 0.
-    `small`: the results that are no full tensors."""
+    """Facts of a blocked program."""
 
     sizes: tuple[int, ...] = ()
+    """Of its axes, outermost first."""
+
     whole: frozenset[int] = frozenset()
+    """The places of those that are reduced within a tile."""
+
     summed: frozenset[int] = frozenset()
-    loads: int = 1
-    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The places of those that partial results are summed over."""
+
     reductions: int = 0
-    turned: int = 0
-    store_bytes: int = 0
+    """How many there are."""
+
     row_axes: int = 0
+    """How many of the first axes are rows, where the kernel computes values of whole rows ahead; else 0."""
+
     small: tuple[Small, ...] = ()
+    """The results that are no full tensors."""
+
+    tensors: Tensors = Tensors()
 
     @property
     def orders(self) -> int:
         """How many axes are innermost in some full tensor's memory."""
-        return len({chain[0] for _, chain in self.chains})
+        return len({chain[0] for _, chain in self.tensors.chains})
 
     @property
     def of_norm(self) -> bool:
         """Whether a small tile is as good as a large one: nothing is packed or quantised."""
-        narrowest = min((item for item, _ in self.chains), default=1)
+        narrowest = min((item for item, _ in self.tensors.chains), default=1)
         return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= LEAST_LOADED
 
     @property
     def heavy(self) -> bool:
         """Whether computing takes longer than memory."""
-        return self.instructions > HEAVY * (self.load_bytes + self.store_bytes)
+        return self.instructions > HEAVY * (self.load_bytes + self.tensors.store_bytes)
 
     @property
     def light(self) -> bool:
@@ -92,6 +113,12 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
     read, stored = ([_chain(s, axes) for s in full if isinstance(s, kind)] for kind in (Load, Store))
     numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
+    tensors = Tensors(
+        loads=len(loads),
+        chains=tuple(sorted(c for c in chains if c[1])),
+        turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
+        store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
+    )
     return TileFacts(
         numel // cols,
         cols,
@@ -101,13 +128,10 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
         summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
-        loads=len(loads),
-        chains=tuple(sorted(c for c in chains if c[1])),
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
-        turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
-        store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
         row_axes=row_axes_of(program.ahead, sizes),
         small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),
+        tensors=tensors,
     )
 
 

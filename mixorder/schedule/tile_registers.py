@@ -28,11 +28,11 @@ def most_registers(facts: TileFacts, own: int) -> int:
     """The most that a thread with `own` elements gets; 0 where the compiler decides."""
     if own > MANY and facts.reductions:
         return REGISTERS_OF_MANY
-    if facts.light or not facts.turned:
+    if facts.light or not facts.tensors.turned:
         return 0
     if own <= FEW and MUCH <= facts.instructions <= MOST:
         return FEWEST
-    if facts.loads != 3:
+    if facts.tensors.loads != 3:
         return 0
-    few = own <= FEW and (facts.turned == 1 or facts.instructions > MOST)
+    few = own <= FEW and (facts.tensors.turned == 1 or facts.instructions > MOST)
     return REGISTERS_OF_THREE if few else REGISTERS_OF_LITTLE

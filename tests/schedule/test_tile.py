@@ -40,7 +40,7 @@ def test_tiles_of_large_tensors(name: str) -> None:
     assert all(schedule.extents[place] == facts.sizes[place] for place in facts.whole)
     assert threads <= elements <= tile.MOST_ELEMENTS and elements // threads <= tile.MOST_PER_THREAD
     assert schedule.launch.num_warps <= tile.MOST_WARPS
-    for size, chain in facts.chains:
+    for size, chain in facts.tensors.chains:
         assert tile._run(facts, schedule.extents, size, chain)[0] >= SECTOR
 
 
@@ -66,7 +66,7 @@ def turned(x: Any) -> Any:
 @pytest.mark.parametrize(("rows", "cols"), [(16384, 4096), (4096, 4096), (4096, 1000), (1000, 4096)])
 def test_a_turned_cast_has_whole_sectors_both_ways(rows: int, cols: int) -> None:
     facts = facts_of(turned, rows, cols)
-    assert facts.sizes == (rows, cols) and (facts.orders, facts.turned) == (2, 1) and not facts.whole
+    assert facts.sizes == (rows, cols) and (facts.orders, facts.tensors.turned) == (2, 1) and not facts.whole
     schedule = tile.choose(facts, H200)
-    for size, chain in facts.chains:
+    for size, chain in facts.tensors.chains:
         assert tile._run(facts, schedule.extents, size, chain)[0] >= SECTOR
