@@ -80,6 +80,7 @@ class Timeline:
         self.stored: set[Node] = set()
         self.realised: set[Node] = set()  # the results of other operators, and of loops of their own
         self.spans: dict[Node, Span] = {}
+        self.loops = set(filter(_is_loop, graph.nodes))
         self._find_bases(graph)
         self._find_stored(graph)
         self.wholes = self._find_wholes(graph)
@@ -111,8 +112,8 @@ class Timeline:
         reads_in_all = realize_threshold("acc_reads")
         for node in graph.nodes:
             args = node.all_input_nodes
-            epoch[node] = max((epoch[a] + (not _is_loop(a)) for a in args), default=0)
-            if not _is_loop(node) or node.op == "placeholder":
+            epoch[node] = max((epoch[a] + (a not in self.loops) for a in args), default=0)
+            if node not in self.loops or node.op == "placeholder":
                 realised.add(node)
                 reads[node] = {node}
                 continue
@@ -128,14 +129,14 @@ class Timeline:
             Node, int
         ] = {}  # the last of the kernels that read a node, or compute what they read of it
         for node in reversed(graph.nodes):
-            inside = ((u, u in realised or not _is_loop(u)) for u in node.users)
+            inside = ((u, u in realised or u not in self.loops) for u in node.users)
             latest[node] = max(
                 (epoch[u] if kernel else latest[u] for u, kernel in inside), default=epoch[node]
             )
         for node in realised:
             if self.base.get(node) is not node:
                 continue
-            if latest[node] > epoch[node] or not _is_loop(node) or self._is_needed(node):
+            if latest[node] > epoch[node] or node not in self.loops or self._is_needed(node):
                 self.stored.add(node)
 
     def _find_wholes(self, graph: Graph) -> dict[Node, Node]:
@@ -149,7 +150,7 @@ class Timeline:
 
     def _is_needed(self, node: Node) -> bool:
         """Whether a node outside of loops reads it."""
-        return not all(map(_is_loop, self._users(node)))
+        return not self.loops.issuperset(self._users(node))
 
     def _users(self, node: Node) -> Iterable[Node]:
         """The users of a node, behind views."""
@@ -235,7 +236,7 @@ class Timeline:
         nodes = list(self.index)
         start, end = list(range(len(nodes) + 1)), list(range(len(nodes) + 1))
         for i in range(1, len(nodes)):
-            if _is_loop(nodes[i]) and _is_loop(nodes[i - 1]):
+            if nodes[i] in self.loops and nodes[i - 1] in self.loops:
                 start[i] = start[i - 1]
         for i in range(len(nodes) - 2, -1, -1):
             if start[i] == start[i + 1]:
