@@ -292,6 +292,22 @@ def group_norm_backward(
     return traced(function, full, full, statistics, statistics, ((channels,), f32))
 
 
+def group_norm_forward(
+    samples: int, places: int, channels: int, groups: int, dtype: torch.dtype = bf16, silu: bool = True
+) -> Graph:
+    """With the channels last, as Inductor's decomposition has it: a copy that is contiguous, and a view."""
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        rows = x.to(f32).transpose(1, 2).contiguous().view(samples, groups, channels // groups, places)
+        var, mean = torch.var_mean(rows, (2, 3), correction=0, keepdim=True)
+        rstd = (var + 1e-5).rsqrt()
+        y = ((rows - mean) * rstd).view(samples, channels, places) * w[:, None] + b[:, None]
+        y = (y * y.sigmoid() if silu else y).transpose(1, 2).to(dtype)
+        return y, mean, rstd
+
+    return traced(function, ((samples, places, channels), dtype), *[((channels,), f32)] * 2)
+
+
 def batch_norm_backward(rows: int, channels: int, dtype: torch.dtype = bf16, symbolic: bool = False) -> Graph:
     """With the channels last, behind a ReLU. `symbolic`: for any number of rows."""
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import sympy
+import torch
 
 from ..inductor.printing import offset_text, printing_triton
 from ..inductor.symbols import FloorDiv, ModularIndexing
@@ -27,6 +28,7 @@ from ..ir.program import (
     loops_of,
     operands,
 )
+from ..ir.reductions import SUM
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
 from ..schedule.slabs import axes_of, sizes_of
 from .kernel_text import identity
@@ -210,7 +212,11 @@ class _SumsWriter(_SlabWriter):
         for one in self.partials:
             dtype = self.program.buffer(one.buffer).dtype
             shape = [self.extents[axis] // self.unrolled[axis] for axis in self.tiled]
-            totals[one] = str(self.ops.line(f"tl.full({shape}, {identity(one.kind, dtype)})", dtype))
+            empty = f"tl.full({shape}, {identity(one.kind, dtype)})"
+            totals[one] = [str(self.ops.line(empty, dtype)) for _ in range(2 if one.moments else 1)]
+            if one.moments:  # how many values each lane has, if not all have as many
+                shape = shape if self.cut else [1] * len(shape)
+                totals[one] += [str(self.ops.line(f"tl.full({shape}, 0.0, tl.float32)", dtype))]
         for axis in self.kept:
             self.define_index(axis)
         known = set(self._known)
@@ -222,15 +228,21 @@ class _SumsWriter(_SlabWriter):
             self.divide("step", [(self.number(axis), self.tiles(axis)) for axis in self.gone], wide)
             for stmt in body:
                 if isinstance(stmt, PartialAccumulate):
-                    self.add(stmt, totals[stmt])
+                    (self.add_moments if stmt.moments else self.add)(stmt, *totals[stmt])
                 elif not isinstance(stmt, Value) or not gone.isdisjoint(self.deps[stmt.name]):
                     self.statement(stmt)
         self._known = known
         along = [axis for axis in self.tiled if axis in self.gone]
         varies = frozenset(axis.symbol for axis in self.tiled if axis not in self.gone)
-        for one, total in totals.items():
+        for one, found in totals.items():
             dtype = self.program.buffer(one.buffer).dtype
-            self.store(one, self.reduced(one.kind, dtype, total, along), varies)
+            if one.moments:
+                found = self.joined_moments(along, dtype, *found)
+            else:
+                found = [self.reduced(one.kind, dtype, found[0], along)]
+            for i, total in enumerate(found):
+                place = dataclasses.replace(one, index=one.index + i * one.moments)
+                self.store(place, total, varies)
 
     def add(self, stmt: PartialAccumulate, total: str) -> None:
         dtype = self.program.buffer(stmt.buffer).dtype
@@ -244,3 +256,54 @@ class _SumsWriter(_SlabWriter):
                 value = self.reduced_once(stmt.kind, dtype, value, place)
                 shape[place] //= count
         self.code.writeline(f"{total} = {self.ops.combine(stmt.kind.combine, total, value, dtype)}")
+
+    def add_moments(self, stmt: PartialAccumulate, mean: str, squares: str, count: str) -> None:
+        """Join the moments of what a lane has of a tile with those of its tiles before, in the way of Chan,
+        Golub and LeVeque (1979): with one division for all of it."""
+        kind, dtype = stmt.kind, self.program.buffer(stmt.buffer).dtype
+        along = [axis for axis in self.tiled if axis in self.gone]
+        shape = [self.extents[axis] for axis in self.tiled]
+        place = next((i for i, axis in enumerate(self.tiled) if self.unrolled[axis] > 1), 0)
+        each = self.unrolled[self.tiled[place]]
+        parts = [*shape[:place], each, shape[place] // each, *shape[place + 1 :]]
+
+        def line(text: str) -> str:
+            return str(self.ops.line(text, dtype))
+
+        def apart(value: str) -> str:
+            return line(f"tl.reshape({self.within(value, along, kind, dtype)}, {parts})")
+
+        def added(value: str) -> str:
+            return line(self.reduced_once(kind, dtype, value, place))
+
+        values = apart(self.spread(stmt.value.name, self.tiled))
+        ones = apart(f"tl.full({shape}, 1.0, tl.float32)") if self.cut else ""
+        more = added(ones) if ones else f"{each}.0"
+        own = line(f"{added(values)} * {f'(1.0 / tl.maximum({more}, 1.0))' if ones else 1 / each}")
+        again = ", ".join("None" if i == place else ":" for i in range(len(parts)))
+        away = line(f"{values} - {own}[{again}]")
+        around = added(f"{away} * {away}" + f" * {ones}" * bool(ones))
+        in_all = line(f"{count} + {more}")
+        share = line(f"{more} / {f'tl.maximum({in_all}, 1.0)' if ones else in_all}")
+        off = line(f"{own} - {mean}")
+        self.code.writeline(f"{mean} = {mean} + {off} * {share}")
+        self.code.writeline(f"{squares} = {squares} + {around} + {off} * {off} * ({count} * {share})")
+        self.code.writeline(f"{count} = {in_all}")
+
+    @property
+    def cut(self) -> bool:
+        """Whether a tile may have lanes beyond the end of what is reduced."""
+        return any(map(self.is_masked, self.gone))
+
+    def joined_moments(
+        self, along: list[Axis], dtype: torch.dtype, mean: str, squares: str, count: str
+    ) -> list[str]:
+        """The moments of all of a program's lanes along some axes."""
+
+        def added(value: str) -> str:
+            return str(self.ops.line(self.reduced(SUM, dtype, value, along), dtype))
+
+        in_all = added(f"tl.broadcast_to({count}, {mean}.shape)")
+        own = added(f"{mean} * ({count} / tl.maximum({in_all}, 1.0))")
+        away = str(self.ops.line(f"{mean} - {own}", dtype))
+        return [in_all, own, added(f"{squares} + {away} * {away} * {count}")]

@@ -12,7 +12,7 @@ from torch._inductor.compile_fx import _recursive_post_grad_passes as with_graph
 from torch._inductor.compile_fx import fake_tensor_prop
 from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from .graphs import mark_donated
 from .tensors import detect_fake_mode
@@ -50,6 +50,14 @@ def report_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
     context = TracingContext.try_get()
     if context is not None and context.output_strides == []:
         context.output_strides.extend(strides)
+
+
+def stated_strides(graph: Graph) -> list[tuple[int, ...] | None]:
+    """The strides of a graph's outputs. None for what is no tensor, or of symbolic strides."""
+    (output,) = graph.find_nodes(op="output")
+    vals = (n.meta.get("val") if isinstance(n, Node) else None for n in output.args[0])
+    stated = (tuple(val.stride()) if isinstance(val, torch.Tensor) else None for val in vals)
+    return [s if s is not None and all(isinstance(n, int) for n in s) else None for s in stated]
 
 
 def with_strides(gm: GraphModule, inputs: Sequence[Any]) -> None:

@@ -60,6 +60,7 @@ def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCom
             frontend.with_graphs_inside(gm, is_inference=bool(kwargs.get("is_inference", False)))
         gm.graph.lint()
         gm.recompile()
+        frontend.report_strides(frontend.stated_strides(gm.graph))
         return frontend.run_by_node(gm)
 
     return inner_compile

@@ -163,6 +163,8 @@ class PartialAccumulate:
     `compensated`: a sum that carries the rounding error of each addition into the next (Kahan 1965). `peak`:
     the buffer of the maximum of the same values; the sum is then of the exponentials of the differences to
     it, and is scaled where the maximum grows (Milakov and Gimelshein 2018). It comes before the maximum.
+    `moments`: unless 0, it has three results, so many elements apart: how many values there are, their mean,
+    and the sum of the squares of their differences to it.
     """
 
     buffer: str
@@ -171,9 +173,10 @@ class PartialAccumulate:
     value: Ref
     compensated: bool = False
     peak: str | None = None
+    moments: int = 0
 
     def __str__(self) -> str:
-        how = " compensated" if self.compensated else ""
+        how = " compensated" if self.compensated else " moments" if self.moments else ""
         value = str(self.value) if self.peak is None else f"exp({self.value} - {self.peak})"
         return f"partial_accumulate{how} {self.buffer}[{self.index}] {self.kind.combine}= {value}"
 

@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import takes_any_strides, takes_stated_strides
+from ..inductor.tensors import tree_leaves
 from .gathers import COPIES, is_gather_view
 from .nodes import fake, is_pair, is_view, readers, shape_of, shows, size_of, unviewed
 from .sizes import Size
@@ -39,7 +40,8 @@ def has_stated_order(node: Node) -> bool:
 
 
 def may_lie_otherwise(node: Node, strides: tuple[int, ...]) -> bool:
-    """Whether the graph may state these strides of a tensor instead of others: its readers take them."""
+    """Whether the graph may state these strides of a tensor instead of others: its readers take them. A
+    backward takes an activation in the strides that the forward was compiled to give it."""
     val = fake(node)
     assert val is not None
     with val.fake_mode:  # type: ignore[attr-defined]
@@ -48,7 +50,18 @@ def may_lie_otherwise(node: Node, strides: tuple[int, ...]) -> bool:
         read = list(readers_with(node, other))
     except (RuntimeError, ValueError):  # a view that would need a copy
         return False
-    return val.stride() != strides and all(_is_loop(n) or takes_any_strides(n.target) for n in read)
+    if val.stride() == strides or is_visible(node):
+        return False
+    return all(n.op == "output" or _is_loop(n) or takes_any_strides(n.target) for n in read)
+
+
+def is_visible(node: Node) -> bool:
+    """Whether the graph's caller, and not only its backward, gets a tensor or a view of it."""
+    (output,) = node.graph.find_nodes(op="output")
+    given = tree_leaves(output.args)
+    seen = output.meta.get("user_visible_output_idxs", range(len(given)))
+    own = any(given[i] is node for i in seen)
+    return own or any(is_visible(user) for user in node.users if is_strided(user))
 
 
 def readers_with(node: Node, val: torch.Tensor) -> Iterator[Node]:

@@ -1,5 +1,5 @@
 """Regions that reduce over slabs, and then compute with every element of these again: the backward of batch,
-group and instance norm.
+group and instance norm, and the forward of a group norm in channels-last.
 
 All of a region's sums of full size are over the same axes. What follows from them is small: a few values for
 each channel, group or sample, some of which are reduced again. These are needed for every element, as by dx.
@@ -23,7 +23,17 @@ from ..ir.program import AxisClass
 from .axes import Space, space_of
 from .factors import Order, Run, boundaries, flat
 from .layouts import may_lie_otherwise
-from .nodes import fake, is_moment, is_relative, operands, reduced, reduction_kind, shape_of
+from .nodes import (
+    fake,
+    is_moment,
+    is_permutation,
+    is_relative_sum,
+    is_variance,
+    operands,
+    reduced,
+    reduction_kind,
+    shape_of,
+)
 from .orders import Orders, is_loop
 from .region import Region
 from .sizes import Size, product
@@ -34,6 +44,7 @@ from .turned import traced_shape
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
+MOMENTS = True  # whether a mean and a variance are over slabs: the forward of a group norm
 LONGEST = 2**19  # elements of a sum that the second pass leaves parts of: one program adds up all of them
 SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
 
@@ -46,7 +57,9 @@ class SlabSeed(TileSeed):
 def may_be_over_slab(node: Node) -> bool:
     """Whether a node is a sum over some axes of a tensor, and not over all."""
     what, kind = reduced(node), reduction_kind(node)
-    if what is None or kind is None or not kind.compensable or is_relative(node) or is_moment(node):
+    if what is None or kind is None or not kind.compensable or is_relative_sum(node):
+        return False
+    if _is_statistic(node) and not MOMENTS:
         return False
     if not what.run:
         return False
@@ -82,6 +95,8 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     sources = by_position(n for n in computed if not is_loop(n) and product(shape_of(n) or ()) == size)
     if not sources:
         return None
+    if _is_statistic(node) and all(map(is_row_major, sources)) and not any(map(is_permutation, computed)):
+        return None
     orders = Orders(sources[0])
     orders.spread(by_position({node, *filter(is_loop, computed)}))
     found, below = [node], list[Node]()
@@ -96,6 +111,8 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
         return True
 
     if node not in orders or not orders.agrees(node):
+        return None
+    if _is_statistic(node) and not any(_is_across_memory(node, orders, n) for n in sources if n in orders):
         return None
     sweep({user for n in sources if n in orders for user in n.users}, is_below)
     behind = dependents(found, below)
@@ -112,6 +129,30 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     if not again and (node in paired or _is_left(node, orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
+
+
+def _is_statistic(node: Node) -> bool:
+    return is_moment(node) or is_variance(node)
+
+
+def _is_across_memory(node: Node, orders: Orders, source: Node) -> bool:
+    """Whether the dims that a reduction reduces are in another order than in a tensor's memory. Inductor
+    divides a long sum in the dims' order, and then reads one element of a sector. In the order of memory its
+    kernels move as many bytes as ours."""
+    val, what = fake(source), reduced(node)
+    if val is None or what is None or not is_dense(val) or not all(isinstance(n, int) for n in val.stride()):
+        return False
+    way = _in_memory(orders[source], val.stride())
+    in_turn = [f for d in what.dims for f in orders[operands(node)[0]][d]]
+    if not all(isinstance(f.stride, int) for f in (*way, *in_turn)):
+        return False
+    places = [
+        (i, -max(of.stride, f.stride))
+        for f in in_turn
+        for i, of in sorted(enumerate(way), key=lambda one: -one[1].stride)
+        if f.begins(of.stride) or of.begins(f.stride)
+    ]
+    return places != sorted(places)
 
 
 def _independent(node: Node, others: list[Node]) -> list[Node]:

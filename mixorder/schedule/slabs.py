@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 import sympy
 
 from ..errors import Decline, DeclineReason
-from ..ir.hardware import ACCESS, WARP
+from ..ir.hardware import ACCESS, SECTOR, WARP
 from ..ir.program import (
     NUM_SPLITS,
     Axis,
@@ -43,7 +43,7 @@ from .facts import Facts, cost_of
 from .kernel_time import TIMES, Kind, Times
 from .plan import Applied, Launch, Order, Plan, SecondStage, Walk, next_power_of_2
 from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
-from .work import Work, computing
+from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
 COLUMNS = 64  # of a tile, where memory is contiguous along an axis that is kept: a line of half precision
@@ -353,6 +353,8 @@ def _inductors(
     outputs_a_sm = baseline.FEW_OUTPUTS if in_rows else baseline.OUTPUTS
     few = baseline.FEW_ELEMENTS if in_rows else baseline.FEW_ROWS
     divided = facts.rows > few and facts.cols < outputs_a_sm * device.num_sm
+    if any(isinstance(s, PartialAccumulate) and s.moments for s in loops.nests[0].body):
+        return _of_statistics(facts, sums, applied, device)
     if len(between) == 1 and not divided:
         read = Work(0, sums.l2, sums.instructions)
         return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
@@ -367,6 +369,23 @@ def _inductors(
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
         *[baseline.Kernel(Kind.COLUMNS, again, blocks, 2, ()) for _ in loops.nests[3:]],
+    ]
+
+
+def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceInfo) -> list[baseline.Kernel]:
+    """Inductor's kernels for statistics whose dims are in another order than in memory. It reads in the order
+    of memory where it divides none. Where it does, it reads an element of a sector, at a place that takes
+    three divisions, and adds up the parts in two kernels."""
+    length = facts.rows * math.prod(facts.results[i] for i in facts.whole)
+    blocks = facts.numel // baseline.BLOCK + 1
+    divided = length > baseline.FEW_ELEMENTS and facts.numel // length < baseline.FEW_OUTPUTS * device.num_sm
+    if divided:
+        elements = sums.dram / facts.item_bytes
+        places = (ADDRESS + 3 * DIVISION) * elements
+        sums += Work(0, SECTOR * elements - sums.l2, places)
+    return [
+        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided, ()),
+        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
     ]
 
 

@@ -39,6 +39,7 @@ ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile tha
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
 IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
+MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
 
 
@@ -152,6 +153,7 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
             found += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
             each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
+            each = MOMENTS if stmt.moments else each
             found += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, found)
 

@@ -15,11 +15,15 @@ second nest, that has a loop over it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 import sympy
+import torch
 
 from ..errors import Decline, DeclineReason
+from ..ir.dtypes import added_up_in
 from ..ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
@@ -27,6 +31,7 @@ from ..ir.program import (
     AxisClass,
     Buffer,
     BufferRole,
+    Compute,
     Load,
     LoopProgram,
     Nest,
@@ -42,7 +47,10 @@ from ..ir.program import (
     loops_of,
     operands,
 )
-from ..ir.rewriting import along_one
+from ..ir.reductions import SUM
+from ..ir.rewriting import Steps, along_one, is_op
+
+SHORT = 64  # elements of neighbours that the second nest adds up for statistics: a line
 
 
 def reduce_then_apply(program: LoopProgram) -> LoopProgram:
@@ -56,28 +64,55 @@ class _Phases:
         self.whole, self.nest = whole, nest
         self.deps = nest.dependence()
         self.behind = behind(nest.body, self.reductions())
+        self.values = {s.name: s for s in nest.body if isinstance(s, Value)}
         self.sums = [s for s in nest.body if isinstance(s, Reduce) and self.behind.isdisjoint(operands(s))]
-        self.common = frozenset(self.sums[0].axes)
-        self.last = [s for s in self.reductions() if s not in self.sums and self.common <= set(s.axes)]
+        self.over = self.common = frozenset(self.sums[0].axes)
+        self.centred = {s: v for s in self.reductions() if (v := self.differing(s)) is not None}
+        known = {*self.sums, *self.centred}
+        self.last = [s for s in self.reductions() if s not in known and self.over <= set(s.axes)]
         self.behind_last = behind(nest.body, self.last)
-        self.check()
         self.axes = self.in_memory_order()
+        if self.centred:
+            self.common -= self.left_to_totals()
+        self.check()
         self.kept = tuple(axis for axis in self.axes if axis.symbol not in self.common)
         self.buffers: list[Buffer] = []
+        self.moments: list[Load] = []  # of parts
 
     def reductions(self) -> list[Reduce]:
         return [s for s in self.nest.body if isinstance(s, Reduce)]
 
     def check(self) -> None:
         for stmt in self.reductions():
-            if stmt in self.sums:
-                same = self.common == set(stmt.axes)
+            if stmt in self.sums or stmt in self.centred:
+                same = self.over == set(stmt.axes)
             elif stmt in self.last:
                 same = set(self.last[0].axes) == set(stmt.axes)
             else:
                 same = self.common.isdisjoint({*stmt.axes, *self.deps[stmt.value.name]})
             if not same:
                 raise Decline(DeclineReason.AXIS_CLASS, "sums that need three passes", stmt.name)
+
+    def differing(self, stmt: Reduce) -> str | None:
+        """The values whose squared differences from something small a sum is of, if it is: for a variance,
+        from their mean. Of parts, it follows from the mean and the squared differences of each."""
+        square = self.values[stmt.value.name]
+        if not is_op(square, "mul", stmt.dtype) or square.args[0] != square.args[1] or stmt in self.sums:
+            return None
+        difference = self.values[square.args[0].name]
+        if not is_op(difference, "sub", stmt.dtype):
+            return None
+        value, centre = (arg.name for arg in difference.args)
+        apart = value not in self.behind and centre in self.behind and self.is_small(centre)
+        return value if apart and self.over == set(stmt.axes) else None
+
+    def left_to_totals(self) -> frozenset[sympy.Symbol]:
+        """The innermost axes of statistics, of few elements: the second nest reduces these, and the first one
+        has results for whole lines of memory."""
+        last = [*itertools.takewhile(lambda a: a.symbol in self.over, reversed(self.axes))]
+        if len(last) == len(self.over) or math.prod(int(a.size) for a in last) > SHORT:
+            return frozenset()
+        return frozenset(axis.symbol for axis in last)
 
     def in_memory_order(self) -> tuple[Axis, ...]:
         """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
@@ -114,16 +149,19 @@ class _Phases:
         late = [s for s in stores if s not in small and s not in early]
         if not late:
             raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
-        partials, totals = self.divided(self.sums, self.kept)
+        partials, totals = self.divided([*self.sums, *self.centred], self.kept)
         first = closure(body, [*partials, *early])
-        values = {s.name: s for s in body if isinstance(s, Value)}
+        values = self.values
         gone = self.last[0].axes if self.last else ()
         kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
         elements, ends = self.divided(self.last, kept)
         handed = {name: self.workspace(values[name], self.kept) for name in self.needed([*late, *elements])}
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
-        second = closure([*totals, *rest], [*(s for s in small if s not in final), *copies])
+        added_up = [s for one in self.sums for s in totals[one]]
+        of_totals = [new for s in rest for new in (totals[s] if s in self.centred else [s])]
+        written = [*(s for s in small if s not in final), *copies]
+        second = closure([*self.moments, *added_up, *of_totals], written)
         self.check_loop(second)
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
         stored = self.read_again(early, late)
@@ -140,21 +178,68 @@ class _Phases:
             Nest((split, *axes) if self.last else axes, along_one(third, joined, dividing=True)),
         )
         if final:
-            fourth = closure([*ends, *(s for s in rest if s not in self.last)], final)
+            others = (s for s in rest if s not in self.last)
+            fourth = closure([*itertools.chain(*ends.values()), *others], final)
             nests = (*nests, Nest((split, *kept), fourth))
         return dataclasses.replace(self.whole, buffers=(*self.whole.buffers, *self.buffers), nests=nests)
 
     def divided(
         self, sums: Iterable[Reduce], kept: Sequence[Axis]
-    ) -> tuple[list[PartialAccumulate], list[Statement]]:
+    ) -> tuple[list[PartialAccumulate], dict[Reduce, list[Statement]]]:
         """Sums of parts in a workspace, which has an element for each index of `kept`, and their totals."""
-        partials, totals = list[PartialAccumulate](), list[Statement]()
+        partials, totals = list[PartialAccumulate](), dict[Reduce, list[Statement]]()
+        moments = dict[str, list[Load]]()
+        for value in dict.fromkeys(self.centred[one] for one in sums if one in self.centred):
+            buffer, index = self.workspace(self.values[value], kept, parts=3)
+            apart = sympy.prod(axis.size for axis in self.inner(kept))
+            dtype = added_up_in(self.values[value].dtype)
+            partials.append(PartialAccumulate(buffer, index, SUM, Ref(value), moments=int(apart)))
+            names = enumerate(("count", "mean", "squares"))
+            moments[value] = [Load(f"{value}.{n}", buffer, index + i * apart, dtype) for i, n in names]
+            self.moments += moments[value]
         for one in sums:
-            place = self.workspace(one, kept, parts=True)
-            partials.append(PartialAccumulate(*place, one.kind, one.value))
-            partial = Load(f"{one.name}.partial", *place, one.dtype)
-            totals += [partial, dataclasses.replace(one, value=Ref(partial.name), axes=(SPLIT_SYMBOL,))]
+            value, scale = self.scaled(one)
+            axes = (SPLIT_SYMBOL, *(s for s in one.axes if s in self.over - self.common))
+            if value not in moments:
+                place = self.workspace(one, kept, parts=1)
+                partials.append(PartialAccumulate(*place, one.kind, one.value))
+                partial = Load(f"{one.name}.partial", *place, one.dtype)
+                totals[one] = [partial, dataclasses.replace(one, value=Ref(partial.name), axes=axes)]
+                continue
+            own = self.of_part(one, scale, moments[value][0].dtype, *(Ref(s.name) for s in moments[value]))
+            total = dataclasses.replace(
+                one, name=f"{one.name}.total", value=Ref(own[-1].name), axes=axes, dtype=own[-1].dtype
+            )
+            rounded = Compute(one.name, "to_dtype", (Ref(total.name), one.dtype), (), one.dtype)
+            totals[one] = [*own, total, rounded]
         return partials, totals
+
+    def scaled(self, one: Reduce) -> tuple[str, float]:
+        """The values that a sum is of, and the number that each is multiplied by."""
+        if one in self.centred:
+            return self.centred[one], 1.0
+        stmt = self.values[one.value.name]
+        if is_op(stmt, "mul", one.dtype):
+            value, factor = (self.values[arg.name] for arg in stmt.args)
+            if is_op(factor, "constant", one.dtype):
+                return value.name, factor.args[0]
+        return stmt.name, 1.0
+
+    def of_part(
+        self, one: Reduce, scale: float, dtype: torch.dtype, count: Ref, mean: Ref, squares: Ref
+    ) -> list[Compute]:
+        """What a part adds to a sum, from its moments (Chan, Golub and LeVeque 1979)."""
+        step = Steps(one.name, dtype)
+        if one not in self.centred:
+            step("of_part", "mul", mean, step("weight", "mul", count, step.constant("scale", scale)))
+            return step.made
+        difference = self.values[next(operands(self.values[one.value.name]))]
+        assert isinstance(difference, Compute)
+        centre = step("centre", "to_dtype", difference.args[1], dtype)
+        apart = step("apart", "sub", mean, centre)
+        around = step("around", "mul", step("square", "mul", apart, apart), count)
+        step("of_part", "add", squares, around)
+        return step.made
 
     def read_again(self, early: Collection[Store], late: Collection[Store]) -> list[Load]:
         """Loads of the values that the first nest stores, where the third one has less to read then than it
@@ -193,14 +278,20 @@ class _Phases:
                 found |= dict.fromkeys(used)
         return list(found)
 
-    def workspace(self, value: Value, kept: Sequence[Axis], parts: bool = False) -> tuple[str, sympy.Expr]:
-        """A new buffer with an element for each index of the axes that are kept, and the index into it."""
-        numel, axes = sympy.prod(axis.size for axis in kept), [*kept]
+    @staticmethod
+    def inner(kept: Sequence[Axis]) -> Sequence[Axis]:
+        """The axes without one of any size."""
+        return kept[1:] if kept and not kept[0].size.is_number else kept
+
+    def workspace(self, value: Value, kept: Sequence[Axis], parts: int = 0) -> tuple[str, sympy.Expr]:
+        """A new buffer with an element for each index of the axes that are kept, and the index into it.
+        `parts`: so many for each part; 0 where there are none."""
+        numel, axes = sympy.prod(axis.size for axis in kept) * (parts or 1), [*kept]
         shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, numel) if parts else (numel,)
         if parts:  # inside of an axis of any size, as that is to be no axis' stride
-            axes.insert(
-                bool(kept) and not kept[0].size.is_number, Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
-            )
+            results = Axis(sympy.S.Zero, sympy.Integer(parts), AxisClass.SPLIT)
+            place = len(kept) - len(self.inner(kept))
+            axes[place:place] = [Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT), results]
         index = flat(axes)
         name = f"ws{len(self.buffers)}"
         strides = (numel, sympy.S.One)[-len(shape) :]

@@ -28,6 +28,8 @@ GRAPHS = {
     "group, of any batch": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32, symbolic=True),
     "batch of any size": functools.partial(graphs.batch_norm_backward, 401408, 64, symbolic=True),
     "batch, 13 channels": functools.partial(graphs.batch_norm_backward, 100003, 13),
+    "statistics": functools.partial(graphs.group_norm_forward, 8, 4096, 320, 32),
+    "statistics of groups of 10": functools.partial(graphs.group_norm_forward, 8, 1023, 40, 4, f32),
 }
 
 

@@ -12,12 +12,14 @@ from graphs import bf16, f32, randomised
 from grids import crossed
 from running import OFF, ON, Counting, Tensors, check, compiled, exact_gradients, gradients, unfused
 from support.effects import watched
+from support.inputs import poisoned
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as fx_config
+from torch.utils._pytree import tree_leaves
 
 from mixorder.errors import Decline
-from mixorder.ir.program import BufferRole, Load
+from mixorder.ir.program import BufferRole, Load, Store
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import slabs
 from mixorder.strategies.slabs import SLABS
@@ -314,3 +316,130 @@ def test_a_statistic_of_a_row_is_no_slab(make: Callable[[int], nn.Module], rows:
         gradients(module, x, dy, ON)
     found = [r.strategy for r in records if isinstance(r, RegionRecord)]
     assert found == ["cooperative, 32 programs to a row"]
+
+
+class AsOnGPU(nn.Module):
+    """A group norm in the operators that it consists of on a GPU, with its statistics."""
+
+    def __init__(self, channels: int, groups: int, then: nn.Module | None = None) -> None:
+        super().__init__()
+        self.groups, self.then = groups, then or nn.Identity()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        wide = x.to(torch.promote_types(x.dtype, f32)).contiguous()
+        wide = wide.view(x.shape[0], self.groups, x.shape[1] // self.groups, x.shape[2] * x.shape[3])
+        var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+        rstd = torch.rsqrt(var + 1e-5)
+        y = ((wide - mean) * rstd).view(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
+        return self.then(y).to(x.dtype), mean, rstd
+
+
+STATISTICS: dict[str, tuple[tuple[int, int, int, int], int]] = {
+    "groups of 8": ((2, 64, 24, 16), 8),
+    "groups of 10": ((3, 40, 17, 19), 4),
+    "groups of 3, many parts": ((1, 6, 61, 53), 2),
+    "groups of 96": ((2, 192, 9, 11), 2),
+    "one group": ((2, 24, 30, 20), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("offset", [1, 1000])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_and_what_follows(name: str, offset: float, dtype: torch.dtype) -> None:
+    """In channels-last, where a group's elements are of several rows of memory."""
+    shape, groups = STATISTICS[name]
+    torch.manual_seed(9)
+    module = randomised(AsOnGPU(shape[1], groups, nn.SiLU()), dtype)
+    x = lying(shape, dtype, True) + offset
+    with collect() as records, poisoned("cpu"), torch.no_grad():
+        ours, again = compiled(ON)(module)(x), compiled(ON)(module)(x)
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [SLABS.name] * 2
+    stock, exact = compiled(OFF)(module)(x), copy.deepcopy(module).double()(x.double())
+    check(ours, stock, exact, 1, offset * x.numel() ** 0.5)
+    for mine, same, theirs in zip(ours, again, stock, strict=True):
+        assert torch.equal(mine, same)
+        assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("groups", [4, 1])
+def test_statistics_with_a_batch_of_any_size(groups: int) -> None:
+    """One compile for several."""
+    torch.manual_seed(13)
+    torch._dynamo.reset()
+    module, counting = AsOnGPU(40, groups, nn.SiLU()), Counting()
+    function = torch.compile(module, backend=counting, dynamic=False)
+    with collect() as records, torch.no_grad():
+        for samples in (3, 5, 2):
+            x = lying((samples, 40, 17, 19), f32, True)
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+            check(function(x), module(x), copy.deepcopy(module).double()(x.double()), 1)
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [SLABS.name]
+
+
+class Layers(nn.Module):
+    """Convolutions of a sum, and of its norm."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        make = functools.partial(nn.Conv2d, channels, channels, 1, bias=False)
+        self.first, self.other, self.last = (make() for _ in range(3))
+        self.norm = AsOnGPU(channels, groups, nn.SiLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x) + x
+        return self.last(self.norm(h)[0]) + self.other(h)
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((2, 64, 24, 16), 8), ((3, 40, 17, 19), 4)])
+def test_an_activation_lies_as_what_it_is_computed_from(shape: tuple[int, ...], groups: int) -> None:
+    """It is stated to be contiguous; a convolution and its backward take it in the order of the others. The
+    first pass stores the sum, and the second one reads that."""
+    torch.manual_seed(10)
+    module = randomised(Layers(shape[1], groups), f32).to(memory_format=torch.channels_last)
+    x, dy = (lying(shape, f32, True) for _ in range(2))
+    ours, found = of_slabs(module, x, dy)
+    (forward,) = found
+    full = [b for b in forward.loops.buffers if b.numel == x.numel()]
+    assert len(full) == 4 and all(b.stride == (x.stride(0), 1, *x.stride()[2:]) for b in full)
+    (stored,) = [s for s in forward.loops.nests[0].body if isinstance(s, Store)]
+    assert stored.buffer in {s.buffer for s in forward.loops.nests[2].body if isinstance(s, Load)}
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
+    assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
+
+
+STATISTICS_LEFT: dict[str, tuple[Make, tuple[int, ...]]] = {
+    "batch": (lambda: nn.BatchNorm2d(16), (4, 16, 20, 16)),
+    "batch, averages of all": (lambda: nn.BatchNorm2d(16, momentum=None), (4, 16, 20, 16)),
+    "batch, no running statistics": (lambda: nn.BatchNorm2d(16, track_running_stats=False), (4, 16, 20, 16)),
+    "instance": (lambda: nn.InstanceNorm2d(16, affine=True), (2, 16, 40, 30)),
+    "no elements": (lambda: AsOnGPU(16, 4), (0, 16, 20, 16)),
+    "few elements": (lambda: AsOnGPU(16, 4), (4, 16, 7, 5)),
+    "one element for each channel": (lambda: AsOnGPU(64, 4), (16, 64, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS_LEFT)
+def test_statistics_that_are_left_to_inductor(name: str) -> None:
+    """It reads them in the order of memory, or there are few elements."""
+    make, shape = STATISTICS_LEFT[name]
+    torch.manual_seed(11)
+    module = make()
+    x, other = lying(shape, f32, True), copy.deepcopy(module)
+    with collect() as records, torch.no_grad():
+        ours, stock = compiled(ON)(module)(x), other(x)
+    assert not any(isinstance(r, RegionRecord) for r in records)
+    for mine, theirs in zip(tree_leaves((ours, module)), tree_leaves((stock, other)), strict=True):
+        if isinstance(mine, torch.Tensor):
+            assert torch.allclose(mine, theirs, 1e-4, 1e-4, equal_nan=True)
+    for mine, theirs in zip(module.buffers(), other.buffers(), strict=True):
+        assert torch.allclose(mine, theirs)
+
+
+def test_statistics_in_the_order_of_the_dims_are_left_to_inductor() -> None:
+    torch.manual_seed(12)
+    module, x = AsOnGPU(64, 8), lying((2, 64, 24, 16), f32, False)
+    with collect() as records, torch.no_grad():
+        compiled(ON)(module)(x)
+    assert not records

@@ -88,3 +88,12 @@ def test_which_readers_take_other_strides(reader: str) -> None:
     (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.exp.default)
     assert may_lie_otherwise(node, (1, 48)) == expected
     assert not may_lie_otherwise(node, (64, 1))  # those that it has
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_only_the_backward_reads_may_lie_otherwise(view: bool) -> None:
+    graph = traced(lambda t: (t.cos(), t.exp().unsqueeze(0) if view else t.exp()), FULL)
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.exp.default)
+    assert not may_lie_otherwise(node, (1, 48))
+    graph.output_node().meta["user_visible_output_idxs"] = [0]
+    assert may_lie_otherwise(node, (1, 48))

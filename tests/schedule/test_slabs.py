@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, traced, traced_rows
+from graphs import f32, group_norm_forward, traced, traced_rows
 from torch.fx import Graph
 
 from mixorder import pipeline
@@ -61,6 +61,20 @@ def centred(dy: Any, x: Any) -> Any:
 
 def of_channels(dy: Any, x: Any) -> Any:
     return dy - x * (dy * x).sum((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"), [((8, 4096, 320), 4), ((4, 65536, 128), 4), ((16, 256, 1280), 2)]
+)
+def test_kernels_of_inductor_for_statistics(shape: tuple[int, int, int], launches: int) -> None:
+    """As it compiles a group norm in channels-last: of many groups, it reads each in the order of memory."""
+    for min_numel in (0, 1):
+        with collect() as records:
+            pipeline.run(group_norm_forward(*shape, 32), dataclasses.replace(ON, min_numel=min_numel))
+        (record,) = records
+        assert isinstance(record, Decline) == (bool(min_numel) and launches == 2)
+        if isinstance(record, RegionRecord):
+            assert record.expected.launches_apart == launches
 
 
 @pytest.mark.parametrize(
