@@ -32,9 +32,9 @@ def padded_strides(val: torch.Tensor) -> tuple[int, ...] | None:
     if not config.comprehensive_padding or not all(isinstance(n, int) for n in val.shape):
         return None
     align = max(1, config.padding_alignment_bytes // val.dtype.itemsize)
-    strides, stride = list[int](), 1
+    strides, stride, threshold = list[int](), 1, config.padding_stride_threshold
     for size in reversed(val.shape):
-        if stride > config.padding_stride_threshold:
+        if stride > threshold:
             stride = -(-stride // align) * align
         strides.insert(0, stride)
         stride *= size

@@ -177,11 +177,11 @@ def is_masked_write(node: Node) -> bool:
 
 def is_bit_view(node: Node) -> bool:
     """Whether a node gives the bits of each element as another dtype of the same size."""
-    val, source = fake(node), node.args[0] if node.args else None
-    if node.target is not aten.view.dtype or val is None or not isinstance(source, Node):
+    source = node.args[0] if node.target is aten.view.dtype else None
+    if not isinstance(source, Node):
         return False
-    own = fake(source)
-    return own is not None and own.dtype.itemsize == val.dtype.itemsize
+    val, own = fake(node), fake(source)
+    return val is not None and own is not None and own.dtype.itemsize == val.dtype.itemsize
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:

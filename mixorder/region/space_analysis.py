@@ -83,7 +83,7 @@ class SpaceAnalysis:
         self._fusible: dict[Node, bool] = {}
         self._computable: dict[Node, bool] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
-        self._leaves: dict[Node, frozenset[Node]] = {}
+        self._leaves: dict[Node, tuple[frozenset[Node], set[Node]]] = {}  # and what was looked at
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -146,22 +146,26 @@ class SpaceAnalysis:
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
         """The full-size tensors that computing a reduction reads or passes through."""
-        nodes = {reduction, *self.above(reduction)}
+        return self._full_reads({reduction, *self.above(reduction)})
+
+    def _full_reads(self, nodes: Iterable[Node]) -> frozenset[Node]:
         reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
     def leaves(self, reduction: Node) -> frozenset[Node]:
         """Those of its full-size reads that a loop would not compute."""
         if reduction not in self._leaves:
-            self._leaves[reduction] = frozenset(n for n in self.full_reads(reduction) if not self.fusible(n))
-        return self._leaves[reduction]
+            nodes = {reduction, *self.above(reduction)}
+            leaves = frozenset(n for n in self._full_reads(nodes) if not self.fusible(n))
+            self._leaves[reduction] = leaves, nodes | leaves
+        return self._leaves[reduction][0]
 
     def forget(self, nodes: set[Node]) -> None:
         """Remove reductions that a region has taken, and cached answers that a rewrite may change."""
         self.inner -= nodes
         self.outer -= nodes
         self._sources.clear()
-        self._leaves.clear()
+        self._leaves = {n: found for n, found in self._leaves.items() if nodes.isdisjoint(found[1])}
 
     def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:
         """Whether one of some inner reductions lies above a node, not looking above the nodes of `ignoring`.

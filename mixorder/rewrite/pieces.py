@@ -70,9 +70,18 @@ class _Mixed(Exception):
     """Elements of a tensor are computed from those of several, or it is not known of which."""
 
 
+_PUTTING_TOGETHER = (
+    aten.add.Tensor,
+    aten.cat.default,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.constant_pad_nd.default,
+)
+
+
 def _dim(node: Node) -> int | None:
     """The dim along which a node puts pieces together; None if it does not, or by sizes that are symbolic."""
-    val = fake(node) if node.op == "call_function" else None
+    val = fake(node) if node.target in _PUTTING_TOGETHER else None
     if val is None or not all(isinstance(n, int) for n in val.shape):
         return None
     if any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes):
