@@ -230,20 +230,6 @@ def test_a_fill_takes_part_in_a_reduction_and_lanes_beyond_the_end_do_not(kind: 
     close(run_fused(function, args), function, args)
 
 
-def test_a_producer_of_a_gather_that_is_needed_outside_is_read() -> None:
-    """Written and moved by the region it would be made twice; it is made once, before it."""
-
-    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-        total = a * b
-        return *reductions(x, total.permute(1, 0, 2).contiguous()), total
-
-    args = torch.randn(6, 5, 11), torch.randn(5, 6, 11), torch.randn(5, 6, 11)
-    with collect() as records:
-        close(run_fused(function, args), function, args)
-    (record,) = records
-    assert isinstance(record, RegionRecord) and record.kernels[0].written == ("out0", "ws0")
-
-
 def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor, z: torch.Tensor) -> Any:
         return reductions(x, torch.cat([z[:, 1:], z[:, :1]], 1))
@@ -288,11 +274,3 @@ def test_a_gradient_put_together_for_a_product_gives_its_bias_gradient(
     assert torch.equal(ours[0], theirs[0])
     errors = [float((t[1].double() - exact[1]).norm()) for t in (ours, theirs)]
     assert errors[0] <= 1.1 * errors[1] + 1e-6 * float(exact[1].norm())
-
-
-def test_a_table_is_read_where_it_would_be_computed_many_times() -> None:
-    """Rotary embeddings from positions, behind them a norm: the cosines stay outside, the gather does not."""
-    after, _ = FORMS["rope"]
-    record = fused(Around(nn.RMSNorm(32), after), torch.randn(2, 20, 48, 32))
-    assert not any(f" {op}(" in str(record.loops) for op in ("cos", "sin"))
-    assert "where(" in str(record.loops)

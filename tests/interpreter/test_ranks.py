@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,13 +22,12 @@ import torch.multiprocessing as mp
 from graphs import f32, traced
 from running import OFF, ON, with_options
 from support.ranks import PROGRAMS, RANKS, ROWS, Called, Group, Program, interpreted_calls, off
-from torch.fx import Node
 
 from mixorder import pipeline, planning
 from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
-from mixorder.report import RegionRecord, collect
+from mixorder.report import collect
 from mixorder.schedule.device import H200
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
@@ -148,58 +146,6 @@ def test_order_of_collectives(name: str, in_name_only: None) -> None:
     assert reasons(declines) & {"too-small", "order"}
     assert ours == stock and len(stock) >= 2
     assert [called[0] for called in ours] == [called[0] for called in alone]
-
-
-def random_function(seed: int, effect: str) -> Any:
-    """Of two full tensors and a vector: sums over rows and columns, and effects on vectors, in any order."""
-
-    def effect_on(v: torch.Tensor) -> torch.Tensor:
-        if effect == "random number":
-            return torch.ops.aten.poisson.default(v.exp())
-        started = torch.ops._c10d_functional.all_reduce(v, "sum", dist.group.WORLD.group_name)
-        return torch.ops._c10d_functional.wait_tensor(started)
-
-    def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> Any:
-        draw = random.Random(seed)
-        full, vectors = [x, y], [w]
-        for _ in range(draw.randint(6, 14)):
-            a, b, v = draw.choice(full), draw.choice(full), draw.choice(vectors)
-            step = draw.choice(("effect", "outer", "both", "inner", "scale"))
-            if step == "effect":
-                vectors.append(effect_on(v))
-            elif step == "outer":
-                vectors.append((a * b).sum(0))
-            elif step == "both":
-                vectors.append(effect_on((a * b).sum(0)))
-            elif step == "inner":
-                full.append(a - b * (a * b * v).mean(1, keepdim=True))
-            else:
-                full.append(a * v)
-        return *full[2:], *vectors[1:]
-
-    return function
-
-
-def effects(graph: torch.fx.Graph) -> list[Node]:
-    names = ("_c10d_functional.all_reduce", "aten.poisson")
-    return [node for node in graph.nodes if str(node.target).startswith(names)]
-
-
-@pytest.mark.parametrize("effect", ["collective", "random number"])
-def test_order_of_effects_in_random_graphs(effect: str, in_name_only: None) -> None:
-    """No rewrite moves one past another."""
-    fused, moved, called = 0, [], 0
-    for seed in range(30):
-        graph = traced(random_function(seed, effect), ((64, 48), f32), ((64, 48), f32), ((48,), f32))
-        before = effects(graph)
-        with collect() as records:
-            pipeline.run(graph, ON)
-        graph.lint()
-        fused += sum(isinstance(r, RegionRecord) for r in records)
-        called += len(before)
-        if effects(graph) != before:
-            moved.append(seed)
-    assert fused > 10 and called > 50 and not moved
 
 
 def test_a_write_stays_before_a_read() -> None:
