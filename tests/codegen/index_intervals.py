@@ -49,10 +49,6 @@ class Whole:
     width: int = NUMBER
 
 
-class _Returned(Exception):
-    """A function has given its value."""
-
-
 def overflows(source: KernelSource) -> list[str]:
     """Lines of a kernel in which an integer may not fit, with the part that may not."""
     return _Run(source).found

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32
+from grids import crossed
 from running import ON, check, compiled
 
 from mixorder.report import RegionRecord, collect
@@ -23,11 +24,11 @@ def sums(x: Any) -> Any:
     return x.sum(1), x.t().exp().sum(1), (x.t() * 2).mean(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize(("rows", "cols"), [(37, 88), (5, 12), (1000, 8), (3, 4100)])
-def test_a_softmax_along_both_dims(rows: int, cols: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("size", "dtype"), crossed([(37, 88), (5, 12), (1000, 8), (3, 4100)], [f32, bf16]))
+def test_a_softmax_along_both_dims(size: tuple[int, int], dtype: torch.dtype) -> None:
     """Of numbers of which some rows and columns have the largest early and some late, some have infinities
     only, and some NaN."""
+    rows, cols = size
     x = torch.randn(rows, cols).mul(30).to(dtype)
     x[rows // 2], x[:, cols // 3] = -torch.inf, -torch.inf
     x[0, :5], x[-1, -1], x[-2, 0] = -torch.inf, torch.inf, torch.nan

@@ -67,8 +67,7 @@ def norm(name: str, dtype: torch.dtype = f32) -> nn.Module:
     return graphs.randomised(graphs.NORMS[name](COLS), dtype)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("name", graphs.NORMS)
+@pytest.mark.parametrize(("name", "dtype"), crossed(graphs.NORMS, [f32, bf16]))
 def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name: str, dtype: torch.dtype) -> None:
     """Casts round in both graphs: run node by node, the forward rounds where Inductor's kernel would not."""
     rounding = torch._inductor.config.patch(emulate_precision_casts=True)

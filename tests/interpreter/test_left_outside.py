@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import f32, f64
+from grids import crossed
 from running import ON, Tensors
 
 from mixorder.plugin import compile_for_interpreter
@@ -50,11 +51,12 @@ def by_a_share_of_a_size(x: Any, y: Any) -> Any:
     return scaled(x, y, x / (x.shape[0] / 7))
 
 
-@pytest.mark.parametrize("dtype", [f32, f64])
 @pytest.mark.parametrize(
-    "function", [power, ldexp, integer_power, by_the_root_of_a_size, by_a_share_of_a_size]
+    ("function", "dtype", "dynamic"),
+    crossed(
+        [power, ldexp, integer_power, by_the_root_of_a_size, by_a_share_of_a_size], [f32, f64], [False, True]
+    ),
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_an_operator_without_a_loop(function: Callable[..., Any], dtype: torch.dtype, dynamic: bool) -> None:
     x, y = (torch.randn(ROWS, COLS, dtype=dtype) for _ in range(2))
     if dynamic:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f32
+from grids import crossed
 from running import ON, check_gradients, compiled, gradients
 from torch import nn
 
@@ -29,8 +30,7 @@ class Head(nn.Module):
         return F.cross_entropy(self.linear(x), self.labels, label_smoothing=self.smoothing)
 
 
-@pytest.mark.parametrize("columns", [256, 1099, 3001])
-@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize(("columns", "dtype"), crossed([256, 1099, 3001], [f32, bf16]))
 def test_a_head(columns: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module, x = Head(columns).to(dtype), torch.randn(ROWS, 24).to(dtype)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f32
+from grids import crossed
 from running import ON, check_gradients, gradients
 from torch import nn
 
@@ -25,9 +26,9 @@ class Head(nn.Module):
         return F.log_softmax(self.linear(x), -1).square().mean(-1)
 
 
-@pytest.mark.parametrize("columns", [1100, 1099, 3001])
-@pytest.mark.parametrize("dtype", [bf16, f32])
-@pytest.mark.parametrize("shape", [(37, 24), (3, 7, 24)])
+@pytest.mark.parametrize(
+    ("columns", "dtype", "shape"), crossed([1100, 1099, 3001], [bf16, f32], [(37, 24), (3, 7, 24)])
+)
 def test_a_head(columns: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module, x = Head(columns).to(dtype), torch.randn(shape, dtype=dtype)
