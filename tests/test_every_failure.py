@@ -143,7 +143,7 @@ def prepared(name: str, tmp_path: Path) -> Iterator[tuple[Way, Options]]:
 def calls(stages: list[str]) -> list[int]:
     """The first call of each stage, the last, and of the others as many as there is time for."""
     firsts = {stages.index(stage) for stage in stages}
-    return sorted({*firsts, *range(0, len(stages), 1 + len(stages) // 30), len(stages) - 1})
+    return sorted({*firsts, *range(0, len(stages), 1 + len(stages) // 10), len(stages) - 1})
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -16,6 +16,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
 from fresh_process import python, python_after
+from grids import crossed
 from recorder import Recorder
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, custom_graph_pass
@@ -152,8 +153,12 @@ def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
     assert [options.split_size for _, options, _ in runs] == [8, 8]
 
 
-@pytest.mark.parametrize("way", ["options", "patch"])
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize(
+    ("mode", "way"),
+    crossed(
+        ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"], ["options", "patch"]
+    ),
+)
 def test_modes_of_torch(runs: Recorder, mode: str, way: str) -> None:
     if way == "options":
         train_step(torch.compile(loss, options={**torch._inductor.list_mode_options(mode), "mixorder": True}))
