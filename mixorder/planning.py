@@ -15,7 +15,7 @@ from .region import legality
 from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
-from .region.partition import lighter, partition, without_culprit, without_gathers
+from .region.partition import lighter, partition
 from .region.producers import with_row_values
 from .region.region import Region
 from .rewrite.alone import alone
@@ -121,7 +121,7 @@ Build = Callable[[Hashable | None, Region], RegionPlan | Decline]
 def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
-    whole = _possible(region, build, runner)
+    whole = _best_part(region, build, runner)
     if whole.strategy.over_slabs:
         return [whole]
     if whole.strategy.blocked:
@@ -187,19 +187,6 @@ def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
         return plan
     left_us = outside_us(whole, plan.region, plan.device)
     return dataclasses.replace(plan, expected=dataclasses.replace(plan.expected, outside_us=left_us))
-
-
-def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a region, or of the region without what prevents a plan: operators that cannot be lowered,
-    results that are used too early, then gathers."""
-    try:
-        return _best_part(region, build, runner)
-    except Decline as decline:
-        if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
-            return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
-        if (plain := runner.step("partition", without_gathers, region)) is None:
-            raise
-    return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:

@@ -14,11 +14,10 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import Node
 
-from ..errors import Decline, DeclineReason
+from ..errors import Decline
 from .gathers import COPIES, is_gather
 from .grow import grow
 from .nodes import is_constant, is_pointwise, is_view, operands, readers, reduced_tensor, unviewed
-from .placement import conflict
 from .region import Region, Seed
 from .space_analysis import SMALL
 from .tile import TileSeed
@@ -84,11 +83,6 @@ def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
     return part if part is not None and set(part.nodes) < set(region.nodes) else None
 
 
-def without_gathers(region: Region) -> Region | None:
-    """The region that reads the results of its gathers instead of computing them; None if it has none."""
-    return _without(region, set(filter(is_gather, region.nodes)))
-
-
 def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     """Regions that compute less for each element, and read instead what is left outside: small tables that
     the nodes named in `heavy` are computed for, also the pieces that copying gathers put together, or the
@@ -120,19 +114,6 @@ def _tables(region: Region, heavy: Collection[str]) -> set[Node]:
         return any(few and many and analysis.is_at_most(SMALL * few, many) for few, many in sizes)
 
     return {n for n in behind if not is_view(n) and is_spread(n)}
-
-
-def without_culprit(region: Region, decline: Decline) -> Region | None:
-    """The region without what it was declined for: an operator that cannot be lowered, or a result that a
-    node uses before an input is computed. None for other reasons, and if no smaller region is left."""
-    ways: list[frozenset[Node]] = []
-    if decline.reason is DeclineReason.UNSUPPORTED_OP:
-        ways.append(frozenset(n for n in region.nodes if n.name == decline.node_name))
-    elif decline.reason is DeclineReason.ORDER and (found := conflict(region)) is not None:
-        early, late = found
-        ways += [frozenset({early}), frozenset(n for n in region.nodes if late in operands(n))]
-    smaller = (_smaller(region, way) for way in ways if way)
-    return max(filter(None, smaller), key=lambda r: (len(r.inner) + len(r.outer), len(r.nodes)), default=None)
 
 
 def _behind_inner(region: Region) -> Iterator[Node]:

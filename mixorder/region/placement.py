@@ -47,12 +47,6 @@ def moved(region: Region) -> tuple[Node, ...]:
     return tuple(by_position(waiting.because))
 
 
-def conflict(region: Region) -> tuple[Node, Node] | None:
-    """A result of the region and an input that has to come after it; None if there is no such pair."""
-    chain = _Waiting(region).conflict()
-    return None if chain is None else (chain[0], chain[-1])
-
-
 class _Waiting:
     """The nodes that have to come after the launch; `because` names the node that each one follows from."""
 

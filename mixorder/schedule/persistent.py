@@ -34,10 +34,6 @@ MOST_CHUNKS = 8  # each has its own code
 # 4096 lanes 271 -> 185. Two tensors, 16384 rows: 41 -> 45 and 40 -> 41. 6144 columns in 3 chunks 451, by
 # programs that share rows 362.
 NARROWED_CHUNK, MAX_NARROWED = 256, 4096
-# Tiles of a program with all rows, at least, where there are so many such programs for each multiprocessor.
-# H200, 64 rows of 49 at 1568 indices: tiles of 64, 32, 16, 8 and 4 rows 44, 60, 39, 34 and 40 us; at 392
-# indices, 32 rows 18.7, 16 rows 20.2; 64 rows of 36 at 864 indices: 64 rows 29.1, 8 rows 18.6.
-LEAST_STEPS, LONE_PROGRAMS = 8, 4
 # Elements of a thread, warps of a multiprocessor, stages and estimated registers at most, where rows are only
 # added up and a single program would have a multiprocessor, or too few registers. A program then has no more
 # warps than a row fills. H100, one program of 8 or 16 warps before: 12544x768 25.1 -> 19.3 us, 4096x720 of
@@ -52,9 +48,8 @@ BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
 # Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
-# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
-# loaded ahead, and another program has the other warps. H100, LayerNorm behind dropout, 16384x768 in 3
-# chunks: 4 warps 175 us, 2 warps 154, two programs of 2 warps 95.
+# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What has less than 4 bytes is not
+# loaded ahead.
 CHUNKED_WARPS = 4
 # Per element; GELU by tanh has 35, by erf 50. By erf, 200704x512 bf16, elements of a thread and warps of a
 # multiprocessor: 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2.
@@ -223,8 +218,6 @@ def _tile(
     xblock = floor_power_of_2(resident // per_sm // r0_block)
     if xblock >= 4 and facts.held.words <= LIGHT_WORDS and not (few_tiles or _is_computing(facts)):
         xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
-    while facts.batch >= LONE_PROGRAMS * device.num_sm and xblock > 1 and LEAST_STEPS * xblock > facts.rows:
-        xblock //= 2
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     elements = xblock * r0_block
@@ -238,8 +231,6 @@ def _tile(
         few = per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size
         if few and per_thread // (2 * chunks) * facts.item_bytes >= ASYNC_BYTES:
             per_thread //= 2
-        elif few:
-            per_sm *= 2
     num_warps = max(1, min(device.max_warps, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size

@@ -27,11 +27,6 @@ from .work import Work
 # in float32, 32x32 6.1 and others 6.1 to 6.8.
 BYTES, WIDER = (128, 64), (32, 32)
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
-# Instructions for an element, for each byte of it that is moved. Where computing takes much longer than
-# memory, requests do not matter. H200, percent of the limit without and with, 4096x4096, 16384x4096,
-# 131072x7168 and 8192x28672: dGELU (5.5) 64.2 and 70.1, 65.4 and 71.7, 63.4 and 70.4, 62.2 and 69.2; MXFP4
-# (15) 31.2 and 29.7, 25.3 and 24.7, 22.5 and 22.4, 23.0 and 22.9.
-MOST_COMPUTED = 10
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
 # the GPU does not have.
 LEAST_GAIN = 0.05
@@ -99,13 +94,11 @@ def pays(
     sizes: Sequence[int],
     extents: Sequence[int],
     element_bytes: int,
-    instructions: float,
     device: DeviceInfo,
 ) -> bool:
-    """Whether staging is predicted to be faster for a kernel that moves so many bytes of an element, and
-    computes so many instructions for it."""
+    """Whether staging is predicted to be faster for a kernel that moves so many bytes of an element."""
     results = staged_of(small, sizes, extents)
-    if not results or not device.bandwidth or instructions > MOST_COMPUTED * element_bytes:
+    if not results or not device.bandwidth:
         return False
     takes = placing_us(sum(one.num_bytes(sizes) for one in results), device)
     gain = saved_us(small, sizes, extents) - takes

@@ -19,9 +19,6 @@ FEWEST = 72
 # Instructions for an element. With fewer, two results of two tensors (14): 156 us, and 161 with a limit; with
 # more, MXFP4 (59): 213.6 and 215.5, dMish (81): 224 and 228.
 MUCH, MOST = 24, 56
-# Of three loads otherwise, us with 96, 128 and no limit: one result, of a residual and a gate, 175, 222 and
-# 184; two with much to compute, dGeGLU, 202, 218 and 225; two with little, dReGLU, 215, 178 and 187.
-REGISTERS_OF_THREE, REGISTERS_OF_LITTLE = 96, 128
 
 
 def most_registers(facts: TileFacts, own: int) -> int:
@@ -30,9 +27,4 @@ def most_registers(facts: TileFacts, own: int) -> int:
         return REGISTERS_OF_MANY
     if facts.light or not facts.tensors.turned:
         return 0
-    if own <= FEW and MUCH <= facts.instructions <= MOST:
-        return FEWEST
-    if facts.tensors.loads != 3:
-        return 0
-    few = own <= FEW and (facts.tensors.turned == 1 or facts.instructions > MOST)
-    return REGISTERS_OF_THREE if few else REGISTERS_OF_LITTLE
+    return FEWEST if own <= FEW and MUCH <= facts.instructions <= MOST else 0

@@ -24,7 +24,7 @@ def facts_of(name: str, rows: int = 16384, cols: int = 4096) -> TileFacts:
 def test_nothing_is_staged_where_the_rate_of_memory_is_not_known() -> None:
     facts = facts_of("swiglu_backward")
     unknown = dataclasses.replace(H200, bandwidth=0)
-    assert not pays(facts.small, facts.sizes, TILE, 10, 31, unknown)
+    assert not pays(facts.small, facts.sizes, TILE, 10, unknown)
 
 
 def test_without_programmatic_launch_it_is_launched_behind() -> None:
