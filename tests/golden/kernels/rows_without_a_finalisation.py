@@ -1,6 +1,6 @@
 """H200, persistent: a pair of sums at each of 640 indices of a batch, 32x16."""
 
-# 640 programs of 1 warps
+# 640 programs of 2 warps
 @triton.jit
 def triton_mixorder_sum_28141b81(in0_ptr, in1_ptr, in2_ptr, out0_ptr, out1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 16
