@@ -1,8 +1,7 @@
-"""Smaller regions, for a region that needs more registers or memory than there is.
+"""Smaller regions, for a region that needs more memory than there is.
 
-A program holds a value from one reduction to the next for one of two reasons: the next reduction accumulates
-it, or a node behind that reduction uses it. So a smaller region leaves out either one reduction and all that
-depends on it, or all full-size nodes behind the inner reductions.
+A smaller region leaves out either one reduction and all that depends on it, or all full-size nodes behind the
+inner reductions.
 
 Takes a region, gives others. `grow` decides what else stays.
 """
