@@ -34,10 +34,6 @@ _INFINITE = 255 << _MANTISSA_BITS  # the bits of an infinite float32
 _INEXACT = 2.0**-42  # quotients below this may have other bits
 _MOST_TOLD = 2.0**20  # 2**106 times this may be infinite where the quotient is a large number
 
-_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-_ROUNDING = frozenset({"round", "trunc"})
-_SELECTING = frozenset({"maximum", "minimum", "abs", "neg"})
-
 _Bounds = tuple[float, float]
 
 
@@ -116,33 +112,11 @@ def _quotient(stmt: Compute, divisor: _Divisor, scope: Scope) -> list[Compute]:
     return [*found, dataclasses.replace(stmt, op=CORRECTED, args=args)]
 
 
-def _is_coarse(name: str, scope: Scope, below: float = _INEXACT) -> bool:
-    """Whether nothing that a value is used for can tell numbers `below` a bound from zero, nor the largest
-    ones from infinity."""
+def _is_coarse(name: str, scope: Scope) -> bool:
+    """Whether a value is only cast to dtypes in which inexact quotients are zero."""
     users = scope.users[name]
-    return all(isinstance(user, Compute) and _forgets(user, name, scope, below) for user in users)
-
-
-def _forgets(user: Compute, name: str, scope: Scope, below: float) -> bool:
-    if user.op == "isnan" or (user.op == "to_dtype" and below < _least(user.dtype)):
-        return True
-    other = _number(user, name, scope)
-    if user.op in _COMPARISONS:
-        return below < other
-    if user.op in _ROUNDING or (user.op in ("add", "sub") and below < 2.0**-26 * other):
-        below = 0.0  # all of them are rounded to one number
-    elif user.op == "mul" and other >= 1:  # the largest stay so
-        below *= other
-    elif not (_selects(user, name) or (user.op in ("floor", "ceil") and not below)):
-        return False
-    return _is_coarse(user.name, scope, below)
-
-
-def _selects(user: Compute, name: str) -> bool:
-    """Whether the result of an op is an operand, but for its sign and a cast."""
-    if user.op == "to_dtype":
-        return user.dtype.is_floating_point
-    return user.op in _SELECTING or (user.op == "where" and user.args[0] != Ref(name))
+    casts = (isinstance(user, Compute) and user.op == "to_dtype" for user in users)
+    return all(casts) and all(_least(user.dtype) > _INEXACT for user in users)  # type: ignore[union-attr]
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -153,13 +127,6 @@ def _least(dtype: torch.dtype) -> float:
         return 1.0
     limits = torch.finfo(dtype)
     return limits.smallest_normal * limits.eps / 2 if limits.max < _MOST_TOLD else 0.0
-
-
-def _number(user: Compute, name: str, scope: Scope) -> float:
-    """The magnitude of an op's other operand, if that is a number that is not large; otherwise 0."""
-    others = [arg for arg in user.args if arg != Ref(name)]
-    number = abs(scope.constant(others[0]) or 0.0) if len(others) == 1 else 0.0
-    return number if number < _MOST_TOLD else 0.0
 
 
 def _bounds(name: str, scope: Scope) -> _Bounds | None:

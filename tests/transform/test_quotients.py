@@ -44,7 +44,6 @@ CORRECT = {
     "a scale in float32": (by(lambda m: m.float().clamp(min=1e-12) / 448), bf16),
     "no number in half precision is small": (by(lambda m: m / 448), f16),
     "the scale from below": (by(lambda m: torch.maximum(m, m.new_full((), 1e-4)) / 448), f32),
-    "through a clamp": (by(CLAMPED, lambda y: y.clamp(-448, 448).to(F8)), f32),
     "bounded on both sides": (by(lambda m: m.clamp(1e-4, 1e4)), f32),
 }
 
@@ -79,33 +78,14 @@ def test_in_bfloat16_it_is_scaled_as_well() -> None:
     assert found.count(INVERSE) == 2 and not {"truediv", "div_rn", CORRECTED} & set(found)
 
 
-USES = {
-    "to an integer": lambda y: y.round().clamp(-128, 127).to(torch.int8),
-    "to the next lower integer": lambda y: (y + 0.5).floor().to(torch.int32),
-    "times a number": lambda y: (448 * y).to(F8),
-    "compared": lambda y: (y.abs() > 0.25).to(torch.uint8) + (-y >= 1.25).to(torch.uint8),
-    "without NaN": lambda y: torch.where(y.isnan(), 0, y).to(F8),
-}
-
-
-@pytest.mark.parametrize("name", USES)
-def test_few_bits_of_a_quotient_are_used(name: str) -> None:
-    found = ops(transformed(by(CLAMPED, USES[name]), f32))
-    assert found.count(CORRECTED) == 2 and not {"truediv", "div_rn"} & set(found)
-
-
 OTHERS = {
     "a result has all bits": lambda y: y,
     "or the range of float32": lambda y: y.to(bf16),
     "or many": lambda y: y.to(f16),
     "a result is used elsewhere": lambda y: (y.to(F8), y),
-    "small numbers are large again": lambda y: (y * 1000).mul(1000).mul(1000).mul(1000).to(F8),
-    "and large ones small": lambda y: (y * 1e-30).to(F8),
+    "a number is computed from it": lambda y: (448 * y).to(F8),
     "infinity is told": lambda y: torch.where(y == float("inf"), 1.0, y).to(F8),
-    "zero is told": lambda y: (y > 0).to(torch.uint8),
-    "a small number decides": lambda y: y.floor().to(torch.int32),
-    "and so does its truth": lambda y: y.to(torch.bool),
-    "a sum with a small number": lambda y: (y + 1e-9).to(f32),
+    "its truth": lambda y: y.to(torch.bool),
 }
 
 
