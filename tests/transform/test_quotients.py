@@ -73,11 +73,6 @@ def test_a_divisor_of_any_range_is_scaled(name: str) -> None:
     assert instructions(program) - instructions(transformed(by(CLAMPED), f32)) == 2
 
 
-def test_in_bfloat16_it_is_scaled_as_well() -> None:
-    found = ops(transformed(by(lambda m: m / 448)))
-    assert found.count(INVERSE) == 2 and not {"truediv", "div_rn", CORRECTED} & set(found)
-
-
 OTHERS = {
     "a result has all bits": lambda y: y,
     "or the range of float32": lambda y: y.to(bf16),
