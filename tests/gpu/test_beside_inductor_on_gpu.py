@@ -13,8 +13,6 @@ from torch._inductor import config
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.report import RegionRecord, collect
-from mixorder.tune import tuner
-from mixorder.tune.search import Beside
 
 DEVICE = "cuda"
 TUNED = OURS | {"mixorder_min_numel": 1, "mixorder_autotune": True}
@@ -101,29 +99,6 @@ def test_the_faster_of_both_is_taken(rows, cols):
     check(found, module, x, dy, 2e-2)
 
 
-def test_a_region_that_inductor_runs_faster_is_left_to_it(monkeypatch, tmp_path):
-    """Ours takes 20 times its time here; the second compile reads the answer and times nothing."""
-    module, x, dy = norm(8192, 2048)
-    built = []
-
-    class Slow(tuner.Bench):
-        def __init__(self, *args):
-            super().__init__(*args)
-            built.append(self)
-
-        def beside_inductor(self, candidate, reps):
-            found = super().beside_inductor(candidate, reps)
-            return Beside(20 * found.fused_us, found.inductor_us)
-
-    monkeypatch.setattr(tuner, "Bench", Slow)
-    for _ in range(2):
-        found, (record,) = compiled(module, x, dy)
-        assert isinstance(record, Decline) and record.reason is DeclineReason.SLOWER
-        assert "measured" in record.detail
-        check(found, module, x, dy, 2e-2)
-    assert len(built) == len(list((tmp_path / "mixorder").glob("*.json"))) == 1
-
-
 def test_with_the_cache_of_graphs_on_the_answer_is_the_same(monkeypatch, tmp_path):
     """Kernels of both compiles are stored with a graph: a later hit loads them and runs."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -132,16 +107,3 @@ def test_with_the_cache_of_graphs_on_the_answer_is_the_same(monkeypatch, tmp_pat
         first, _ = compiled(module, x, dy, fx_graph_cache=True)
         second, records = compiled(module, x, dy, fx_graph_cache=True)
     assert not records and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_what_inductor_cannot_compile_alone_is_tuned_without(monkeypatch, caplog):
-    def broken(*_):
-        raise RuntimeError("no kernels today")
-
-    monkeypatch.setattr("mixorder.tune.measure.compile_as_shipped", broken)
-    module, x, dy = norm(8192, 1024)
-    with caplog.at_level(logging.WARNING, logger="mixorder"):
-        found, (record,) = compiled(module, x, dy)
-    assert record.tuning is not None and record.tuning.beside is None
-    assert "not timed beside Inductor's kernels: RuntimeError: no kernels today" in caplog.text
-    check(found, module, x, dy, 2e-2)

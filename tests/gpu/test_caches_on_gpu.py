@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -163,16 +162,6 @@ def test_a_second_process_finds_what_the_first_made(tmp_path, caches, cpp_wrappe
     assert again["fused"] == 0 and hits(again, caches) > 0 and again["digest"] == first["digest"]
     # The forward has no region, but its graph is kept under the options, too.
     assert other["fused"] == 1 and hits(other, caches) == 0
-
-
-def test_another_source_finds_nothing(tmp_path, caches):
-    result(start(tmp_path, env=caches))
-    changed = tmp_path / "changed"
-    shutil.copytree(PACKAGE / "mixorder", changed / "mixorder", ignore=shutil.ignore_patterns("__pycache__"))
-    with (changed / "mixorder" / "ir" / "program.py").open("a") as file:
-        file.write("# a comment\n")
-    (anew,) = result(start(tmp_path, env=caches, package=changed))
-    assert anew["fused"] == 1 and hits(anew, caches) == 0
 
 
 def test_processes_at_once_with_one_cache(tmp_path):
