@@ -89,14 +89,6 @@ def test_in_a_browser_the_page_never_scrolls_sideways(report: Report, tmp_path: 
     assert scrolled <= visible > width / 2
 
 
-def test_colours_have_a_key_in_both_modes(report: Report) -> None:
-    text = page(report)
-    light, dark = text.split("@media (prefers-color-scheme: dark)")
-    for kind in ("input", "kernel", "between", "result"):
-        assert f"<span class='key {kind}'>" in text and f"class='{kind}'/>" in text
-        assert f"--{kind}: #" in light and f"--{kind}: #" in dark
-
-
 def test_pictures_show_the_kernels_of_both_ways(report: Report) -> None:
     text = page(report)
     pictures = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]

@@ -1,18 +1,14 @@
 """The benchmark's parts that need no GPU: reference, tables, targets, options, failures."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import bench
 import pytest
 import torch
 import torch.nn.functional as F
 from lab import backward, providers
-from lab.backward import Absent, Case, Result, Row, Task
-from lab.pool import Broken
+from lab.backward import Absent, Case, Task
 
 from mixorder.inspection.accuracy import relative_error
 
@@ -72,27 +68,3 @@ def test_failing_providers_do_not_stop_the_others(norm: str, monkeypatch: pytest
     assert row.results["broken"].error == "RuntimeError: no kernel\nfor you"
     assert "not finite: dx, dw" in row.results["infinite"].error
     assert not row.results["eager"].error and row.results["eager"].errors["dx"] < 1e-6
-
-
-def test_providers_of_a_row_that_ended_are_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One of them crashes its process, alone as with the others."""
-    asked: list[tuple[str, ...]] = []
-
-    class Pool:
-        def run(self, tasks: Sequence[Task], limit: float, until: float) -> Iterator[tuple[Task, Any]]:
-            for task in tasks:
-                asked.append(task.providers)
-                results = {name: Result(20.0) for name in task.providers}
-                crashes = "liger" in task.providers
-                yield task, Broken("crashed", -11) if crashes else Row(task.case, [9.0, 11.0], results)
-
-    monkeypatch.setattr(bench, "measuring", lambda *_: contextlib.nullcontext((Pool(), "")))
-    names = ["stock", "liger", "mixorder"]
-    args = bench.parse_args(f"--norm rms --shapes 8x4 --providers {','.join(names)} --out {tmp_path}".split())
-    (row,) = bench.measured(args)
-    assert asked == [tuple(names), *((name,) for name in names)]
-    assert row.results["liger"].reason == "its process crashed, exit code -11"
-    assert (row.share("stock"), row.share("liger"), row.share("mixorder")) == (50.0, None, 50.0)
-    assert row.limit_medians == [9.0, 11.0, 9.0, 11.0]

@@ -18,7 +18,7 @@ from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
 from lab.duels import Duel, Way, load
 from lab.exact import NoReference, exact
-from lab.processes import EXIT_TIMEOUT, Turn
+from lab.processes import Turn
 from lab.tables import head
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -79,18 +79,6 @@ def test_a_turn_is_one_process_s_until_it_dies(tmp_path: Path) -> None:
     turn.take()
     turn.give_back()
     assert turn.waited_s < 30 and turn.held_s > 0
-
-
-def _hang(path: str) -> None:
-    with Turn(path, 0.1):
-        time.sleep(60)
-
-
-def test_a_process_that_hangs_in_its_turn_is_ended(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_hang, args=(str(tmp_path / "turn"),))
-    process.start()
-    process.join(50)
-    assert process.exitcode == EXIT_TIMEOUT
 
 
 # Records and their report.
