@@ -185,13 +185,13 @@ def is_bit_view(node: Node) -> bool:
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:
+    if node.target is not operator.getitem:
+        return REDUCTIONS.get(node.target) if node.op == "call_function" else None
     if is_moment(node):
         return SUM
     if _is_of_softmax(node):
         return SUM if is_relative_sum(node) else AMAX
-    if _is_extremum(node):
-        return EXTREMA[node.args[0].target]  # type: ignore[union-attr,index]
-    return REDUCTIONS.get(node.target) if node.op == "call_function" else None
+    return EXTREMA[node.args[0].target] if _is_extremum(node) else None  # type: ignore[union-attr,index]
 
 
 def has_accumulator(node: Node) -> bool:

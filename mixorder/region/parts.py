@@ -73,11 +73,12 @@ def _only_user(node: Node, members: Collection[Node]) -> Node | None:
 def _place(whole: Node, dim: int, start: int, shown: Sequence[Node]) -> Part | None:
     """The place of `shown[0]`, whose last view is the part of `whole` from `start` on. None if its dims
     have no strides there that are numbers."""
-    symbols = {s for n in (whole, *shown) for m in shape_of(n) or () for s in sympy.sympify(m).free_symbols}
+    every = (m for n in (whole, *shown) for m in shape_of(n) or ())
+    symbols = {s for m in every if not isinstance(m, int) for s in m.free_symbols}
     large = {s: sympy.Integer(sympy.prime(1000 + i)) for i, s in enumerate(sorted(symbols, key=str))}
 
     def sizes(node: Node) -> list[int]:
-        return [int(sympy.sympify(n).xreplace(large)) for n in shape_of(node) or ()]
+        return [n if isinstance(n, int) else int(n.xreplace(large)) for n in shape_of(node) or ()]
 
     val = torch.empty_strided(sizes(whole), fake(whole).stride(), device="meta")  # type: ignore[union-attr]
     val = val.narrow(dim, start, sizes(shown[-1])[dim])
