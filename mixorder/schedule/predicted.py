@@ -24,10 +24,10 @@ LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save. 292 subgraphs on an H200: what wrong choices cost is
 # 144 us with 0, 65 with 1%, 68 with 2%, 87 with 5%; slower than stock are 12, 10, 9 and 9 of those fused.
 LEAST_SAVED = 0.02  # where it spares no launches: all of 6 that did, and saved less, took 1 to 16% less
-# The same of sums alone, whose prediction is the least certain, and of narrow loads of these or of rows that
-# each index of a batch adds up. Without the latter, H200 and H100, 11 subgraphs took up to 2.6 times as long
-# as Inductor's kernels: 64 rows of 49 at 240 indices 43 us, by Inductor 21; 64x3145728 5,672 and 2,146.
-OF_SUMS, OF_NARROW_SUMS = 0.08, 0.3
+# The same of narrow loads of sums over few rows, which one program adds up. H100, 51 subgraphs fused for
+# less: 3 of 33 sums over more rows took longer than Inductor's kernels, and 28 up to 60% less; 64 rows of
+# 3,145,728 columns took 5,404 us, by Inductor 2,216, and 3 of 10 at each index 5 us more, 5 less.
+OF_FEW_ROWS = 0.3
 # Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
 # rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
 # whatever it computes. H200 and H100, 64 rows, 25 norms whose predictions are up to 18% longer than
@@ -110,9 +110,10 @@ def least_saved(expected: Expected, facts: Facts, device: DeviceInfo) -> float:
     """The share of Inductor's time, at least, that fusing has to save; below 0, what it may cost."""
     if expected.ours_us < SHORT_US and facts.levels and facts.batch == 1 and facts.rows <= device.num_sm:
         return -SHORT_SLACK
-    if isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or not facts.levels):
-        return OF_NARROW_SUMS
-    return OF_SUMS if not facts.levels else of_launches(expected)
+    few = not facts.levels and facts.rows <= device.num_sm
+    if isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or few):
+        return OF_FEW_ROWS
+    return LEAST_SAVED if not facts.levels else of_launches(expected)
 
 
 def of_launches(expected: Expected) -> float:

@@ -151,13 +151,28 @@ def test_how_much_has_to_be_saved() -> None:
     def least(facts: Facts, expected: Expected = large) -> float:
         return least_saved(expected, facts, H200)
 
-    assert least(norm, taking(90.0, 100.0, 3)) == 0.0 < least(norm) < least(sums)
+    fewer = taking(90.0, 100.0, 3)
+    assert least(norm, fewer) == 0.0 < least(norm) == least(sums) == least(sums, fewer)
     assert least(few, small) < 0.0 < least(few) == least(norm) == least(norm, small)
     for many in ({"rows": H200.num_sm + 1}, {"batch": 49}):
         assert least(dataclasses.replace(few, **many), small) == least(norm)
-    for narrow in (sums, dataclasses.replace(norm, common=True)):
+    for narrow in (dataclasses.replace(sums, rows=64), dataclasses.replace(norm, common=True)):
         assert least(with_numbers(narrow, narrow=True)) > least(sums)
-    assert least(with_numbers(norm, narrow=True)) == least(norm)
+    for narrow in (norm, sums):
+        assert least(with_numbers(narrow, narrow=True)) == least(norm)
+
+
+@pytest.mark.parametrize(("of", "narrow"), [(8, False), (2, True)])
+def test_a_small_part_in_single_elements_is_not_waited_for(of: int, narrow: bool) -> None:
+    """Every second column of a part of a tensor comes from another one, as in GLM's rotary embeddings."""
+
+    def pieces(x: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = x + torch.slice_scatter(torch.zeros_like(x), part, 1, 1, 2 * part.shape[1], 2)
+        return whole, whole.sum(0)
+
+    cols = 4096 // of
+    record = fused(graphs.traced(pieces, ((16384, 4096), bf16), ((16384, cols), bf16)))
+    assert facts_of(record.loops).loads.narrow == narrow
 
 
 def test_fusing_has_to_spare_bytes_or_launches() -> None:
