@@ -6,6 +6,7 @@ graph, never writes it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -79,7 +80,25 @@ class Orders(dict[Node, Order]):
             return tuple(self[known[0]][d] for d in node.args[1])  # type: ignore[index,union-attr]
         if is_view(node) and node.target is not aten.expand.default:
             return divided(flat(self[known[0]]), shape)
-        return self._widest(node, known) if is_loop(node) else None
+        if not is_loop(node):
+            return None
+        found = self._widest(node, known)
+        return self._as_used(node) if found is None and is_view(node) else found
+
+    def _as_used(self, node: Node) -> Order | None:
+        """The order in which a result reads a node that gives one element several places: another operand of
+        the result tells them apart."""
+        chain = [node]
+        while len(chain) == 1 or not self.find(chain[-1]):
+            users = filter(is_loop, chain[-1].users)
+            if (user := next(users, None)) is None:
+                return None
+            chain.append(user)
+        for arg, by in reversed([*itertools.pairwise(chain)]):
+            if (order := self.operand(by, arg)) is None:
+                return None
+            self.setdefault(arg, order)
+        return self[node]
 
     def _widest(self, node: Node, known: Iterable[Node]) -> Order | None:
         """A pointwise result's order: along each dim that of an operand as long as the result."""

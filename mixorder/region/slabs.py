@@ -188,7 +188,7 @@ class SlabGrowth(Growth):
             return self.fits(node, args)
         live = [a for a in args if self.members.get(a, False)]
         if not live:
-            return False
+            return node not in self.early and self.is_beside(node) and self.fits(node, args)
         if columns := [a for a in args if a in self.columns]:
             fitting = is_loop(node) and len(columns) == len(live) and not self.analysis.is_full(node)
         else:
@@ -196,18 +196,29 @@ class SlabGrowth(Growth):
             fitting = is_loop(node) or small or self.spans_rows(node)
         return fitting and self.fits(node, args)
 
+    def is_beside(self, node: Node) -> bool:
+        """Whether a node is a sum over more axes than the slabs', of elements that the region reads: the
+        gradient of a scale or of a shift of each channel, where statistics are of each sample."""
+        wider = self.spans_rows(node) and self.orders.reduced(node) != self.run
+        return wider and self.reads.issuperset(self.sources(node))
+
+    @property
+    def run(self) -> Run:
+        """The factors that the slabs' sums reduce."""
+        return self.orders.reduced(by_position(self.wanted)[0])
+
     def spans_rows(self, node: Node) -> bool:
-        """Whether a node is a sum of elements that are computed from the slabs' sums, over the same axes and
-        maybe more: the gradient of a bias in front of the norm. All of these are over the same."""
+        """Whether a node is a sum of elements over the slabs' axes and maybe more, such as the gradient of a
+        bias in front of the norm. All of these are over the same."""
         full = may_be_over_slab(node) and self.analysis.is_full(operands(node)[0])
         if not full or node in self.wanted or not self.order(node):
             return False
-        slab, own = self.orders.reduced(by_position(self.wanted)[0]), self.orders.reduced(node)
+        own = self.orders.reduced(node)
         others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}
         length = product(f.size for f in own)
         if not isinstance(length, int) or length > LONGEST:
             return False
-        return others <= {own} and all(any(o.covers(f) for o in own) for f in slab)
+        return others <= {own} and all(any(o.covers(f) for o in own) for f in self.run)
 
     def stays(self, node: Node) -> bool:
         """As for any region, but for what both passes compute from several tensors: the first pass stores it,

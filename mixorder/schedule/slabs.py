@@ -31,6 +31,7 @@ from ..ir.program import (
     Reduce,
     Store,
     Value,
+    behind,
     closure,
     operands,
 )
@@ -361,14 +362,13 @@ def _inductors(
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
     before, (sums, applied) = _storing(lowered, loops, (sums, applied))
-    stored = {s.buffer for s in full(loops.nests[2]) if isinstance(s, Store)}
-    again = baseline.total(loops, baseline.moved_once(loops, stored))
+    others = _other_sums(loops)
     return [
         *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + divided * reductions, ()),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
-        *[baseline.Kernel(Kind.COLUMNS, again, blocks, 2, ()) for _ in loops.nests[3:]],
+        *[baseline.Kernel(Kind.COLUMNS, work, blocks, 2, ()) for work in others],
     ]
 
 
@@ -387,6 +387,25 @@ def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceIn
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided, ()),
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
     ]
+
+
+def _other_sums(loops: LoopProgram) -> list[Work]:
+    """The work of Inductor's kernels for what the third nest adds up: those of operands, which it reads once
+    more, and those of elements that it has stored."""
+    third = loops.nests[2]
+    partials = [s for s in third.body if isinstance(s, PartialAccumulate)]
+    totals = behind(third.body, [s for s in third.body if isinstance(s, Load) and _is_handed(loops, s)])
+    of_operands = [s for s in partials if s.value.name not in totals]
+    found = [_work(loops, Nest(third.loops, closure(third.body, of_operands)))] if of_operands else []
+    if len(of_operands) < len(partials):
+        stored = {s.buffer for s in full(third) if isinstance(s, Store)}
+        found.append(baseline.total(loops, baseline.moved_once(loops, stored)))
+    return found
+
+
+def _is_handed(loops: LoopProgram, load: Load) -> bool:
+    """Whether a value comes from the second nest."""
+    return loops.buffer(load.buffer).role is BufferRole.WORKSPACE
 
 
 def _storing(

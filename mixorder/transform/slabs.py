@@ -4,8 +4,8 @@ computed with every element again.
 Takes a program as lowered, with one nest whose sums of full size are all over the same axes. The first nest
 adds up a part of these axes into a workspace. The second adds up the parts, and computes what has fewer
 elements; values that the third one needs go through a workspace as well. The third computes the elements from
-the operands once more. Where these are added up as well, as for the bias in front of a norm, it leaves
-parts of such sums to a fourth nest.
+the operands once more. Where elements are added up as well, as for the bias in front of a norm, or over more
+axes, it leaves parts of such sums to a fourth nest.
 
 The axes are in the order of memory. Where no access of the first and the third nest tells two axes apart,
 they are one. The first of them may have any size, such as that of a batch. Where sums are over it in the
@@ -65,8 +65,9 @@ class _Phases:
         self.deps = nest.dependence()
         self.behind = behind(nest.body, self.reductions())
         self.values = {s.name: s for s in nest.body if isinstance(s, Value)}
-        self.sums = [s for s in nest.body if isinstance(s, Reduce) and self.behind.isdisjoint(operands(s))]
-        self.over = self.common = frozenset(self.sums[0].axes)
+        first = [s for s in self.reductions() if self.behind.isdisjoint(operands(s))]
+        self.over = self.common = frozenset(min(first, key=lambda s: len(s.axes)).axes)
+        self.sums = [s for s in first if self.common == set(s.axes)]
         self.centred = {s: v for s in self.reductions() if (v := self.differing(s)) is not None}
         known = {*self.sums, *self.centred}
         self.last = [s for s in self.reductions() if s not in known and self.over <= set(s.axes)]

@@ -284,6 +284,39 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
+class Responses(nn.Module):
+    """Elements are scaled by their channel's norm in each sample, over the mean of all channels'. Scale and
+    shift are of each channel, so that their gradients are sums over more axes than the statistics."""
+
+    def __init__(self, channels: int, active: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.zeros(channels)) for _ in range(2))
+        self.first = nn.Linear(channels, channels) if active else nn.Identity()
+        self.before = nn.GELU() if active else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(self.first(x))
+        norms = x.norm(p=2, dim=(1, 2), keepdim=True)
+        relative = norms / (norms.mean(-1, keepdim=True) + 1e-6)
+        return x + torch.addcmul(self.bias, self.weight, x * relative)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize(
+    ("shape", "active"), [((3, 12, 9, 40), False), ((2, 20, 7, 24), True), ((1, 9, 31, 10), False)]
+)
+def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.dtype) -> None:
+    """The third kernel adds them up beside the gradient of a bias, and a fourth one has their totals. Of one
+    sample, all sums but that are over the same axes."""
+    torch.manual_seed(10)
+    module = randomised(Responses(shape[-1], active), dtype)
+    x, dy = (lying(shape, dtype, False) for _ in range(2))
+    ours, found = of_slabs(module, x, dy)
+    outer, kernels = [(len(r.outer), len(r.kernels)) for r in found][-1]
+    assert (outer, kernels) == (4 + active, 4 if shape[0] > 1 else 3)
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // shape[-1])
+
+
 class Shifted(nn.Module):
     """A group norm behind a bias of each channel, or of each channel of a sample."""
 
