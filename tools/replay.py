@@ -124,6 +124,7 @@ def _norms(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         for bias in (False, True):
             make = functools.partial(graphs.group_norm_backward, *group, bias=bias)
             yield f"group_norm_backward {group}{' behind a bias' * bias}", make
+        yield f"group_norm_forward {group}", functools.partial(graphs.group_norm_forward, *group)
     for batch in BATCHES:
         yield f"batch_norm_backward {batch}", functools.partial(graphs.batch_norm_backward, *batch)
 
