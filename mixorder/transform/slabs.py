@@ -7,6 +7,9 @@ elements; values that the third one needs go through a workspace as well. The th
 the operands once more. Where elements are added up as well, as for the bias in front of a norm, or over more
 axes, it leaves parts of such sums to a fourth nest.
 
+For a mean and a variance, the first nest leaves how many values a part has, their mean, and the sum of their
+squared differences from it. The second one computes both from these, without a difference of large sums.
+
 The axes are in the order of memory. Where no access of the first and the third nest tells two axes apart,
 they are one. The first of them may have any size, such as that of a batch. Where sums are over it in the
 second nest, that has a loop over it.
