@@ -1,7 +1,7 @@
 """Without a GPU: what a second process finds in the caches, two processes at once, and threads.
 
 Inductor's wrapper code is loaded and called as on a GPU; launches of our kernels are noted, and nothing runs
-(test_inductor_layouts.py and tests/gpu run them).
+(tests/inductor/test_layouts.py and tests/gpu run them).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def found(cache: Path, *at_once: list[list[dict[str, Any]]]) -> list[list[dict[s
 
 def test_caches_of_processes(tmp_path: Path) -> None:
     """Two at once fill an empty cache; a third finds what they made, but not for other options. (Of
-    another source: tests/gpu, and test_install.py in one process.)"""
+    another source: tests/inductor/test_hooks.py, in one process.)"""
     both, third = [[{}], [{}]], [[{}, {"mixorder_split_size": 3}]]
     (first,), (second,), (again, other) = found(tmp_path / "cache", both, third)
     assert first["launches"] == second["launches"] and len(first["launches"]) == 2
