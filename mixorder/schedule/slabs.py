@@ -65,6 +65,19 @@ READ = 4  # tensors: Inductor stores what is computed from more, for several use
 
 
 @dataclasses.dataclass(frozen=True)
+class Results:
+    """The axes of the totals, which the second nest computes."""
+
+    sizes: tuple[int, ...] = ()
+
+    reduced: frozenset[int] = frozenset()
+    """The places of those that it reduces."""
+
+    looped: bool = False
+    """Whether the first one of these has any size, so that the second kernel has a loop over it."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SlabFacts(Facts):
     """Facts of a program over slabs."""
 
@@ -73,9 +86,6 @@ class SlabFacts(Facts):
 
     summed: frozenset[int] = frozenset()
     """The places of those that are reduced."""
-
-    results: tuple[int, ...] = ()
-    """Sizes of the axes of the totals."""
 
     ends: tuple[int, ...] = ()
     """Sizes of the axes of sums over elements that are computed from totals, if there are any."""
@@ -86,11 +96,8 @@ class SlabFacts(Facts):
     across: tuple[int, ...] = ()
     """The place of another axis along which some full tensors are contiguous, if there is one."""
 
-    whole: frozenset[int] = frozenset()
-    """The places of those that the second nest reduces."""
-
-    looped: bool = False
-    """Whether the first one of those has any size, so that the second kernel has a loop over it."""
+    results: Results = Results()
+    """Of the second nest."""
 
 
 def facts_of_slabs(program: LoopProgram) -> SlabFacts:
@@ -114,9 +121,11 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         across=_across(axes_of(third), [*full(first), *full(third)]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(axes_of(third)) if axis.symbol in _in_parts(third)),
-        results=sizes_of(program, kept),
-        whole=frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
-        looped=any(not axis.size.is_number and axis.symbol in reduced for axis in kept),
+        results=Results(
+            sizes_of(program, kept),
+            frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
+            any(not axis.size.is_number and axis.symbol in reduced for axis in kept),
+        ),
     )
 
 
@@ -157,7 +166,9 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     programs = math.prod(tiles) // steps
     most = RESULTS // math.prod(_whole(facts).values())
     if not most:
-        detail = f"{[facts.results[i] for i in sorted(facts.whole)]} results are reduced together"
+        detail = (
+            f"{[facts.results.sizes[i] for i in sorted(facts.results.reduced)]} results are reduced together"
+        )
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
     most_programs = PROGRAMS * device.num_sm
     wanted = -(-most_programs // programs)
@@ -215,8 +226,8 @@ def _least_idle(size: int) -> int:
 
 def _whole(facts: SlabFacts) -> dict[int, int]:
     """The elements of the second kernel's tile along the axes that it reduces, by the places of these."""
-    found = {i: next_power_of_2(facts.results[i]) for i in sorted(facts.whole)}
-    if facts.looped:
+    found = {i: next_power_of_2(facts.results.sizes[i]) for i in sorted(facts.results.reduced)}
+    if facts.results.looped:
         first, *others = found
         room = RESULTS // math.prod(found[i] for i in others)
         found[first] = max(1, min(found[first], room))
@@ -225,14 +236,14 @@ def _whole(facts: SlabFacts) -> dict[int, int]:
 
 def _results(facts: SlabFacts, splits: int) -> tuple[int, ...]:
     """The second kernel's tile, along the parts and each axis of the totals."""
-    extents = [_whole(facts).get(i, 1) for i in range(len(facts.results))]
+    extents = [_whole(facts).get(i, 1) for i in range(len(facts.results.sizes))]
     found = [next_power_of_2(splits), *extents]
-    free = [i for i in range(len(extents)) if i not in facts.whole and facts.results[i] > 1]
+    free = [i for i in range(len(extents)) if i not in facts.results.reduced and facts.results.sizes[i] > 1]
     if free:
         inner = free[-1]
-        in_groups = len(extents) - 1 in facts.whole
+        in_groups = len(extents) - 1 in facts.results.reduced
         room = max(1, (GROUP_RESULTS if in_groups else RESULTS) // math.prod(found))
-        found[inner + 1] = min(RESULT_COLUMNS, room, next_power_of_2(facts.results[inner]))
+        found[inner + 1] = min(RESULT_COLUMNS, room, next_power_of_2(facts.results.sizes[inner]))
     return tuple(found)
 
 
@@ -376,7 +387,7 @@ def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceIn
     """Inductor's kernels for statistics whose dims are in another order than in memory. It reads in the order
     of memory where it divides none. Where it does, it reads an element of a sector, at a place that takes
     three divisions, and adds up the parts in two kernels."""
-    length = facts.rows * math.prod(facts.results[i] for i in facts.whole)
+    length = facts.rows * math.prod(facts.results.sizes[i] for i in facts.results.reduced)
     blocks = facts.numel // baseline.BLOCK + 1
     divided = length > baseline.FEW_ELEMENTS and facts.numel // length < baseline.FEW_OUTPUTS * device.num_sm
     if divided:
