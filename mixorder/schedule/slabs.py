@@ -29,13 +29,13 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
+    Statement,
     Store,
     Value,
     behind,
     closure,
     operands,
 )
-from ..ir.rewriting import reindexed
 from . import baseline
 from .constants import FITTED, Constants
 from .cost import Traffic
@@ -264,21 +264,30 @@ def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
     assert isinstance(plan.totals, Applied)
     first, second, third, *fourth = program.nests
     nests, buffers = [first, _of_parts(second, plan.splits), third], list(program.buffers)
+    parts = dict.fromkeys((buffer.name for buffer in buffers), plan.splits)
     for nest in fourth:
         sizes, symbols = sizes_of(program, axes_of(third)), _in_parts(third)
         kept = [i for i, axis in enumerate(axes_of(third)) if axis.symbol in symbols]
         count = _parts(sizes, kept, plan.totals.tile)
         nests.append(_of_parts(nest, count))
         own = {s.buffer for s in third.body if isinstance(s, PartialAccumulate)}
+        parts |= dict.fromkeys(own, count)
         for i, buffer in enumerate(buffers):
             if buffer.name in own:
                 buffers[i] = dataclasses.replace(buffer, shape=(sympy.Integer(count), *buffer.shape[1:]))
-    numbers = {NUM_SPLITS: sympy.Integer(plan.splits)}
     nests = [
-        dataclasses.replace(nest, body=tuple(reindexed(s, lambda i: i.xreplace(numbers)) for s in nest.body))
+        dataclasses.replace(nest, body=tuple(_of_so_many(stmt, parts) for stmt in nest.body))
         for nest in nests
     ]
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
+
+
+def _of_so_many(stmt: Statement, parts: dict[str, int]) -> Statement:
+    """A statement whose place in a buffer depends on the number of parts there."""
+    if not isinstance(stmt, Load | Store | PartialAccumulate):
+        return stmt
+    index = stmt.index.xreplace({NUM_SPLITS: sympy.Integer(parts[stmt.buffer])})
+    return dataclasses.replace(stmt, index=index)
 
 
 def _of_parts(nest: Nest, count: int) -> Nest:

@@ -317,6 +317,41 @@ def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.
     check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // shape[-1])
 
 
+class Conditioned(nn.Module):
+    """A group norm behind what is computed for each channel of a sample, such as of a time step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x: torch.Tensor, of_samples: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + of_samples[..., None, None])
+
+
+def test_a_sum_for_each_sample_of_any_batch() -> None:
+    """The fourth kernel adds up more parts than the second."""
+    torch.manual_seed(11)
+    module, backend = randomised(Conditioned(24), f32), Counting()
+    exact = copy.deepcopy(module).double()
+    torch._dynamo.reset()
+    function = torch.compile(module, backend=backend, dynamic=False)
+    with collect() as records:
+        for batch in (3, 8, 2):
+            x, dy = (lying((batch, 24, 40, 30), f32, True) for _ in range(2))
+            inputs = [x.requires_grad_(), torch.randn(batch, 24, requires_grad=True)]
+            for one in inputs:
+                torch._dynamo.mark_dynamic(one, 0)
+            ours, stock = (
+                torch.autograd.grad(f(*inputs), [*inputs, *module.parameters()], dy)
+                for f in (function, module)
+            )
+            wide = [t.detach().double().requires_grad_() for t in inputs]
+            truth = torch.autograd.grad(exact(*wide), [*wide, *exact.parameters()], dy.double())
+            check(ours, stock, truth, x.numel() // 24)
+    kernels = [len(r.kernels) for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
+    assert backend.compiles == 1 and kernels[-1] == 4
+
+
 class Shifted(nn.Module):
     """A group norm behind a bias of each channel, or of each channel of a sample."""
 
@@ -338,7 +373,7 @@ def test_a_fourth_kernel_adds_up_what_the_third_has_computed(
 ) -> None:
     """Several parts at a time."""
     shape, groups = sizes
-    monkeypatch.setattr(slabs, "RESULTS", 64)
+    monkeypatch.setattr(slabs, "RESULTS", 128)
     torch.manual_seed(8)
     module = randomised(Shifted(shape[1], groups, shape[0] if of_samples else 0), bf16)
     x, dy = (lying(shape, bf16, last) for _ in range(2))
