@@ -8,9 +8,10 @@ from pathlib import Path
 import graphs
 import pytest
 import torch
-from lab import corpus, subgraphs
+from lab import corpus, harvest, subgraphs
 from torch.fx import Graph, Interpreter, Node
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.region.region import Region
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -51,6 +52,21 @@ def assert_same_results(region: Region, graph: Graph, entry: corpus.Entry) -> No
             one.shape == want.shape and one.stride() == want.stride() and torch.equal(one, want)
             for one in got
         )
+
+
+def test_a_near_miss_is_without_reductions_that_a_region_has_taken(tmp_path: Path) -> None:
+    graph = graphs.layer_norm_backward(64, 32)
+    region = graphs.only(graph)
+    told = Decline(DeclineReason.CYCLE, "")
+    told.pair = (region.inner, region.outer)  # type: ignore[attr-defined]
+    taken, other = region.outer
+    taken.replace_all_uses_with(other)
+    graph.erase_node(taken)
+    entry = there_and_back(entry_of(harvest._found(told, graph)), tmp_path)
+    assert len(entry.outer) == 1
+    entry.module("cpu")(*entry.tensors("cpu"))
+    with pytest.raises(subgraphs.NotKept):
+        harvest._found(Decline(DeclineReason.CYCLE, ""), graph)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _keeping(result: Harvest) -> Iterator[list[Entry]]:
             return agree(outer, inner, outers)
 
     def fused(graph: Graph, found: Any, *rest: Any) -> Any:
-        cut = _cut(lambda: _found(found), result)
+        cut = _cut(lambda: _found(found, graph), result)
         try:
             region, record = fuse(graph, found, *rest)
         except Decline as decline:
@@ -134,12 +134,14 @@ def _is_backward(graph: Graph) -> bool:
     return any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
 
 
-def _found(found: Region | Decline) -> subgraphs.Cut:
+def _found(found: Region | Decline, graph: Graph) -> subgraphs.Cut:
     if isinstance(found, Region):
         return subgraphs.of_region(found)
-    if (pair := getattr(found, "pair", None)) is not None:
-        return subgraphs.of_miss(*pair)
-    raise subgraphs.NotKept("a decline without reductions")
+    alive = set(graph.nodes)  # a cycle is told last, and regions may have taken some of its reductions
+    inner, outer = ([n for n in side if n in alive] for side in getattr(found, "pair", ((), ())))
+    if not inner and not outer:
+        raise subgraphs.NotKept("a decline without reductions")
+    return subgraphs.of_miss(inner, outer)
 
 
 def _cut(made: Callable[[], subgraphs.Cut], result: Harvest) -> subgraphs.Cut | None:
