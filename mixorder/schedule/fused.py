@@ -126,6 +126,7 @@ class Main:
             * self._more_loads() ** own.narrow
             / self.ahead,
             own.spill_us * self.spilled / 1e6,
+            own.branch_us * turns * work.branches / (max(1, self.programs) * self.warps * WARP),
             each * times.program_us,
         )
         alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS

@@ -41,6 +41,7 @@ class FusedTimes:
     `narrow`: the power of so many times more loads, where they are narrower, that this takes.
     `spill_us`: of a million words that find no register.
     `tree_us`: of a sum over a program's rows at its end, for each doubling of rows and warps.
+    `branch_us`: of a call of a function that branches, in a thread.
     `latency_us`: of a kernel without work.
     """
 
@@ -53,6 +54,7 @@ class FusedTimes:
     narrow: float
     spill_us: float
     tree_us: float
+    branch_us: float
     latency_us: float
 
 

@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sympy
 
@@ -40,6 +41,9 @@ DIVISION = 4  # instructions of a division of an index by a constant: machine co
 ADDRESS = 4  # of an address of 64 bits and its predicate
 IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
 MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
+# Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
+# its elements one after the other.
+BRANCHING = frozenset({"sin", "cos", "tan"})
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
 
 
@@ -48,13 +52,14 @@ class Work:
     """`dram`: bytes between device memory and L2, where each sector moves once. `l2`: bytes between L2 and
     the multiprocessors, where each tile moves its own. `instructions`, `requests` (loads and stores): of all
     threads. `lines`: the lines of the first-level cache that these touch, beyond those that what is moved
-    would fill."""
+    would fill. `branches`: calls of functions that a thread computes one after the other, of all threads."""
 
     dram: float
     l2: float
     instructions: float = 0.0
     requests: float = 0.0
     lines: float = 0.0
+    branches: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -62,12 +67,15 @@ class Work:
     def scaled(self, lanes: float) -> Work:
         """The same in so many times the lanes, of which some move nothing."""
         return dataclasses.replace(
-            self, instructions=self.instructions * lanes, requests=self.requests * lanes
+            self,
+            instructions=self.instructions * lanes,
+            requests=self.requests * lanes,
+            branches=self.branches * lanes,
         )
 
     def idle(self) -> Work:
         """The same without computing."""
-        return dataclasses.replace(self, instructions=0.0)
+        return dataclasses.replace(self, instructions=0.0, branches=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +151,14 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
     deps = nest.dependence()
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
-    found = 0.0
+    found, branches, reduced = 0.0, 0.0, set[tuple[Any, ...]]()
     for stmt in statements:
         if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
             found += cost_of(stmt, wide) * _extent(program, nest, deps[stmt.name])
+            if stmt.op.removeprefix("libdevice_") in BRANCHING and stmt.args not in reduced:
+                reduced.add(stmt.args)
+                branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
             each = 1 if stmt.peak is None else IN_A_LOOP
             found += each * _extent(program, nest, deps[stmt.value.name])
@@ -155,7 +166,7 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
             each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
             each = MOMENTS if stmt.moments else each
             found += each * _extent(program, nest, deps[stmt.value.name])
-    return Work(0, 0, found)
+    return Work(0, 0, found, branches=branches)
 
 
 def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
