@@ -20,6 +20,10 @@ def of(dtype: torch.dtype) -> str:
     return "".join(k.text for k in graphs.kernels(graphs.only(graphs.traced(function, full, full)))[2])
 
 
+def test_maxima_of_others() -> None:
+    assert "maximum_or_nan" not in of(torch.float64)
+
+
 def test_compared() -> None:
     """Where the instruction is not to be used, both forms are comparisons."""
     maxima = Maxima()
