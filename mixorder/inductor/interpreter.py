@@ -57,6 +57,7 @@ def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCom
         if ours is not None:
             passes = versions.append_graph_pass(passes, ours)
         with frontend.faking(example_inputs), inductor_config.patch(post_grad_custom_post_pass=passes):
+            frontend.with_strides(gm, example_inputs)
             frontend.with_graphs_inside(gm, is_inference=bool(kwargs.get("is_inference", False)))
         gm.graph.lint()
         gm.recompile()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch._inductor.config as config
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._prims_common import make_contiguous_strides_for
@@ -21,9 +25,18 @@ __all__ = [
     "is_dense",
     "make_contiguous_strides_for",
     "padded_strides",
+    "tracing",
     "tree_leaves",
     "tree_map_only",
 ]
+
+
+@contextlib.contextmanager
+def tracing(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, operators give fake tensors, and ask the questions of symbolic sizes that they ask where
+    Inductor traces a node that a pass has added."""
+    with mode, enable_python_dispatcher():
+        yield
 
 
 def padded_strides(val: torch.Tensor) -> tuple[int, ...] | None:

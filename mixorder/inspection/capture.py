@@ -240,8 +240,7 @@ def _inspect(
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
     failures: list[MixorderError] = []
     with frontend.faking(example_inputs), collect(failures) as records:
-        if kind == "backward":
-            frontend.with_strides(ours, example_inputs)
+        frontend.with_strides(ours, example_inputs)
         frontend.post_grad_passes(ours, is_inference=is_inference)
         found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)

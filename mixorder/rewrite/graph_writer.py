@@ -13,8 +13,15 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from ..codegen.load import load_kernel
 from ..codegen.source import KernelSource
 from ..errors import Decline, DeclineReason
-from ..inductor.graphs import check_kernel, launch_arguments, overwritten, triton_kernel_wrapper_functional
+from ..inductor.graphs import (
+    OpOverload,
+    check_kernel,
+    launch_arguments,
+    overwritten,
+    triton_kernel_wrapper_functional,
+)
 from ..inductor.symbols import SIZE_FUNCTIONS
+from ..inductor.tensors import tracing
 from ..ir.program import NUM_SPLITS, Buffer
 from ..region.nodes import fake, size_of
 from ..region.placement import place_of
@@ -50,22 +57,25 @@ class GraphWriter:
         self.created.append(node)
         return node
 
+    def call(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """Call an operator. Its result is traced as Inductor does after the pass, which would add guards
+        there: where that needs one, this raises `Decline`."""
+        with tracing(self.fake_mode):
+            val = target(*torch.fx.map_arg(args, _value), **kwargs)
+        return self.add(target, args, kwargs, val)
+
     def empty(self, buffer: Buffer, num_splits: int) -> Node:
         size, stride = (
             [self.size(e.xreplace({NUM_SPLITS: sympy.Integer(num_splits)})) for e in exprs]
             for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
-        with self.fake_mode:
-            val = torch.empty_strided(*torch.fx.map_arg((size, stride), _value), **kwargs)
-        return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
+        return self.call(aten.empty_strided.default, (size, stride), kwargs)
 
     def filled(self, buffer: Buffer, value: int) -> Node:
         size = [self.size(e) for e in buffer.shape]
         kwargs = {"dtype": buffer.dtype, "device": self.device, "pin_memory": False}
-        with self.fake_mode:
-            val = torch.full(*torch.fx.map_arg((size, value), _value), **kwargs)
-        return self.add(aten.full.default, (size, value), kwargs, val)
+        return self.call(aten.full.default, (size, value), kwargs)
 
     def reshaped(self, node: Node, like: Node) -> Node:
         """An input that was reused for an output, as a view of that output's shape. Where the shapes
@@ -75,18 +85,11 @@ class GraphWriter:
         shape = [size_of(n) for n in val.shape]
         if shape == [size_of(n) for n in own.shape]:
             return node
-        size = [self.size(n) for n in shape]
-        with self.fake_mode:
-            view = own.reshape(val.shape)
-        return self.add(aten.reshape.default, (node, size), {}, view)
+        return self.call(aten.reshape.default, (node, [self.size(n) for n in shape]), {})
 
     def contiguous(self, node: Node) -> Node:
         """A contiguous copy. Inductor may fuse it into the loop that computes the original."""
-        old = fake(node)
-        assert old is not None
-        with self.fake_mode:
-            val = old.new_empty(old.shape)  # `contiguous` asks whether it is a copy
-        return self.add(aten.clone.default, (node,), {"memory_format": torch.contiguous_format}, val)
+        return self.call(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
 
     def overwritten(self, node: Node) -> Node:
         """An input of the graph that a launch writes to."""
@@ -100,16 +103,14 @@ class GraphWriter:
         assert val is not None
         size, stride = ([self.size(size_of(n)) for n in ns] for ns in (val.shape, val.stride()))
         kwargs = {"dtype": val.dtype, "device": self.device}
-        place = self.add(aten.empty_strided.default, (size, stride), kwargs, val)
-        return self.add(aten.copy.default, (place, node), {}, val)
+        place = self.call(aten.empty_strided.default, (size, stride), kwargs)
+        return self.call(aten.copy.default, (place, node), {})
 
     def rounded(self, node: Node, like: Node) -> Node:
         """A wider result, cast to the dtype that the graph states. Inductor computes the cast in the loops
         that use it, in float32, and so rounds nothing."""
         dtype = fake(like).dtype  # type: ignore[union-attr]
-        with self.fake_mode:
-            val = fake(node).to(dtype)  # type: ignore[union-attr]
-        return self.add(torch.ops.prims.convert_element_type.default, (node, dtype), {}, val)
+        return self.call(torch.ops.prims.convert_element_type.default, (node, dtype), {})
 
     def size(self, expr: Size) -> int | Node:
         """A size as a graph argument: a number, or a node that computes it from the inputs' sizes."""

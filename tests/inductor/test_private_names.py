@@ -69,6 +69,7 @@ def wrapped(positional: int, *names: str) -> Takes:
 
 ANYTHING = object
 USED: dict[str, Rely] = {
+    "torch._dispatch.python.enable_python_dispatcher": type,
     "torch._dynamo.utils.counters": dict,
     "torch._functorch.config": ModuleType,
     "torch._functorch.config.patch": called(0, "enable_autograd_cache"),

@@ -191,3 +191,18 @@ def test_an_odd_number_of_rows_across_memory_is_left_alone() -> None:
     before = snapshot(graph)
     pipeline.run(graph, ON)
     assert counters["mixorder"] == {"declined:layout": 1} and snapshot(graph) == before
+
+
+def test_an_input_is_read_by_its_own_strides_where_it_replaces_a_sum_with_zeros() -> None:
+    """Torch then states for the input the strides of the sum, until it traces the graph again."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = torch.zeros_like(x) + y
+        return (x * z).sum(1), (z * z).sum(0)
+
+    x, y = torch.randn(24, 40), torch.full((24, 48), torch.nan)[:, 3:43].copy_(torch.randn(24, 40))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)
+    for mine, truth in zip(compiled(x, y), function(x, y), strict=True):
+        torch.testing.assert_close(mine, truth)
+    assert counters["mixorder"] == {"fused_regions": 1}

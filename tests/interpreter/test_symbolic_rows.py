@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental import _config as fx_config
 
 from mixorder import pipeline
-from mixorder.errors import Decline
+from mixorder.errors import Decline, DeclineReason
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.record import as_dict
 from mixorder.report import RegionRecord, collect
@@ -91,6 +91,31 @@ def test_a_module_compiled_for_any_number_of_rows(first: int) -> None:
             ours = torch.autograd.grad(compiled(x), inputs, dy)
             for mine, truth in zip(ours, torch.autograd.grad(module(x), inputs, dy), strict=True):
                 torch.testing.assert_close(mine, truth)
+
+
+def test_a_gradient_across_memory_for_any_number_of_rows() -> None:
+    """It is stored across memory for the graph's caller. Where rows may be 0 or 1, torch's copy to there asks
+    for two, so that stock would serve fewer by this graph, and mixorder would compile another."""
+
+    def function(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * w
+        return y * (y * r).mean(1, keepdim=True), y.transpose(0, -1)
+
+    backend = Counting()
+    torch._dynamo.reset()
+    with fx_config.patch(backed_size_oblivious=True), collect() as records, watched(moved := list[str]()):
+        compiled = torch.compile(function, backend=backend)
+        for rows in (13, 0, 5):
+            inputs = [torch.randn(shape, requires_grad=True) for shape in ((rows, 3), (rows, 1), (1, 3))]
+            for one in inputs[:2]:
+                torch._dynamo.maybe_mark_dynamic(one, 0)
+            dy, dt = torch.randn(rows, 3), torch.randn(3, rows)
+            ours, truth = (torch.autograd.grad(f(*inputs), inputs, (dy, dt)) for f in (compiled, function))
+            for mine, exact in zip(ours, truth, strict=True):
+                torch.testing.assert_close(mine, exact)
+    assert backend.compiles == 1 and not moved
+    (declined,) = records
+    assert isinstance(declined, Decline) and declined.reason is DeclineReason.DYNAMIC_SHAPE
 
 
 class Modulated(nn.Module):

@@ -45,6 +45,7 @@ def by_node(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
 
     def inner_compile(gm: GraphModule, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
         with frontend.faking(inputs):
+            frontend.with_strides(gm, inputs)
             frontend.with_graphs_inside(gm, is_inference=bool(given.get("is_inference", False)))
         gm.recompile()
         return frontend.run_by_node(gm)

@@ -7,7 +7,7 @@ collectives use a fake process group: no other process exists, and tensors do no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, map_arg
 
 from mixorder import pipeline
 
@@ -98,6 +99,15 @@ def guards(graph: Graph) -> list[str]:
     return [] if mode is None or mode.shape_env is None else [str(g.expr) for g in mode.shape_env.guards]
 
 
+def evaluate(nodes: Sequence[Node]) -> None:
+    """Compute the fake tensors of new nodes, as Inductor does after each pass over a graph."""
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with detect_fake_mode([args, kwargs, node.meta["val"]]), enable_python_dispatcher():
+                node.target(*args, **kwargs)
+
+
 def _does_something(node: Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -118,8 +128,9 @@ def watched(moved: list[str]) -> Iterator[None]:
     run: Callable[..., Any] = pipeline.run
 
     def compared(graph: Graph, *args: Any, **kwargs: Any) -> Any:
-        before = sequence(graph), guards(graph)
+        before, known = (sequence(graph), guards(graph)), set(graph.nodes)
         result = run(graph, *args, **kwargs)
+        evaluate([node for node in graph.nodes if node not in known])
         if (after := (sequence(graph), guards(graph))) != before:
             moved.append(f"{before} became {after}")
         return result

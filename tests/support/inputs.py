@@ -173,7 +173,7 @@ def poisoned(device: str) -> Iterator[None]:
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, target, args, kwargs)
-        if target is torch.ops.aten.empty_strided.default:
+        if target is torch.ops.aten.empty_strided.default and type(result) is Tensor:  # else it is traced
             poison(result)
         if result is None and "_foreach_" in str(target):
             return args[0]  # written in place, as Inductor's lowering gives it back
