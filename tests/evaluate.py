@@ -40,6 +40,7 @@ from mixorder.transform.cooperative import MAILBOX
 from mixorder.transform.few_bits import QUOTIENT
 from mixorder.transform.held_packed import UNPACKED, UNPACKED_AGAIN
 from mixorder.transform.quotients import CORRECTED, INVERSE
+from mixorder.transform.rounding import ROUNDED
 
 Tensor = torch.Tensor
 f32 = torch.float32
@@ -227,6 +228,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     QUOTIENT: lambda divisor, dividend: torch.div(torch.full_like(divisor, dividend), divisor),
     INVERSE: torch.reciprocal,
     CORRECTED: _corrected,
+    ROUNDED: lambda x: x.bfloat16().float(),
     UNPACKED: lambda x: x.float(),
     UNPACKED_AGAIN: lambda x: x.float(),
 }

@@ -8,6 +8,7 @@ from .branches import without_branches
 from .few_bits import divide_by_few_bits
 from .powers_of_two import multiply_by_reciprocals
 from .quotients import divide_by_blocks
+from .rounding import round_at_once
 from .saturation import without_clamp
 from .single_precision import divide_in_float32
 
@@ -19,5 +20,8 @@ def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> L
     if saturates:  # or a clamp before a cast to float8 may change something
         rules.append(without_clamp)
     if runs_ptx:
-        rules += [without_branches, divide_by_blocks, divide_by_few_bits]
+        rules += [without_branches, divide_by_blocks]
+        if saturates:  # these GPUs have its instruction
+            rules.append(round_at_once)
+        rules.append(divide_by_few_bits)
     return rewritten(program, *rules)

@@ -143,6 +143,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 # Bytes per thread: ptxas takes a few registers more than were estimated.
 SPILLED = {
     ("sm_90", "rms_weight_fp32"): 32,
+    ("sm_90", "layer_fp32_wide"): 8,
     ("sm_90", "layer_odd_wide"): 24,
     ("sm_90", "row_value"): 72,
     ("sm_90", "both_softmaxes"): 8,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mixorder.codegen import branchless, quotients
+from mixorder.codegen import bfloat16, branchless, quotients
 from mixorder.codegen.load import load_function
 from mixorder.transform.branches import FUNCTIONS, PREFIX
 from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
 from mixorder.transform.quotients import CORRECTED, INVERSE, LEAST, MOST
+from mixorder.transform.rounding import ROUNDED
 
 BLOCK, CALLS = 1024, 64
 MODULE = """\
@@ -35,7 +36,7 @@ def cases() -> dict[str, tuple[str | None, str]]:
     inverses = (quotients.called(INVERSE, ("x",)), "tl.div_rn(1.0, x)")
     ours, theirs = (f"tl.where({used}, {inverse}, 0.0)" for inverse in inverses)
     found["inverse"] = (ours, theirs)
-    return found
+    return found | {"bfloat16": (bfloat16.called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
 
 
 @pytest.mark.parametrize("name", sorted(cases()))

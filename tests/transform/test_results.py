@@ -43,6 +43,7 @@ from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.rounding import round_at_once
 from mixorder.transform.saturation import without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
@@ -256,6 +257,7 @@ RULES = (
     without_clamp,
     without_branches,
     divide_by_blocks,
+    round_at_once,
     divide_by_few_bits,
 )
 SAME_BITS = [lambda program, rule=rule: rewritten(program, rule) for rule in RULES]
