@@ -315,9 +315,9 @@ def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Ti
     return dataclasses.replace(loops, buffers=tuple(buffers))
 
 
-def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> RegionPlan:
-    """The loops of a region and their schedule, by the first strategy that accepts it. Raises `Decline` if
-    none has a plan."""
+def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting) -> RegionPlan | Decline:
+    """The loops of a region and their schedule, by the first strategy that accepts it. Returns a `Decline`
+    if none has a plan, and raises every other one."""
     step, show = runner.step, runner.show
     across: tuple[str, ...] = ()
     device = setting.device or step("device", device_info, device_of(region))
@@ -329,7 +329,10 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
             lowered, _ = loops_of(with_contiguous(region, free), device, runner)
         region = with_contiguous(region, across)
         _, merged = loops_of(region, device, runner)  # Inductor needs no copies: `lowered` is without
-    strategy, loops, facts, schedule = by_first_strategy(merged, device, setting.strategies, runner)
+    found = by_first_strategy(merged, device, setting.strategies, runner)
+    if isinstance(found, Decline):
+        return found
+    strategy, loops, facts, schedule = found
     show("plan.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)

@@ -17,7 +17,7 @@ from .region import legality
 from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
-from .region.partition import lighter, unrounded
+from .region.partition import lighter, partition, unrounded, without_culprit
 from .region.producers import with_row_values
 from .region.region import Region
 from .rewrite.alone import alone
@@ -114,16 +114,16 @@ class RegionPlan:
         )
 
 
-TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)
+TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)  # a smaller region may have a plan
 
-Build = Callable[[Hashable | None, Region], RegionPlan]
-"""Makes the plan of a region, or raises `Decline`."""
+Build = Callable[[Hashable | None, Region], RegionPlan | Decline]
+"""Makes the plan of a region; returns a `Decline` if no strategy has one, and raises every other one."""
 
 
 def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
-    whole = _remembered(region, build, runner)
+    whole = _possible(region, build, runner)
     if whole.strategy.over_slabs:
         return [whole]
     if whole.strategy.blocked:
@@ -135,7 +135,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     plans = [whole]
     for part in runner.step("partition", lighter, whole.region, heavy):
         try:
-            one = _remembered(part, build, runner)
+            one = _best_part(part, build, runner)
             one = runner.step("cost", _with_outside, one, whole.region)
             plans.append(_beside_all(one, whole))
         except Decline:
@@ -188,10 +188,12 @@ def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan
 def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) -> RegionPlan:
     """The plan of a tile's region with the values of whole rows, for which Inductor has one kernel more than
     for `whole`. Raises `Decline` where rows are too wide."""
-    plan = _remembered(larger, build, runner)
+    answer = _remembered(larger, build, runner)
+    if isinstance(answer, Decline):
+        raise answer
     left_us = outside_us(larger, whole.region, whole.device)
-    takes = dataclasses.replace(plan.expected, apart_us=whole.expected.apart_us + left_us)
-    return dataclasses.replace(plan, expected=takes)
+    takes = dataclasses.replace(answer.expected, apart_us=whole.expected.apart_us + left_us)
+    return dataclasses.replace(answer, expected=takes)
 
 
 HEAVY = PRICES["exp"]  # instructions: below these, nothing is computed that a load would not take as well
@@ -210,18 +212,55 @@ def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
     return dataclasses.replace(plan, expected=dataclasses.replace(plan.expected, outside_us=left_us))
 
 
-def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan:
+def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
+    """The plan of a region, or of the region without operators that cannot be lowered."""
+    try:
+        return _best_part(region, build, runner)
+    except Decline as decline:
+        if (smaller := runner.step("partition", without_culprit, region, decline)) is None:
+            raise
+    return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
+
+
+def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:
+    """The plan of a region or, if no strategy has one, of its part that saves the most time."""
+    refusal: Decline | None = None
+    for parts in _smaller(region, runner):
+        plans = []
+        for part in parts:
+            answer = _remembered(part, build, runner)
+            if isinstance(answer, Decline):
+                refusal = answer
+            else:
+                plans.append(runner.step("cost", _with_outside, answer, region))
+        if plans:
+            return max(plans, key=lambda plan: plan.expected.saved_us)
+    assert refusal is not None
+    raise refusal
+
+
+def _smaller(region: Region, runner: Runner) -> Iterator[list[Region]]:
+    """The region, the parts that it can be reduced to, those of the smallest of these, and so on."""
+    parts = [region]
+    while parts:
+        yield parts
+        smallest = min(parts, key=lambda part: len(part.nodes))
+        parts = runner.step("partition", partition, smallest)
+
+
+def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | Decline:
     """The plan of this region. It is reused if a region with the same key was planned before."""
     runner.step("legality", legality.check, region)
     key = runner.step("key", structural_key, region)
-    return runner.once(key, lambda: build(key, region)).of(region)
+    answer = runner.once(key, lambda: build(key, region))
+    return answer.of(region) if isinstance(answer, RegionPlan) else answer
 
 
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
-) -> tuple[Strategy, LoopProgram, Facts, Plan]:
+) -> tuple[Strategy, LoopProgram, Facts, Plan] | Decline:
     """The first strategy that accepts a merged program, with its loops, their facts and their schedule.
-    Raises `Decline` if there is none."""
+    Returns a `Decline` if a row of it is too wide for all, and raises every other one."""
     step, refusals = runner.step, list[Decline]()
     for strategy in strategies:
         if (strategy.blocked, strategy.over_slabs) != (merged.blocked, merged.over_slabs):
@@ -243,7 +282,7 @@ def by_first_strategy(
         told = told[1:]
     if not told:
         raise refusals[0]
-    raise Decline(told[0].reason, "; ".join(dict.fromkeys(one.detail for one in told)))
+    return Decline(told[0].reason, "; ".join(dict.fromkeys(one.detail for one in told)))
 
 
 def improved(

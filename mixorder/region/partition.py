@@ -1,7 +1,8 @@
-"""Smaller regions, for a region that needs more memory than there is.
+"""Smaller regions, for a region that needs more registers or memory than there is.
 
-A smaller region leaves out either one reduction and all that depends on it, or all full-size nodes behind the
-inner reductions.
+A program holds a value from one reduction to the next for one of two reasons: the next reduction accumulates
+it, or a node behind that reduction uses it. So a smaller region leaves out either one reduction and all that
+depends on it, or all full-size nodes behind the inner reductions.
 
 Takes a region, gives others. `grow` decides what else stays.
 """
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch.fx import Node
 
-from ..errors import Decline
+from ..errors import Decline, DeclineReason
 from .gathers import COPIES, is_gather
 from .grow import grow
 from .nodes import (
@@ -135,6 +136,15 @@ def unrounded(node: Node) -> Node:
         return node
     source = unviewed(operands(node)[0])
     return source if float_bytes(source) > size else node
+
+
+def without_culprit(region: Region, decline: Decline) -> Region | None:
+    """The region without the operator that cannot be lowered. None if it was declined for another reason, or
+    if no smaller region is left."""
+    if decline.reason is not DeclineReason.UNSUPPORTED_OP:
+        return None
+    culprit = frozenset(n for n in region.nodes if n.name == decline.node_name)
+    return _smaller(region, culprit) if culprit else None
 
 
 def _behind_inner(region: Region) -> Iterator[Node]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import graphs
+import pytest
 import torch
 from graphs import bf16, f32, only, path_through_outside, traced
 from support import quantised
@@ -16,6 +19,8 @@ from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter, partition
 from mixorder.region.region import Region
 from mixorder.rewrite.spelled import Spelling
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import facts_of
 
 aten = torch.ops.aten
 OPTIONS = Options(enabled=True, strict=True, interpret=True)
@@ -68,6 +73,48 @@ def test_a_part_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
     assert max(map(len, left)) == 1
     for part, without in zip(parts, left, strict=True):
         assert all(spelling.joining[n].isdisjoint(part.nodes) for n in without)
+
+
+@pytest.fixture
+def no_exchange(plan_with: Callable[..., None]) -> None:
+    """A device whose programs cannot share a row."""
+    alone = dataclasses.replace(H200, exchanges=False)
+    plan_with(device=alone)
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
+    """Where no two programs can share a row, some sums are left to Inductor."""
+    graph = many_sums(4096, 8192, 5)
+    before = [n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    record = record_of(graph)
+    assert record.inner and 1 <= len(record.outer) < 6
+    words = facts_of(graphs.merged(only(many_sums(4096, 8192, 5)))).held.words
+    assert (words + 1) * 8192 > 65536
+    left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
+    assert left == set(before) - {*record.inner, *record.outer}
+    assert record.traffic.apart > record.traffic.total
+
+
+def norms_in_a_chain(cols: int) -> Graph:
+    def function(dy: Any, x: Any, a: Any, b: Any, c: Any, d: Any, w: Any) -> Any:
+        back = torch.ops.aten.native_layer_norm_backward
+        middle, dw1, db1 = back(dy, x, [cols], a, b, w, w, [True] * 3)
+        return *back(middle, x * 2, [cols], c, d, w, w, [True] * 3), dw1, db1
+
+    full, row = ((512, cols), f32), ((512, 1), f32)
+    return traced(function, full, full, row, row, row, row, ((cols,), f32))
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
+    graph = norms_in_a_chain(8192)
+    whole = only(graph)
+    assert (len(whole.inner), len(whole.outer)) == (4, 4)
+    with report.collect() as records:
+        pipeline.run(graph, dataclasses.replace(OPTIONS, min_numel=0))
+    found = [(len(r.inner), len(r.outer)) for r in records if isinstance(r, report.RegionRecord)]
+    assert found == [(3, 2), (1, 2)]
 
 
 def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
