@@ -263,7 +263,7 @@ def after_norm(then: Callable[[Tensor], Tensor]) -> Callable[..., nn.Module]:
 
 AROUND = {
     "pre-norm residual": Case(columns(PreNorm), TOKENS, pairs((1, 2), (1, 1))),
-    "post-norm residual": Case(columns(PostNorm), TOKENS, pairs((2, 3), (2, 3))),
+    "post-norm residual": Case(columns(PostNorm), TOKENS, pairs((2, 2), (2, 4))),
     "prenorm, sum returned": Case(columns(SumAndNorm), TOKENS, pairs((1, 2)), inputs=(None, None)),
     "fp32 residual stream": Case(columns(SumAndNorm), TOKENS, pairs((1, 2)), inputs=(None, torch.float32)),
     "dropout before": Case(columns(DropoutBefore), TOKENS, pairs((2, 3)), random=True),
