@@ -241,6 +241,8 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
+    later = _behind_results(inner, outers, outer)
+    inner, outers = inner - later, outers - later
     inner = _of_this_norm(analysis, inner, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
@@ -263,6 +265,16 @@ def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node])
         and leaves <= read
         and not analysis.depends_on(n, analysis.inner, set())
     }
+
+
+def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
+    """The reductions that come after the pair's results, through whatever nodes: a later norm's, of an
+    activation that both norms share. A result is an inner reduction that `outer` does not come after."""
+    candidates = by_position({*inner, *outers})
+    before = needed_for([outer], since=position(candidates[0]))
+    last = position(candidates[-1])
+    users = (user for result in inner - before for user in result.users)
+    return {*descendants(users, lambda n: position(n) <= last)}.intersection(candidates) - {outer}
 
 
 def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:

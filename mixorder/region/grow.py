@@ -18,7 +18,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
-from .axes import fits
+from .axes import fits, reduces
 from .factors import Run
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members, used_outside
@@ -113,10 +113,17 @@ def _without_sources_of_reads(seed: Seed) -> Seed:
     )
 
 
-def _core(seed: Seed) -> set[Node]:
+def _core(seed: Seed, without: frozenset[Node] = frozenset()) -> set[Node]:
     """A seed's reductions, and all that can be computed above them."""
     reductions = (*seed.inner, *seed.outer)
-    return {*reductions}.union(*(seed.analysis.above(n, seed.without) for n in reductions))
+    return {*reductions}.union(*(seed.analysis.above(n, seed.without | without) for n in reductions))
+
+
+def _of_other_axes(seed: Seed) -> frozenset[Node]:
+    """The inner reductions above a seed's that run over other axes than its space's columns."""
+    inner = ((n, reduced(n)) for n in _core(seed) & seed.analysis.inner)
+    columns = (AxisClass.COLUMN, AxisClass.COMMON)
+    return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
 
 
 class _Growth:
@@ -132,9 +139,9 @@ class _Growth:
         self.seed = seed
         self.analysis = analysis = seed.analysis
         self.space = seed.space
-        self.without = seed.without
+        self.without = seed.without | _of_other_axes(seed)
         self.outer = frozenset(seed.outer)
-        core = _core(seed)
+        core = _core(seed, self.without)
         reductions = (*seed.inner, *seed.outer)
         if not seed.inner:
             # An outer reduction alone is computed in the loop that computes its source, such as a `cat`.
@@ -146,6 +153,7 @@ class _Growth:
         self.pending: set[Node] = set()
         self.moved: dict[Node, Run] = {}
         self._tainted: dict[Node, bool] = {}
+        self._feeds_another: dict[Node, bool] = {}
         # The position of the first node that users outside do not compute again: none before depends on the
         # region.
         self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
@@ -217,6 +225,10 @@ class _Growth:
         live = [a for a in args if self.members.get(a, False)]
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
+        theirs = (a for a in live if self.analysis.is_full(a) or self.feeds_another(node))
+        if any(self.feeds_another(a) and self.is_shared(a, other_than=node) for a in theirs):
+            # Another norm reads it. The region writes this one tensor, and that norm takes its users.
+            return False
         if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
             in_place = live[0] not in self.column and live[0] not in self.moved
@@ -233,6 +245,16 @@ class _Growth:
         if column:
             return len(column) == len(live) and size == self.members.result_size(AxisClass.ROW)
         return size in (self.space.numel, self.members.result_size(AxisClass.COLUMN))
+
+    def is_shared(self, node: Node, other_than: Node) -> bool:
+        """Whether a node has another user that is not certain to join."""
+        return any(u not in self.core and u not in self.members and u is not other_than for u in node.users)
+
+    def feeds_another(self, node: Node) -> bool:
+        """Whether a node feeds an inner reduction of another region, with only pointwise ops between."""
+        if node not in self._feeds_another:
+            self._feeds_another[node] = self.analysis.feeds_inner(node, {*self.inner, *self.members})
+        return self._feeds_another[node]
 
     def waits(self, node: Node) -> bool:
         """Add a node to `pending`, if it can be fused and uses a member that nodes outside cannot compute
