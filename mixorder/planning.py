@@ -17,7 +17,7 @@ from .region import legality
 from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
-from .region.partition import lighter, partition, unrounded, without_culprit
+from .region.partition import lighter, partition, unrounded, without_culprit, without_gathers
 from .region.producers import with_row_values
 from .region.region import Region
 from .rewrite.alone import alone
@@ -213,13 +213,16 @@ def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
 
 
 def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a region, or of the region without operators that cannot be lowered."""
+    """The plan of a region, or of the region without operators that cannot be lowered, then without
+    gathers."""
     try:
         return _best_part(region, build, runner)
     except Decline as decline:
-        if (smaller := runner.step("partition", without_culprit, region, decline)) is None:
+        if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
+            return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
+        if (plain := runner.step("partition", without_gathers, region)) is None:
             raise
-    return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
+    return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
 
 
 def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:

@@ -7,6 +7,8 @@ launch configuration.
 from __future__ import annotations
 
 import functools
+import inspect
+from pathlib import Path
 from typing import Any
 
 from ..inductor.kernels import load_module
@@ -19,10 +21,19 @@ def load_function(module_text: str, name: str) -> Any:
     return getattr(load_module(module_text), name)
 
 
-@functools.lru_cache(maxsize=1024)
 def load_kernel(source: KernelSource) -> Any:
     """The kernel as a `triton.runtime.Autotuner` over its one configuration, from which Inductor reads
-    `num_warps` and `num_stages`. Equal sources give one object."""
+    `num_warps` and `num_stages`. Equal sources give one object, unless the cache was emptied: Inductor looks
+    for the line of a kernel in its file."""
+    kernel = _loaded(source)
+    if not Path(inspect.getfile(kernel.fn.fn)).exists():
+        _loaded.cache_clear()
+        kernel = _loaded(source)
+    return kernel
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(source: KernelSource) -> Any:
     import triton
 
     if source.waits:

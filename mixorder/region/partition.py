@@ -93,6 +93,11 @@ def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
     return part if part is not None and set(part.nodes) < set(region.nodes) else None
 
 
+def without_gathers(region: Region) -> Region | None:
+    """The region that reads the results of its gathers instead of computing them; None if it has none."""
+    return _without(region, set(filter(is_gather, region.nodes)))
+
+
 def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     """Regions that compute less for each element, and read instead what is left outside: small tables that
     the nodes named in `heavy` are computed for, as they are before and after they are rounded, also the

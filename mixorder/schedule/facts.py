@@ -39,9 +39,10 @@ REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`no_prefetch.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
-# Of a tensor that is read in pieces of single elements, of all bytes at most. H100, GLM-4's rotary embeddings
-# in bf16, 16384x4096, an eighth: 276 us without loading ahead, 191 with.
-MINOR = 5
+# All bytes over those of a tensor that is read in single elements, and a program's columns, at least.
+# H100, GLM-4's rotary embeddings in bf16, an eighth, without loading ahead and with: 2048 columns 276 -> 184
+# and 217 -> 187 us, 256 columns 26 -> 31, 54 -> 69.
+MINOR, MINOR_COLS = 5, 1024
 # Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the
 # first-level cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in
 # fp32: 139 us by any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another
@@ -322,7 +323,8 @@ class _Reader:
         found = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
         narrow, every = ({s.buffer for s in loads} for loads in (found, self.whole))
         few = MINOR * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
-        return found if few and not self.is_mixed else []
+        wide = self.program.hint(self.col.size) >= MINOR_COLS
+        return found if few and wide and not self.is_mixed else []
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""

@@ -5,10 +5,12 @@ Whole texts: tests/golden.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import graphs
 from graphs import bf16, f32, only, pair, traced
+from torch._inductor.utils import fresh_cache
 
 from mixorder.codegen.load import load_kernel
 from mixorder.codegen.source import KernelSource
@@ -24,6 +26,15 @@ def test_same_inputs_same_text_and_names() -> None:
     first, again = (pair_of(pair, FULL, FULL) for _ in range(2))
     assert first == again
     assert load_kernel(first[0]) is load_kernel(again[0])
+
+
+def test_a_kernel_has_a_file_where_the_cache_was_emptied() -> None:
+    """Inductor looks for a kernel's line in its file, also where the kernel was loaded before."""
+    source, _ = pair_of(pair, ((4096, 776), f32), ((4096, 776), f32))
+    with fresh_cache():
+        load_kernel(source)
+    lines, _ = inspect.getsourcelines(load_kernel(source).fn.fn)
+    assert any(source.name in line for line in lines)
 
 
 def test_a_total_is_stored_before_it_is_divided() -> None:

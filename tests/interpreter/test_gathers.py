@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import bf16, f32
+from graphs import bf16, f32, traced
 from grids import crossed
 from running import ON, Tensors, check_gradients, exact_gradients, gradients, run_fused
 from torch import nn
 
 from mixorder import pipeline, planning
-from mixorder.plugin import compile_for_interpreter
+from mixorder.errors import Decline, DeclineReason
+from mixorder.ir.program import LoopProgram
+from mixorder.plugin import compile_for_interpreter, prepare_interpreter
+from mixorder.region.gathers import is_gather
+from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import H200
 
@@ -224,6 +228,28 @@ def test_a_fill_takes_part_in_a_reduction_and_lanes_beyond_the_end_do_not(kind: 
     sign = -1 if kind == "amin" else 1
     args = torch.randn(13, 11), sign * (torch.rand(13, 11) + 0.25)
     close(run_fused(function, args), function, args)
+
+
+def test_a_region_declined_with_its_gathers_is_fused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, z: torch.Tensor) -> Any:
+        return reductions(x, torch.cat([z[:, 1:], z[:, :1]], 1))
+
+    def lower(region: Region) -> LoopProgram:
+        if any(map(is_gather, region.nodes)):
+            raise Decline(DeclineReason.UNSUPPORTED_OP, "for the test")
+        return lowered(region)
+
+    lowered = pipeline.lower
+    monkeypatch.setattr(pipeline, "lower", lower)
+    args = torch.randn(3, 40), torch.randn(3, 40)
+    prepare_interpreter()
+    graph = traced(function, *[((3, 40), f32)] * 2)
+    with collect() as records:
+        pipeline.run(graph, ON)
+    (record,) = records
+    assert isinstance(record, RegionRecord) and record.num_nodes == 5
+    assert any(is_gather(n) for n in graph.nodes)
+    close(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args), function, args)
 
 
 @pytest.mark.parametrize(
