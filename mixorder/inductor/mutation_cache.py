@@ -10,6 +10,7 @@ mixorder's kernels are analysed before the graph is changed, and the result is c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
@@ -23,11 +24,14 @@ from .wrapping import wrap
 PREFIX = "triton_mixorder_"  # of the names of mixorder's kernels
 _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
 """Why the last kernel had no Triton IR; the analysis itself catches it."""
+_is_own: ContextVar[bool] = ContextVar("mixorder_own_kernel", default=False)
+"""Whether a kernel of mixorder's is analysed."""
 
 
 def share(module: ModuleType) -> None:
     """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent."""
     wrap(module, "generate_ttir", _noting)
+    wrap(module, "ttir_to_functions", _without_effects)
     wrap(module, mutation_analysis(module), _shared)
 
 
@@ -57,6 +61,20 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     return generate_ttir
 
 
+def _without_effects(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Assembly that may not be moved is unknown to the analysis, which warns and takes every argument for
+    written. Assembly of mixorder's kernels writes to nothing that their stores do not write to."""
+
+    def ttir_to_functions(*args: Any) -> Any:
+        functions = original(*args)
+        if _is_own.get():
+            for found in (found for ops in functions.values() for found in ops.values()):
+                found[:] = [dataclasses.replace(op, is_pure=True) for op in found]
+        return functions
+
+    return ttir_to_functions
+
+
 def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Hashable, Any] = {}
 
@@ -66,7 +84,11 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(kernel, kwargs, *rest, **named)
         if key not in known:
             _refusal.set(None)
-            result = original(kernel, kwargs, *rest, **named)
+            own = _is_own.set(True)
+            try:
+                result = original(kernel, kwargs, *rest, **named)
+            finally:
+                _is_own.reset(own)
             if _refusal.get() is not None:
                 return result
             known[key] = result

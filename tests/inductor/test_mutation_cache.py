@@ -155,3 +155,29 @@ def test_what_the_check_learns_serves_the_analysis(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("for_hopper")
 def test_what_is_not_a_matter_of_the_kernel_is_no_reason_to_refuse_it() -> None:
     analysis.check(triton_kernel_wrap, compiled("other"), {"in0_ptr": F32})  # too few arguments
+
+
+ASSEMBLY = """
+import triton
+import triton.language as tl
+@triton.jit
+def {name}(in0_ptr, out0_ptr, XBLOCK: tl.constexpr):
+    at = tl.arange(0, XBLOCK)
+    x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(in0_ptr + at)], tl.float32, False, 1)
+    tl.store(out0_ptr + at, x)
+"""
+
+
+@pytest.mark.usefixtures("for_hopper")
+@pytest.mark.parametrize("own", [True, False])
+def test_assembly_writes_to_no_argument(own: bool) -> None:
+    analysis.share(triton_kernel_wrap)
+    name = f"{analysis.PREFIX if own else ''}assembly"
+    kernel = triton.autotune([triton.Config({"XBLOCK": 8})], [])(
+        load_function(ASSEMBLY.format(name=name), name)
+    )
+    analyse = getattr(triton_kernel_wrap, mutation_analysis(triton_kernel_wrap))
+    found = analyse(kernel, {"in0_ptr": F32, "out0_ptr": F32}, {})
+    if hasattr(found, "read_writes"):  # newer torch also tells what is read
+        found = [one.name for one in found.read_writes.writes]
+    assert found == (["out0_ptr"] if own else ["in0_ptr", "out0_ptr"])
