@@ -84,6 +84,7 @@ class SpaceAnalysis:
         self._computable: dict[Node, bool] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
         self._leaves: dict[Node, tuple[frozenset[Node], set[Node]]] = {}  # and what was looked at
+        self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # the same
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -138,7 +139,12 @@ class SpaceAnalysis:
 
     def above(self, reduction: Node, without: Collection[Node] = ()) -> set[Node]:
         """What can be recomputed above a reduction: fusible producers, and inner reductions on the way."""
-        return set(ancestors(operands(reduction), lambda n: n not in without and self.is_traced(n)))
+        if without:
+            return set(ancestors(operands(reduction), lambda n: n not in without and self.is_traced(n)))
+        if reduction not in self._above:
+            found = set(ancestors(operands(reduction), self.is_traced))
+            self._above[reduction] = found, {reduction}.union(*map(operands, (reduction, *found)))
+        return set(self._above[reduction][0])
 
     def is_traced(self, node: Node) -> bool:
         """Whether a node can be computed again above a reduction."""
@@ -166,6 +172,7 @@ class SpaceAnalysis:
         self.outer -= nodes
         self._sources.clear()
         self._leaves = {n: found for n, found in self._leaves.items() if nodes.isdisjoint(found[1])}
+        self._above = {n: found for n, found in self._above.items() if nodes.isdisjoint(found[1])}
 
     def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:
         """Whether one of some inner reductions lies above a node, not looking above the nodes of `ignoring`.
