@@ -113,9 +113,13 @@ class _Numbered:
 
     @staticmethod
     def paired(outers: list[tuple[Node, SpaceAnalysis]]) -> set[Node]:
-        """The reductions that a pair may take."""
-        pairs = (pair(analysis, node) for node, analysis in outers if analysis.inner)
-        return {n for inner, outer in pairs if inner for n in (*inner, *outer)}
+        """The reductions that a pair may take. The last pair of a chain of norms has those of all before."""
+        found = set[Node]()
+        for node, analysis in reversed(outers):
+            if node not in found and analysis.inner:
+                inner, outer = pair(analysis, node)
+                found |= {*inner, *outer} if inner else set()
+        return found
 
     def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:
@@ -258,13 +262,9 @@ def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node])
     """The outer reductions that read nothing but what others read anyway. Of two norms of one activation, the
     second one's db reads a gradient that its dw reads as well."""
     read = frozenset[Node]().union(*(analysis.leaves(n) for n in (*inner, *outers)))
-    return {
-        n
-        for n in analysis.outer - outers
-        if (leaves := analysis.leaves(n))
-        and leaves <= read
-        and not analysis.depends_on(n, analysis.inner, set())
-    }
+    sharing = analysis.outer.intersection(_walk_down(analysis, read, frozenset())) - outers
+    free = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
+    return {n for n in free if analysis.leaves(n) <= read}
 
 
 def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
