@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch.fx import Node
@@ -34,9 +35,7 @@ def bytes_of(node: Node) -> int:
     val = fake(node)
     if val is None:
         return 0
-    count = 1
-    for n in map(_hint, val.shape):
-        count *= n
+    count = math.prod(map(_hint, val.shape))
     padded = padded_strides(val)
     if padded is not None and (padded == tuple(val.stride()) or has_gaps(node)):
         count = val.shape[0] * padded[0]

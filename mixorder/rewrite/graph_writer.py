@@ -21,7 +21,7 @@ from ..inductor.graphs import (
     triton_kernel_wrapper_functional,
 )
 from ..inductor.symbols import SIZE_FUNCTIONS
-from ..inductor.tensors import tracing
+from ..inductor.tensors import empty, tracing
 from ..ir.program import NUM_SPLITS, Buffer
 from ..region.nodes import fake, size_of
 from ..region.placement import place_of
@@ -70,7 +70,10 @@ class GraphWriter:
             for exprs in (buffer.shape, buffer.stride)
         )
         kwargs = {"dtype": buffer.dtype, "device": self.device}
-        return self.call(aten.empty_strided.default, (size, stride), kwargs)
+        if any(isinstance(n, Node) for n in (*size, *stride)):
+            return self.call(aten.empty_strided.default, (size, stride), kwargs)
+        val = empty(self.fake_mode, size, stride, buffer.dtype, self.device)  # type: ignore[arg-type]
+        return self.add(aten.empty_strided.default, (size, stride), kwargs, val)
 
     def filled(self, buffer: Buffer, value: int) -> Node:
         size = [self.size(e) for e in buffer.shape]
@@ -93,9 +96,7 @@ class GraphWriter:
 
     def overwritten(self, node: Node) -> Node:
         """An input of the graph that a launch writes to."""
-        with self.fake_mode:
-            val = _like(fake(node))  # type: ignore[arg-type]
-        return self.add(overwritten, (node,), {}, val)
+        return self.add(overwritten, (node,), {}, self.like_of(node))
 
     def strided(self, node: Node, like: Node) -> Node:
         """A copy with the strides that the graph's caller expects."""
@@ -161,8 +162,7 @@ class GraphWriter:
         grid = self.size(source.grid), 1, 1
         kwargs = launch_arguments(kernel, grid, {**tensors, **sizes}, list(written))
         # The functional operator returns new tensors: a result must not share its argument's fake memory.
-        with self.fake_mode:
-            result = {key: _like(tensors[key].meta["val"]) for key in written}
+        result = {key: self.like_of(tensors[key]) for key in written}
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         node.meta["from_node"] = [_source_of(made_of)]
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
@@ -170,6 +170,12 @@ class GraphWriter:
         return {
             name: self.add(operator.getitem, (node, key), {}, result[key]) for key, name in written.items()
         }
+
+    def like_of(self, node: Node) -> torch.Tensor:
+        """A fake tensor like a node's, with memory of its own."""
+        val = fake(node)
+        assert val is not None
+        return empty(self.fake_mode, val.shape, val.stride(), val.dtype, val.device)
 
     def undo(self) -> None:
         for node in reversed(self.created):
@@ -188,7 +194,3 @@ def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
 
 def _value(arg: int | Node) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
-
-
-def _like(val: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)

@@ -210,6 +210,7 @@ USED: dict[str, Rely] = {
     "torch._prims_common.make_contiguous_strides_for": called(1),
     "torch._subclasses.fake_tensor.DataDependentOutputException": type,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": type,
+    "torch._subclasses.fake_tensor.FakeTensor": called(3),
     "torch._subclasses.fake_tensor.FakeTensorMode": called(0),
     "torch._subclasses.fake_tensor.unset_fake_temporarily": called(0),
     "torch.utils._config_module._Config": called(0, "default", "value_type"),
