@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
@@ -270,7 +271,8 @@ def fastest_within_peak(
     """The first plan that takes no more memory than stock's peak, launched as early as it can be or as late.
     Raises the first `Decline` if all do."""
     refusal = None
-    for chosen in (p.of(dataclasses.replace(p.region, late=late)) for p in plans for late in (False, True)):
+    for plan, late in itertools.product(plans, (False, True)):
+        chosen = plan.of(dataclasses.replace(plan.region, late=True)) if late else plan
         try:
             return chosen, runner.step("memory", within_peak, chosen, timeline, runner)
         except Decline as decline:

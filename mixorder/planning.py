@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -295,9 +296,10 @@ def improved(
     if not isinstance(facts, RowFacts):
         return schedule
 
+    workspace = functools.cache(functools.partial(cost.workspace_bytes, loops))
+
     def us(tried: Plan) -> float:
-        workspace = cost.workspace_bytes(loops, tried.partials)
-        moved = cost.Traffic(0, 0, workspace, 0, 0)
+        moved = cost.Traffic(0, 0, workspace(tried.partials), 0, 0)
         return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)

@@ -54,9 +54,10 @@ class Runner:
         """The first result of `make` for a key. Without a key, or with dumps, `make` runs every time."""
         if key is None or self.options.dump_dir:
             return make()
-        if key not in self.known:
-            self.known[key] = make()
-        return self.known[key]
+        try:
+            return self.known[key]
+        except KeyError:
+            return self.known.setdefault(key, make())
 
     def warn(self, error: MixorderError) -> None:
         """Warn of a bug, once per message; raise it in strict mode."""

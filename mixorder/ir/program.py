@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -347,9 +348,18 @@ class LoopProgram:
     over_slabs: bool = False
     ahead: Nest | None = None
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash  # of hundreds of expressions, and asked for each plan
+
     @property
     def sizes(self) -> tuple[sympy.Symbol, ...]:
         """The symbolic sizes that the nests need, in a fixed order."""
+        if not self.hints:
+            return ()
         return tuple(sorted({s for nest in self.nests for s in self.sizes_of(nest)}, key=str))
 
     def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:

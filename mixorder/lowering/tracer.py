@@ -149,6 +149,7 @@ class Tracer:
         self._recorder = _Recorder(self)
         self._boxes = Boxes(self.value, self._recorder)
         self._ranges = {axis.symbol: axis.size for axis in axes}
+        self._simplified: dict[sympy.Expr, sympy.Expr] = {}
 
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
         """The value of a node at an index over the loops' symbols."""
@@ -301,7 +302,9 @@ class Tracer:
     def simplify(self, expr: sympy.Expr) -> sympy.Expr:
         if expr.is_Symbol or expr.is_number:
             return expr
-        return simplified(expr, self._ranges)
+        if expr not in self._simplified:
+            self._simplified[expr] = simplified(expr, self._ranges)
+        return self._simplified[expr]
 
     def fresh(self, name: str) -> str:
         candidate, i = name, 0

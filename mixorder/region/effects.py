@@ -54,7 +54,19 @@ def has_effect(node: Node) -> bool:
     """Whether a node has an effect: its order relative to other such nodes must not change."""
     if node.op != "call_function":
         return node.op == "call_module"
-    return (_has_effect(node.target) or node.is_impure()) and not _draws_nothing(node)
+    return (_has_effect(node.target) or _is_impure(node)) and not _draws_nothing(node)
+
+
+_impure: dict[OpOverload, bool] = {}
+
+
+def _is_impure(node: Node) -> bool:
+    """What torch says of a node; of one of its own operators, the same for all arguments."""
+    if not isinstance(node.target, OpOverload):
+        return node.is_impure()
+    if node.target not in _impure:
+        _impure[node.target] = node.is_impure()
+    return _impure[node.target]
 
 
 def _draws_nothing(node: Node) -> bool:

@@ -40,10 +40,11 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     """
     analyses: dict[Size, SpaceAnalysis] = {}
     outers: list[tuple[Node, SpaceAnalysis]] = []
-    nodes = [node for node in graph.nodes if node not in joining]
+    reductions = {node: what for node in graph.nodes if (what := reduced(node)) is not None}
+    nodes = [node for node in reductions if node not in joining]
     within_tile = [node for node in nodes if is_within_tile(node) or may_be_square(node)]
-    for node in graph.nodes:
-        if (what := reduced(node)) is None or not (numel := product(what.shape)):
+    for node, what in reductions.items():
+        if not (numel := product(what.shape)):
             continue
         if is_inner_like(what) and node not in joining:
             analyses.setdefault(numel, SpaceAnalysis(numel)).inner.add(node)
@@ -55,13 +56,13 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     numbered = _Numbered(analyses, joining)
     yield from numbered.tiles(within_tile, tile_seed)
     paired = numbered.paired(outers)
-    over_slabs = [node for node in graph.nodes if may_be_over_slab(node) and node not in joining]
+    over_slabs = list(filter(may_be_over_slab, nodes))
     further = reduced_further(graph.nodes)
     yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further, paired))
     asked = frozenset(numbered.answered)
     yield from numbered.pairs(outers)
     left = paired - numbered.grown - asked
-    over_slabs = [node for node in graph.nodes if node in left and may_be_over_slab(node)]
+    over_slabs = list(filter(may_be_over_slab, by_position(left)))
     yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further))
     narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, turned_seed)
@@ -346,7 +347,7 @@ def _walk_down(analysis: SpaceAnalysis, reads: Iterable[Node], statistics: Colle
     found, results, free = list[Node](), set[Node](), set(statistics)
 
     def visit(node: Node) -> bool:
-        if node.op != "call_function" or analysis.depends_on(node, results, ignoring=free):
+        if node.op != "call_function" or (results and analysis.depends_on(node, results, ignoring=free)):
             return False
         found.append(node)
         if node in analysis.inner and node not in statistics:

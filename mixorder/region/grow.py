@@ -278,13 +278,15 @@ class _Growth:
         def is_new(node: Node) -> bool:
             return not (node in self._tainted or node in self.members) and position(node) >= self.start
 
+        if not is_new(node):
+            return self._tainted.get(node, False)
         for one in by_position(ancestors([node], is_new)):
             args = [a for a in operands(one) if position(a) >= self.start]
             uses_member = any(a in self.members and a not in self.members.copied for a in args)
             outside = (a for a in args if a not in self.members)
             uses_tainted = any(self._tainted.get(a, False) for a in outside)
             self._tainted[one] = one in self.pending or uses_member or uses_tainted
-        return self._tainted.get(node, False)
+        return self._tainted[node]
 
     def pull_operands(self) -> None:
         """Add producers that only members use, or that users outside can compute again.
@@ -352,9 +354,9 @@ class _Growth:
             n
             for n in region.outputs
             if float_bytes(n) == 2
-            and n not in region.rounded
             and self.analysis.is_small(n)
             and all(map(takes_operands, readers(n)))
+            and n not in region.rounded
         )
 
 

@@ -14,7 +14,6 @@ from .gathers import is_gather_view
 from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, shape_of
 from .region import Seed
 from .sizes import Size, product
-from .space_analysis import num_bytes
 from .walk import by_position
 
 
@@ -136,12 +135,12 @@ class Members(dict[Node, bool]):
 
         def moves(tensors: frozenset[Node]) -> Size:
             new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))
-            return sum((num_bytes(n) for n in (*tensors, *new)), start=0)
+            return sum((self.analysis.num_bytes(n) for n in (*tensors, *new)), start=0)
 
         # What the region reads for this one alone, it reads in any case if a member uses the result.
         uses = () if any(u in self for u in node.users) else operands(node)
         alone = (a for a in uses if a not in self and not any(u in self for u in a.users if u is not node))
-        inside = moves(itself) + sum(map(num_bytes, alone), start=0)
+        inside = moves(itself) + sum(map(self.analysis.num_bytes, alone), start=0)
         return others if self.analysis.is_less(moves(others), inside) else itself
 
     def _can_be_read(self, node: Node) -> bool:

@@ -68,7 +68,9 @@ def fake(node: Node) -> torch.Tensor | None:
 
     A pair of results counts as a view of its operand, which its `getitem`s reduce.
     """
-    val = (node.args[0] if is_pair(node) else node).meta.get("val")  # type: ignore[union-attr]
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) and is_pair(node):
+        val = node.args[0].meta.get("val")  # type: ignore[union-attr]
     return val if isinstance(val, torch.Tensor) else None
 
 
@@ -100,11 +102,11 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     val = fake(node)
     if val is None:
         return None
+    if {*map(type, (*val.shape, *val.stride()))} <= {int}:
+        return tuple(val.shape)
     shape = tuple(map(size_of, val.shape))
-    symbols = {
-        s for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int) for s in n.free_symbols
-    }
-    return None if any(map(depends_on_data, symbols)) else shape
+    symbolic = [n for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int)]
+    return None if any(depends_on_data(s) for n in symbolic for s in n.free_symbols) else shape
 
 
 def operands(node: Node) -> list[Node]:

@@ -22,6 +22,7 @@ a graph is made once. A region costs a walk over its nodes and their users, and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
@@ -80,7 +81,8 @@ class Timeline:
         self.stored: set[Node] = set()
         self.realised: set[Node] = set()  # the results of other operators, and of loops of their own
         self.spans: dict[Node, Span] = {}
-        self.loops = set(filter(_is_loop, graph.nodes))
+        self.is_loop = functools.cache(_is_loop)
+        self.loops = set(filter(self.is_loop, graph.nodes))
         self._find_bases(graph)
         self._find_stored(graph)
         self.wholes = self._find_wholes(graph)
@@ -203,7 +205,7 @@ class Timeline:
     def _is_kernel(self, node: Node, change: _Rewrite | None) -> bool:
         """Whether a kernel runs for a node, which reads its operands."""
         written = node in self.stored or (change is not None and node in change.written)
-        return written or not _is_loop(node)
+        return written or not self.is_loop(node)
 
     def _set(self, node: Node, span: Span | None) -> None:
         if (old := self.spans.pop(node, None)) is not None:
@@ -292,9 +294,9 @@ class Timeline:
                 add(changes, self.spans[node], -1)
             if now is not None:
                 add(changes, now, 1)
-        tensors = max(accumulate(changes))
-        add(changes, Span(workspace, place, place), 1)
-        after = max(accumulate(changes))
+        levels = list(accumulate(changes))
+        tensors = max(levels)
+        after = max(tensors, levels[place] + workspace)
         return Change(self.peak, after, tensors, spans, copies, region, place, rewrite)
 
     def _first(self, node: Node, place: int) -> int:
@@ -304,7 +306,7 @@ class Timeline:
         if node in self.realised and node not in self.stored:
             return own
         made_of, inlined = self._made_of(node)
-        loops = [n for n in made_of if n.op == "call_function" and _is_loop(n)]
+        loops = [n for n in made_of if self.is_loop(n)]
         others = [n for n in made_of if n not in loops]
         # A loop is not fused with one that has to wait for another operator which waits for the first.
         before = needed_for(others, since=min(map(position, loops))) if loops else ()
@@ -335,7 +337,7 @@ class Timeline:
         """What a loop reads from memory to compute a node, and of how many nodes it computes then."""
 
         def is_read(node: Node) -> bool:
-            return node in self.stored or node in self.realised or not _is_loop(node)
+            return node in self.stored or node in self.realised or not self.is_loop(node)
 
         nodes = set(closure([node], lambda n: () if is_read(n) else n.all_input_nodes))
         found = set(filter(is_read, nodes))

@@ -66,10 +66,6 @@ def num_bytes(node: Node) -> Size:
     return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
 
-def _total_bytes(nodes: Iterable[Node]) -> Size:
-    return sum(map(num_bytes, nodes))
-
-
 class SpaceAnalysis:
     """Nodes beside a space of `numel` elements: the reductions of it that no region has taken yet, and what
     can be fused with them."""
@@ -82,7 +78,9 @@ class SpaceAnalysis:
         self._full: dict[Node, bool] = {}
         self._fusible: dict[Node, bool] = {}
         self._computable: dict[Node, bool] = {}
+        self._bytes: dict[Node, Size] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
+        self._recomputed: dict[Node, bool] = {}
         self._leaves: dict[Node, tuple[frozenset[Node], set[Node]]] = {}  # and what was looked at
         self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # the same
 
@@ -171,6 +169,7 @@ class SpaceAnalysis:
         self.inner -= nodes
         self.outer -= nodes
         self._sources.clear()
+        self._recomputed.clear()
         self._leaves = {n: found for n, found in self._leaves.items() if nodes.isdisjoint(found[1])}
         self._above = {n: found for n, found in self._above.items() if nodes.isdisjoint(found[1])}
 
@@ -193,7 +192,7 @@ class SpaceAnalysis:
 
     def feeds_inner(self, node: Node, known: set[Node]) -> bool:
         """Whether a node feeds an inner reduction outside `known` with nothing but pointwise ops between."""
-        todo, seen = [node], {node}
+        todo, seen, free = [node], {node}, {*known, node}
         while todo:
             for user in todo.pop().users:
                 if user in self.inner and user not in known:
@@ -201,16 +200,27 @@ class SpaceAnalysis:
                 if user in seen or not self.fusible(user):
                     continue
                 seen.add(user)
-                if not self.depends_on(user, self.inner, ignoring=known | seen):
+                free.add(user)
+                if not self.depends_on(user, self.inner, ignoring=free):
                     todo.append(user)
         return False
 
     def recomputed(self, node: Node) -> bool:
         """Whether users outside compute a node again: it is a view or small, or computing it again reads no
         more bytes than loading its result."""
-        if is_view(node) or is_gather_view(node) or self.is_small(node):
-            return True
-        return self.is_at_most(_total_bytes(self.sources(node)), num_bytes(node))
+        if node not in self._recomputed:
+            free = is_view(node) or is_gather_view(node) or self.is_small(node)
+            self._recomputed[node] = free or self._reads_at_most(self.sources(node), node)
+        return self._recomputed[node]
+
+    def _reads_at_most(self, sources: Iterable[Node], node: Node) -> bool:
+        """Whether some tensors have no more bytes than a node's result."""
+        return self.is_at_most(sum(map(self.num_bytes, sources)), self.num_bytes(node))
+
+    def num_bytes(self, node: Node) -> Size:
+        if node not in self._bytes:
+            self._bytes[node] = num_bytes(node)
+        return self._bytes[node]
 
     def sources(self, node: Node) -> frozenset[Node]:
         """The large tensors that a loop reads to compute a node.
@@ -229,7 +239,7 @@ class SpaceAnalysis:
             found: set[Node] = set()
             for a in large:
                 above = self._sources.get(a, frozenset())
-                cheap = a in self._sources and self.is_at_most(_total_bytes(above), num_bytes(a))
+                cheap = a in self._sources and self._reads_at_most(above, a)
                 found |= above if cheap else {a}
             self._sources[current] = frozenset(found)
         return self._sources[node]

@@ -77,7 +77,7 @@ def traffic(
 def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
     """Bytes of the partials that `num_splits` programs write, and of their mailbox."""
     return sum(
-        int(program.hint(b.numel.subs(NUM_SPLITS, num_splits))) * b.dtype.itemsize
+        int(program.hint(b.numel.xreplace({NUM_SPLITS: sympy.Integer(num_splits)}))) * b.dtype.itemsize
         for role in (BufferRole.WORKSPACE, BufferRole.MAILBOX)
         for b in program.role(role)
     )
@@ -116,12 +116,12 @@ def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:
     """Bytes of inputs that are loaded. Loads at different offsets are of different elements, such as the
     parts of a `split`; those at one offset are of the same."""
     touched: dict[str, dict[sympy.Expr, int]] = {}
-    start = {axis.symbol: 0 for nest in program.nests for axis in nest.loops}
+    start = {axis.symbol: sympy.S.Zero for nest in program.nests for axis in nest.loops}
     for stmt in statements:
         if isinstance(stmt, Load):
             buffer = program.buffer(stmt.buffer)
             if buffer.role is BufferRole.INPUT:
-                offset, parts = stmt.index.subs(start), touched.setdefault(buffer.name, {})
+                offset, parts = stmt.index.xreplace(start), touched.setdefault(buffer.name, {})
                 parts[offset] = max(parts.get(offset, 0), _touched(program, buffer, stmt.index))
     return sum(min(sum(parts.values()), size(program, [name])) for name, parts in touched.items())
 

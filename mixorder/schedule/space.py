@@ -26,8 +26,8 @@ class Space:
     start: Plan
 
     def near(self, plan: Plan) -> tuple[Plan, ...]:
-        """The legal ones that differ from `plan` in one part, each once."""
-        return tuple(s for s in dict.fromkeys(self.around(plan)) if s != plan and self.legal(s))
+        """The legal ones that differ from `plan`, a legal one, in one part, each once."""
+        return tuple(s for s in dict.fromkeys(self.around(plan)) if s != plan and self.fits(s))
 
     def around(self, plan: Plan) -> Iterable[Plan]:
         """Those that differ from `plan` in one part, legal or not."""
